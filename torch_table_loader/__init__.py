@@ -1,0 +1,1 @@
+"""Reads a table, as it stands in the lake, into a PyTorch training loop."""

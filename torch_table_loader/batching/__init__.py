@@ -1,0 +1,1 @@
+"""Record batches become exact batches, as tensors, arrays, Arrow or Python values."""

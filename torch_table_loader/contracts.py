@@ -1,0 +1,149 @@
+"""The sockets: what a source, a store, a format reader and a split strategy must do.
+
+`torch_table_loader.testing` has a check for each, which a plug-in's author runs in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, Split
+
+
+class Storage(Protocol):
+    """A place that holds files, as a value: it pickles, and each process opens its own client on first use."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether files are on this machine's file system (small reads are then cheap)."""
+        ...
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open for random access. Raises TableError if it is gone, StorageError if the store refuses."""
+        ...
+
+    def version(self, path: str) -> FileVersion:
+        """Size, time and tag as they are now. Raises as `open` does."""
+        ...
+
+    def close(self) -> None:
+        """Drop this process's client; the next call opens a new one."""
+        ...
+
+
+class Source(Protocol):
+    """A table as the lake has it: its files in canonical order, and where to open them."""
+
+    @property
+    def storage(self) -> Storage:
+        """Where the files are."""
+        ...
+
+    @property
+    def files(self) -> Sequence[DataFile]:
+        """The data files, in an order that is the same on every rank."""
+        ...
+
+    @property
+    def partition_schema(self) -> pa.Schema:
+        """The columns that come from paths or manifests, not from the files."""
+        ...
+
+
+class OpenFile(Protocol):
+    """An open data file."""
+
+    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield all rows of consecutive row groups, in file order, nothing filtered.
+
+        Args:
+            groups: consecutive row groups.
+            columns: names as the file spells them, each in the file's schema; may be empty (batches then have
+                rows and no columns). The batches have exactly these columns, in this order.
+            max_rows: no batch has more rows; a batch may span row groups.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the file."""
+        ...
+
+
+class FormatReader(Protocol):
+    """Reads one file format. Stateless; it pickles."""
+
+    @property
+    def name(self) -> str:
+        """What the caller writes as ``format=``."""
+        ...
+
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+        """Read the footer, or parse the file once where it has none.
+
+        Args:
+            storage: where it is.
+            file: which.
+            schema: the caller's ``schema=``, which a format without types of its own must follow; else None.
+
+        Raises:
+            TableError: torn, of another format, or not as the schema says. Names the file.
+        """
+        ...
+
+    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
+        """Say for each row group whether any row can pass; True where statistics cannot decide.
+
+        Args:
+            file: which, with its partition values.
+            meta: what `inspect` said.
+            filters: a pyarrow compute Expression over `schema`.
+            schema: the table's unified schema, partition columns included.
+        """
+        ...
+
+    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
+        """Name those of `columns` in which the statistics of a kept row group prove a null."""
+        ...
+
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
+        """Open without reading the footer again.
+
+        Raises:
+            TableError: it is gone, or no longer what it was.
+        """
+        ...
+
+
+@runtime_checkable
+class Cutter(Protocol):
+    """A split strategy that cuts; the library shuffles, slices by rank and assigns to workers."""
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
+        """Cut files into splits that cover each row once, in file order. Must be pure."""
+        ...
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """A split strategy that owns order and assignment (V1: three arguments; V2: also num_ranks and rank)."""
+
+    generate: Any
+    """``generate(files, num_workers, epoch[, num_ranks, rank]) -> list[Shard]``: pure; each row once."""
+
+
+SplitStrategy = Cutter | Generator
+"""Either form is first class. Which one an object is, and whether it takes ranks, its signature says."""
+
+__all__ = [
+    "Cutter",
+    "FormatReader",
+    "Generator",
+    "OpenFile",
+    "Source",
+    "SplitStrategy",
+    "Storage",
+]

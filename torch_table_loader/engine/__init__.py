@@ -1,0 +1,1 @@
+"""Lanes at work: the survey of the table, the counting pass, threads and processes."""

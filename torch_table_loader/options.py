@@ -1,0 +1,284 @@
+"""What the caller asked for: validated once, then frozen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, TypedDict, get_args
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+
+OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
+WorkerType = Literal["thread", "process"]
+EvenRanks = Literal["balance", "drop", "pad"]
+RaggedLayout = Literal["nested", "pad", "offsets"]
+StringLayout = Literal["list", "codes"]
+
+DEFAULT_LANES = 4
+"""Lanes of a rank where the caller names none: the same everywhere, since lanes are part of the order."""
+
+DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("b", 1000), ("ib", 1024), ("", 1000))
+}
+
+
+def parse_bytes(value: int | str) -> int:
+    """Turn a size into bytes.
+
+    Args:
+        value: an int, or a number with a unit: B, KB, KiB, MB, MiB, GB, GiB, TB, TiB, in any case.
+
+    Raises:
+        ConfigError: not a size, or not positive.
+
+    >>> parse_bytes("512mb"), parse_bytes("1.5 GiB"), parse_bytes(4096)
+    (512000000, 1610612736, 4096)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ConfigTypeError(
+            f"a size must be an int or a string such as '128MiB', got {type(value).__name__} {value!r}"
+        )
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
+        if match is None or match[2] not in _UNITS:
+            raise ConfigError(f"a size must read like '128MiB', '512mb' or '4096', got {value!r}")
+        num_bytes = (
+            int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+        )
+    else:
+        num_bytes = value
+    if num_bytes <= 0:
+        raise ConfigError(f"a size must be positive, got {value!r}")
+    return num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderOptions:
+    """Every option that both datasets share; the keyword arguments of the facade are these fields.
+
+    Args:
+        batch_size: rows of a batch on this rank.
+        columns: names to deliver, in this order; None for all.
+        filters: a pyarrow compute Expression; rows for which it is false or null do not come.
+        shuffle: False: table order. True or "splits": splits permuted each epoch.
+        shuffle_seed: the key of every permutation.
+        split_bytes: target size of a split, bytes before compression: int or "128MiB".
+        split_rows: target rows of a split; wins over `split_bytes`.
+        split_strategy: an object, the name of an installed entry point, or None for target size.
+        num_workers: lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
+        output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists).
+        storage_options: for the file system, as fsspec takes them.
+        collate_fn: called with each batch, in the worker.
+        partitioning: "hive" to decode ``key=value`` path segments.
+        num_ranks: ranks of the job, or "auto".
+        rank: this rank, global; leave it out with "auto" and `mesh`.
+        show_progress: draw a progress bar (needs tqdm).
+        shuffle_buffer_size: permute rows inside consecutive windows of so many rows of a lane.
+        drop_last: drop the last batch of a rank if it is short.
+        worker_type: "thread" or "process".
+        even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
+        prefetch_batches: batches a lane may hold ready before it pauses; None lets one decoded block wait.
+        nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
+        ragged: how lists come: "nested", "pad" or "offsets".
+        strings: "list" or "codes".
+        vocabulary: ``{column: values}`` for codes; a string that is not in it is −1.
+        decimals: "float64" to take decimals as doubles; None refuses them.
+        pin_memory: copy batches into page-locked memory.
+        device: where batches are moved.
+        multiprocessing_context: "fork", "spawn" or "forkserver", or a context object.
+        row_id: add the int64 column ``row_id``.
+        mesh: a DeviceMesh (or an object with its methods); its data-parallel dimensions give rank and num_ranks.
+        schema: an Arrow schema to read the table as.
+        files: the table's files, instead of listing `path`.
+        plan_cache: a directory on any fsspec file system that keeps footers and counts.
+        check_plan: compare the plan over the ranks of a process group at construction.
+        count_filtered: count the rows that pass a row filter before training.
+    """
+
+    batch_size: int = 1024
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    shuffle: bool | Literal["splits"] = False
+    shuffle_seed: int = 42
+    split_bytes: int | str | None = None
+    split_rows: int | None = None
+    split_strategy: Any = None
+    num_workers: int | None = None
+    output_format: OutputFormat = "torch"
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    collate_fn: Callable[[Any], Any] | None = None
+    partitioning: Literal["hive"] | None = None
+    num_ranks: int | Literal["auto"] = 1
+    rank: int | None = None
+    show_progress: bool = False
+    shuffle_buffer_size: int | None = None
+    drop_last: bool = False
+    worker_type: WorkerType = "thread"
+    even_ranks: EvenRanks | None = None
+    prefetch_batches: int | None = None
+    nulls: Mapping[str, Any] | Literal["mask"] | None = None
+    ragged: RaggedLayout | None = None
+    strings: StringLayout = "list"
+    vocabulary: Mapping[str, Sequence[str]] | None = None
+    decimals: Literal["float64"] | None = None
+    pin_memory: bool = False
+    device: Any = None
+    multiprocessing_context: Any = None
+    row_id: bool = False
+    mesh: Any = None
+    schema: Any = None
+    files: Sequence[str] | None = None
+    plan_cache: str | None = None
+    check_plan: bool = True
+    count_filtered: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        self._check_numbers()
+        self._check_choices()
+        self._check_names()
+
+    def _check_numbers(self) -> None:
+        _integer("batch_size", self.batch_size, least=1)
+        _integer("shuffle_seed", self.shuffle_seed, least=None)
+        for name, least in (
+            ("num_workers", 0),
+            ("split_rows", 1),
+            ("shuffle_buffer_size", 1),
+            ("prefetch_batches", 1),
+        ):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), least=least)
+        if self.split_bytes is not None:
+            parse_bytes(self.split_bytes)
+        if self.num_ranks != "auto":
+            _integer("num_ranks", self.num_ranks, least=1)
+        if self.rank is not None:
+            _integer("rank", self.rank, least=0)
+            if self.num_ranks == "auto" or self.mesh is not None:
+                beside = "mesh" if self.mesh is not None else 'num_ranks="auto"'
+                raise ConfigError(
+                    f"rank={self.rank} was given beside {beside}, which finds it; leave rank out"
+                )
+            if self.num_ranks != "auto" and self.rank >= self.num_ranks:
+                raise ConfigError(
+                    f"rank must be in [0, num_ranks), got rank={self.rank} num_ranks={self.num_ranks}; "
+                    "pass the global rank (dist.get_rank()), not the local one"
+                )
+
+    def _check_choices(self) -> None:
+        for name, allowed in (
+            ("output_format", get_args(OutputFormat)),
+            ("worker_type", get_args(WorkerType)),
+            ("even_ranks", (None, *get_args(EvenRanks))),
+            ("ragged", (None, *get_args(RaggedLayout))),
+            ("strings", get_args(StringLayout)),
+            ("decimals", (None, "float64")),
+            ("partitioning", (None, "hive")),
+            ("shuffle", (False, True, "splits")),
+        ):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        if self.nulls is not None and self.nulls != "mask" and not isinstance(self.nulls, Mapping):
+            raise ConfigError(f"nulls must be None, 'mask' or {{column: fill}}, got {self.nulls!r}")
+        if self.vocabulary is not None and self.strings != "codes":
+            raise ConfigError('vocabulary is for strings="codes"; pass both or neither')
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise ConfigTypeError(f"collate_fn must be callable, got {type(self.collate_fn).__name__}")
+
+    def _check_names(self) -> None:
+        for name in ("columns", "files"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, str) or not all(isinstance(entry, str) for entry in value):
+                raise ConfigTypeError(f"{name} must be a list of strings, got {value!r}")
+            if twice := sorted({entry for entry in value if list(value).count(entry) > 1}):
+                raise ConfigError(f"{name} names {twice[0]!r} twice; name each once")
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a rank: at least one."""
+        return max(1, DEFAULT_LANES if self.num_workers is None else self.num_workers)
+
+    @property
+    def target_split_bytes(self) -> int:
+        """`split_bytes` in bytes."""
+        return DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes)
+
+
+class LoaderKeywords(TypedDict, total=False):
+    """The fields of `LoaderOptions` as keyword arguments (a test holds the two together)."""
+
+    batch_size: int
+    columns: Sequence[str] | None
+    filters: Any
+    shuffle: bool | Literal["splits"]
+    shuffle_seed: int
+    split_bytes: int | str | None
+    split_rows: int | None
+    split_strategy: Any
+    num_workers: int | None
+    output_format: OutputFormat
+    storage_options: Mapping[str, Any] | None
+    collate_fn: Callable[[Any], Any] | None
+    partitioning: Literal["hive"] | None
+    num_ranks: int | Literal["auto"]
+    rank: int | None
+    show_progress: bool
+    shuffle_buffer_size: int | None
+    drop_last: bool
+    worker_type: WorkerType
+    even_ranks: EvenRanks | None
+    prefetch_batches: int | None
+    nulls: Mapping[str, Any] | Literal["mask"] | None
+    ragged: RaggedLayout | None
+    strings: StringLayout
+    vocabulary: Mapping[str, Sequence[str]] | None
+    decimals: Literal["float64"] | None
+    pin_memory: bool
+    device: Any
+    multiprocessing_context: Any
+    row_id: bool
+    mesh: Any
+    schema: Any
+    files: Sequence[str] | None
+    plan_cache: str | None
+    check_plan: bool
+    count_filtered: bool
+
+
+def defaults() -> dict[str, Any]:
+    """Give every option's default by name.
+
+    >>> defaults()["batch_size"]
+    1024
+    """
+    return {entry.name: entry.default for entry in fields(LoaderOptions) if entry.default is not MISSING}
+
+
+def _integer(name: str, value: object, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigTypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")
+    if least is not None and value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
+
+
+__all__ = [
+    "DEFAULT_LANES",
+    "EvenRanks",
+    "LoaderKeywords",
+    "LoaderOptions",
+    "OutputFormat",
+    "RaggedLayout",
+    "StringLayout",
+    "WorkerType",
+    "defaults",
+    "parse_bytes",
+]

@@ -1,0 +1,1 @@
+"""A data file becomes Arrow record batches."""

@@ -1,0 +1,215 @@
+"""The nouns: small frozen values that every room speaks in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch_table_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """A run of rows of one file.
+
+    Args:
+        offset: the first row, counted from the start of the file.
+        length: how many rows.
+
+    >>> RowRange(100, 50).row_stop
+    150
+    """
+
+    offset: int
+    length: int
+
+    def __post_init__(self) -> None:
+        """Refuse a negative offset or length."""
+        if self.offset < 0 or self.length < 0:
+            raise ConfigError(
+                f"RowRange wants offset >= 0 and length >= 0, got offset={self.offset} length={self.length}; "
+                "count rows from the start of the file"
+            )
+
+    @property
+    def row_stop(self) -> int:
+        """The row after the last one."""
+        return self.offset + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroupInfo:
+    """A row group (Parquet), stripe (ORC) or record batch (Arrow IPC) of a file.
+
+    Args:
+        num_rows: its rows, before deletes and filters.
+        num_bytes: Parquet: encoded and uncompressed, as its footer says; elsewhere as stored.
+        kept: False where statistics prove that the filter passes none of its rows.
+    """
+
+    num_rows: int
+    num_bytes: int
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DataFileInfo:
+    """What a split strategy may know of a data file.
+
+    Args:
+        path: its path relative to the table's root: the same on every rank and machine.
+        file_size: bytes in the store, compressed.
+        record_count: its rows, before deletes and filters.
+        partition: hive or Iceberg partition values by column.
+        row_groups: its row groups in file order; one for a format that has none.
+    """
+
+    path: str
+    file_size: int | None = None
+    record_count: int | None = None
+    partition: Mapping[str, object] = field(default_factory=dict)
+    row_groups: Sequence[RowGroupInfo] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A unit of work: a file, or a run of its rows.
+
+    Args:
+        file: the data file.
+        row_range: the rows; None means the whole file.
+    """
+
+    file: DataFileInfo
+    row_range: RowRange | None = None
+
+
+@dataclass(slots=True)
+class Shard:
+    """One worker's splits, read in this order (what a generator strategy returns, one a worker).
+
+    It is the one noun that is not frozen: strategies fill it as they go.
+
+    Args:
+        id: the worker, from 0.
+        splits: what it reads.
+        row_count: rows, if the strategy cares to say.
+        size_bytes: bytes, if the strategy cares to say.
+    """
+
+    id: int
+    splits: list[Split] = field(default_factory=list)
+    row_count: int | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """What tells one version of a stored file from the next.
+
+    Args:
+        num_bytes: its size in the store.
+        mtime_ns: modification time in nanoseconds since the epoch, where the store has one.
+        etag: the store's own tag, where it has one.
+    """
+
+    num_bytes: int
+    mtime_ns: int | None = None
+    etag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file as a source lists it and a reader opens it.
+
+    Args:
+        path: as the storage opens it. May be absolute; is never put into a state.
+        name: the path relative to the table's root: what messages, states and strategies say.
+        version: size, time and tag when it was listed.
+        format: the name of its format reader.
+        partition: ``(column, value)`` pairs that hold for all its rows.
+    """
+
+    path: str
+    name: str
+    version: FileVersion
+    format: str
+    partition: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FileMeta:
+    """What a file's footer (or one parse of it) says.
+
+    Args:
+        schema: the file's own Arrow schema, without partition columns.
+        group_rows: rows of each row group, in file order.
+        group_bytes: bytes of each row group; see `RowGroupInfo`.
+        footer: the raw footer, with which the file is opened again without reading it; None if it has none.
+    """
+
+    schema: pa.Schema
+    group_rows: tuple[int, ...]
+    group_bytes: tuple[int, ...]
+    footer: bytes | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse lists of different lengths."""
+        if len(self.group_rows) != len(self.group_bytes):
+            raise ConfigError(
+                f"FileMeta wants one size for each row group, got {len(self.group_rows)} row counts "
+                f"and {len(self.group_bytes)} sizes"
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """All rows of the file, before deletes and filters."""
+        return sum(self.group_rows)
+
+
+class Segment(NamedTuple):
+    """The part of one row group that belongs to a split.
+
+    Rows count from the start of the *file*; `live` is how many of them deletes
+    and filters leave, −1 if unknown.
+    """
+
+    group: int
+    row_start: int
+    row_stop: int
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """A run of live rows of one file, to be read in file order.
+
+    Args:
+        file_index: the file's place in the table's canonical order.
+        segments: the row groups' parts to read, in file order.
+        skip: live rows of the segments to leave out at the start.
+        take: live rows to deliver after those; −1 for all that remain.
+    """
+
+    file_index: int
+    segments: tuple[Segment, ...]
+    skip: int = 0
+    take: int = -1
+
+
+__all__ = [
+    "DataFile",
+    "DataFileInfo",
+    "FileMeta",
+    "FileVersion",
+    "ReadTask",
+    "RowGroupInfo",
+    "RowRange",
+    "Segment",
+    "Shard",
+    "Split",
+]

@@ -165,7 +165,7 @@ class LoaderOptions:
                 raise ConfigError(
                     f"rank={self.rank} was given beside {beside}, which finds it; leave rank out"
                 )
-            if self.num_ranks != "auto" and self.rank >= self.num_ranks:
+            if isinstance(self.num_ranks, int) and self.rank >= self.num_ranks:
                 raise ConfigError(
                     f"rank must be in [0, num_ranks), got rank={self.rank} num_ranks={self.num_ranks}; "
                     "pass the global rank (dist.get_rank()), not the local one"

@@ -1,0 +1,1 @@
+"""Runnable comparisons: everything is a ratio of one run, interleaved."""

@@ -1,0 +1,101 @@
+"""Interleaved pairs: on a shared machine only a ratio of two neighbours in time means something."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ROUNDS = 9
+"""Paired ratios behind every median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed run.
+
+    Args:
+        seconds: wall time.
+        cpu_seconds: user and system time of this process and the children it has waited for.
+        rows: rows that came out.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What a number of rounds of two contenders measured.
+
+    Args:
+        left: the contender's samples, one a round.
+        right: the reference's samples, one a round.
+    """
+
+    left: tuple[Sample, ...]
+    right: tuple[Sample, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Speed of the left over speed of the right, round by round; above one, the left is faster."""
+        return [
+            (mine.rows / mine.seconds) / (other.rows / other.seconds)
+            for mine, other in zip(self.left, self.right, strict=True)
+        ]
+
+    @property
+    def median(self) -> float:
+        """The median ratio."""
+        return statistics.median(self.ratios)
+
+
+def measure(run: Callable[[], int]) -> Sample:
+    """Time one run, which returns the rows that it delivered."""
+    gc.collect()
+    cpu, wall = _cpu_seconds(), time.perf_counter()
+    rows = run()
+    return Sample(time.perf_counter() - wall, _cpu_seconds() - cpu, rows)
+
+
+def interleave(left: Callable[[], int], right: Callable[[], int], rounds: int = ROUNDS) -> Pairs:
+    """Run both in turn, each first in every second round, after one run of each that does not count.
+
+    Args:
+        left: the contender: one epoch, returns its rows.
+        right: the reference.
+        rounds: pairs to take.
+    """
+    if left() != right():
+        raise RuntimeError("the two sides of a pair delivered different numbers of rows; they are no pair")
+    mine, other = [], []
+    for turn in range(rounds):
+        if turn % 2:
+            other.append(measure(right))
+            mine.append(measure(left))
+        else:
+            mine.append(measure(left))
+            other.append(measure(right))
+    return Pairs(tuple(mine), tuple(other))
+
+
+def best_rate(samples: tuple[Sample, ...]) -> float:
+    """Give the best rows per second."""
+    return max(sample.rows / sample.seconds for sample in samples)
+
+
+def cpu_micros(samples: tuple[Sample, ...]) -> float:
+    """Give the median CPU microseconds a row."""
+    return statistics.median(sample.cpu_seconds / sample.rows for sample in samples) * 1e6
+
+
+def _cpu_seconds() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+__all__ = ["ROUNDS", "Pairs", "Sample", "best_rate", "cpu_micros", "interleave", "measure"]

@@ -1,0 +1,162 @@
+"""Other ways from Parquet to tensors, each at its best setting; each run is one epoch and returns its rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.tables import BenchTable
+
+Run = Callable[[], int]
+
+
+def torch_dataloader_utils(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
+    """torch-dataloader-utils 0.2.0: worker counts and split sizes; its batches may be short at split ends."""
+    from torch_dataloader_utils.dataset.structured import StructuredDataset
+
+    def setting(**options: Any) -> Run:
+        def run() -> int:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loader, _ = StructuredDataset.create_dataloader(
+                    str(table.folder), "parquet", batch_size=batch_size, **options
+                )
+                return sum(_rows(batch) for batch in loader)
+
+        return run
+
+    return {
+        "num_workers=0": setting(num_workers=0),
+        "num_workers=1": setting(num_workers=1),
+        "num_workers=2": setting(num_workers=2),
+        "num_workers=0 split_bytes=4GiB": setting(num_workers=0, split_bytes="4GiB"),
+        "num_workers=2 split_bytes=4GiB": setting(num_workers=2, split_bytes="4GiB"),
+        "num_workers=2 split_bytes=8MiB": setting(num_workers=2, split_bytes="8MiB"),
+    }
+
+
+def hugging_face(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
+    """Hugging Face datasets, streaming Parquet: one process, and two DataLoader workers."""
+    import datasets
+    from torch.utils.data import DataLoader
+
+    files = [str(file) for file in table.files]
+
+    def stream() -> Any:
+        datasets.disable_progress_bars()
+        return datasets.load_dataset(
+            "parquet", data_files=files, split="train", streaming=True, cache_dir=str(table.folder / ".cache")
+        )
+
+    def iterate() -> int:
+        batches = stream().with_format("torch").iter(batch_size=batch_size)
+        return sum(_rows(batch) for batch in batches)
+
+    def arrow_to_torch() -> int:
+        batches = stream().with_format("arrow").iter(batch_size=batch_size)
+        return sum(_rows(_tensors(batch)) for batch in batches)
+
+    def workers() -> int:
+        loader = DataLoader(
+            stream().with_format("torch").batch(batch_size), batch_size=None, num_workers=2
+        )
+        return sum(_rows(batch) for batch in loader)
+
+    return {
+        'with_format("torch")': iterate,
+        'with_format("arrow"), tensors by hand': arrow_to_torch,
+        "DataLoader(num_workers=2)": workers,
+    }
+
+
+def polars(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
+    """polars: a lazy scan collected in batches on all cores, sliced and made tensors by hand."""
+    import polars as pl
+
+    def run() -> int:
+        rows = 0
+        for frame in pl.scan_parquet(table.folder / "*.parquet").collect_batches(chunk_size=batch_size):
+            for piece in frame.iter_slices(batch_size):
+                rows += _rows(_tensors(piece.to_arrow()))
+        return rows
+
+    def one_file_at_a_time() -> int:
+        rows = 0
+        for file in table.files:
+            for piece in pl.read_parquet(file).iter_slices(batch_size):
+                rows += _rows(_tensors(piece.to_arrow()))
+        return rows
+
+    return {"scan_parquet.collect_batches": run, "read_parquet, a file at a time": one_file_at_a_time}
+
+
+def lance(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
+    """Lance's own format, which a table must first be converted to (not timed), through its torch loader."""
+    import lance as lance_format
+    from lance.torch.data import LanceDataset
+
+    folder = table.folder.with_name(f"{table.folder.name}.lance")
+    if not folder.is_dir():
+        unfinished = folder.with_suffix(".tmp.lance")
+        lance_format.write_dataset(_record_batches(table), str(unfinished), schema=_schema(table.files), mode="overwrite")
+        unfinished.rename(folder)
+
+    def run() -> int:
+        stored = LanceDataset(lance_format.dataset(str(folder)), batch_size=batch_size)
+        return sum(_rows(batch) for batch in stored)
+
+    def by_hand() -> int:
+        batches = lance_format.dataset(str(folder)).to_batches(batch_size=batch_size)
+        return sum(_rows(_tensors(batch)) for batch in batches)
+
+    return {"lance.torch.data.LanceDataset": run, "to_batches, tensors by hand": by_hand}
+
+
+RIVALS: dict[str, Callable[[BenchTable, int], Mapping[str, Run]]] = {
+    "torch-dataloader-utils": torch_dataloader_utils,
+    "datasets": hugging_face,
+    "polars": polars,
+    "lance": lance,
+}
+"""By package: the settings that are tried, each one epoch of a table at a batch size."""
+
+
+def _rows(batch: Mapping[str, Any]) -> int:
+    return len(next(reversed(batch.values())))  # type: ignore[call-overload]
+
+
+def _tensors(batch: pa.Table | pa.RecordBatch) -> dict[str, Any]:
+    import torch
+
+    tensors: dict[str, Any] = {}
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if pa.types.is_primitive(column.type):
+            tensors[name] = torch.from_dlpack(column)
+        elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            tensors[name] = (
+                torch.from_dlpack(column.values),
+                torch.from_dlpack(column.offsets),
+            )
+        else:
+            tensors[name] = column.to_pylist()
+    return tensors
+
+
+def _record_batches(table: BenchTable) -> Iterator[pa.RecordBatch]:
+    for file in table.files:
+        yield from pq.ParquetFile(file).iter_batches(65_536)
+
+
+def _schema(files: list[Path]) -> pa.Schema:
+    return pq.read_schema(files[0])
+
+
+__all__ = ["RIVALS", "Run", "hugging_face", "lance", "polars", "torch_dataloader_utils"]

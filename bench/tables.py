@@ -1,0 +1,148 @@
+"""The tables that are measured, each written once under a folder, from a seed or from TPC-H."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+VERSION = 1
+"""Raise it when a table changes: the folders' names carry it."""
+
+_ROW_GROUP_ROWS = 131_072
+_SEED = 20_260_101
+_LINEITEM_COLUMNS = (
+    "l_orderkey",
+    "l_partkey",
+    "l_suppkey",
+    "l_linenumber",
+    "l_quantity",
+    "l_extendedprice",
+    "l_discount",
+    "l_tax",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTable:
+    """A table on disk.
+
+    Args:
+        name: its letter and codec, such as "A-zstd".
+        folder: where its Parquet files are.
+        num_rows: all its rows.
+    """
+
+    name: str
+    folder: Path
+    num_rows: int
+
+    @property
+    def files(self) -> list[Path]:
+        """Its files, sorted."""
+        return sorted(self.folder.glob("*.parquet"))
+
+
+def build(name: str, root: Path) -> BenchTable:
+    """Write a table if it is not there, and say where it is.
+
+    Args:
+        name: a key of `TABLES`.
+        root: the folder of all bench tables.
+    """
+    folder = root / f"{name}-v{VERSION}"
+    if not folder.is_dir():
+        unfinished = root / f"{folder.name}.{os.getpid()}.tmp"
+        unfinished.mkdir(parents=True)
+        try:
+            TABLES[name](unfinished, root)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    num_rows = sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
+    return BenchTable(name, folder, num_rows)
+
+
+def _lineitem(folder: Path, root: Path, codec: str) -> None:
+    generated = root / "tpch-sf1"
+    if not (generated / "lineitem").is_dir():
+        unfinished = root / f"tpch-sf1.{os.getpid()}.tmp"
+        program = Path(sys.executable).with_name("tpchgen-cli")
+        options = ("-s", "1", "--tables=lineitem", "--parts=4", f"--output-dir={unfinished}", "--quiet")
+        subprocess.run([str(program), "parquet", *options], check=True)
+        unfinished.rename(generated)
+    for place, path in enumerate(sorted((generated / "lineitem").glob("*.parquet"))):
+        table = pq.read_table(path, columns=list(_LINEITEM_COLUMNS))
+        doubles = [
+            column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column for column in table.columns
+        ]
+        _write(pa.table(doubles, names=table.column_names), folder, place, codec)
+
+
+def _clicks(folder: Path, _root: Path) -> None:
+    for place, rng in _seeded(8):
+        rows = 500_000
+        columns: dict[str, Any] = {"label": rng.random(rows, dtype=np.float32).round()}
+        columns |= {f"dense_{i}": rng.standard_normal(rows, dtype=np.float32) for i in range(13)}
+        columns |= {
+            f"cat_{i}": (rng.random(rows) ** 3 * 10 ** (2 + i % 5)).astype(np.int32) for i in range(26)
+        }
+        _write(pa.table(columns), folder, place, "zstd")
+
+
+def _wide(folder: Path, _root: Path) -> None:
+    for place, rng in _seeded(4):
+        columns = {f"f{i}": rng.standard_normal(50_000, dtype=np.float32) for i in range(500)}
+        _write(pa.table(columns), folder, place, "zstd", row_group_rows=12_500)
+
+
+def _documents(folder: Path, _root: Path) -> None:
+    for place, rng in _seeded(4):
+        lengths = rng.integers(400, 1_200, size=5_000)
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+        tokens = (rng.random(int(offsets[-1])) ** 2 * 50_000).astype(np.int32)
+        numbers = pa.array(np.arange(5_000) + place * 5_000).cast(pa.string())
+        columns = {
+            "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
+            "url": pc.binary_join_element_wise("https://example.com/page/", numbers, ""),
+            "title": pc.binary_join_element_wise("a document with the number ", numbers, ""),
+        }
+        _write(pa.table(columns), folder, place, "zstd", row_group_rows=1_000)
+
+
+def _many_small(folder: Path, _root: Path) -> None:
+    for place, rng in _seeded(50):
+        columns = {f"f{i}": rng.standard_normal(20_000, dtype=np.float32) for i in range(8)}
+        _write(pa.table(columns), folder, place, "zstd", row_group_rows=10_000)
+
+
+def _seeded(count: int) -> Iterator[tuple[int, np.random.Generator]]:
+    return ((place, np.random.default_rng([_SEED, place])) for place in range(count))
+
+
+def _write(table: pa.Table, folder: Path, place: int, codec: str, row_group_rows: int = _ROW_GROUP_ROWS) -> None:
+    path = folder / f"part-{place:03d}.parquet"
+    pq.write_table(table, path, compression=codec, row_group_size=row_group_rows)
+
+
+TABLES: dict[str, Callable[[Path, Path], None]] = {
+    "A-zstd": lambda folder, root: _lineitem(folder, root, "zstd"),
+    "A-snappy": lambda folder, root: _lineitem(folder, root, "snappy"),
+    "B": _clicks,
+    "C": _wide,
+    "D": _documents,
+    "fifty-files": _many_small,
+}
+"""How each table is written: given an empty folder, and the folder of all tables."""
+
+__all__ = ["TABLES", "VERSION", "BenchTable", "build"]

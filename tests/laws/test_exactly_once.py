@@ -1,0 +1,86 @@
+"""Promises 1, 3 and 4: exactly once, full batches, known length; for every world, in one process."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.worlds import as_counts, cutters, delivered, epoch_of, tables, topologies
+from torch_table_loader.planning.cutting import TargetSizeStrategy
+from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.ranks import Topology
+
+
+@settings(max_examples=400, deadline=None)
+@given(layout=tables, cutter=cutters, topology=topologies, shuffle=st.booleans(), epoch=st.integers(0, 5))
+def test_exactly_once_full_batches_known_length(
+    layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, shuffle: bool, epoch: int
+) -> None:
+    job = epoch_of(layout, cutter, topology, shuffle=shuffle, epoch=epoch)
+    own: list[int] = []
+    steps, widths, order = [], [], []
+    for rank in range(topology.num_ranks):
+        plan = job.plan(rank)
+        batches = delivered(job.segments, plan)
+        assert len(batches) == plan.steps
+        assert sum(map(len, batches)) == plan.num_rows
+        assert all(len(batch) == topology.batch_size for batch in batches[:-1])
+        assert not batches or 0 < len(batches[-1]) <= topology.batch_size
+        assert not (topology.drop_last and batches and len(batches[-1]) < topology.batch_size)
+        own += [row for batch in batches for row, padding in batch if not padding]
+        order.append([row for batch in batches for row, padding in batch if padding])
+        steps.append(len(batches))
+        widths.append(plan.padding.num_rows)
+    counts = as_counts(own, layout.num_rows)
+    lossy = topology.drop_last or topology.even_ranks == "drop"
+    assert max(counts, default=0) <= 1
+    assert lossy or min(counts, default=1) == 1
+    total, ranks, size = layout.num_rows, topology.num_ranks, topology.batch_size
+    if topology.even_ranks is not None:
+        assert len(set(steps)) == 1
+    if topology.even_ranks == "balance":
+        assert steps[0] == (total // (ranks * size) if topology.drop_last else -(-total // (ranks * size)))
+        needed = topology.drop_last is False and total // ranks % size == 0 and total % ranks
+        assert sum(widths) == (ranks - total % ranks if needed else 0)
+        if topology.drop_last:
+            assert total - len(own) == total - steps[0] * ranks * size
+    if topology.even_ranks in (None, "drop"):
+        assert not any(widths)
+
+
+@settings(max_examples=200, deadline=None)
+@given(layout=tables, cutter=cutters, topology=topologies, step=st.integers(0, 200))
+def test_a_place_in_the_epoch_is_arithmetic(
+    layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, step: int
+) -> None:
+    job = epoch_of(layout, cutter, topology, shuffle=True, epoch=1)
+    for rank in range(min(topology.num_ranks, 3)):
+        plan = job.plan(rank)
+        order = list(plan.schedule())
+        taken = order[: min(step, plan.steps)]
+        place = plan.batches_before(step)
+        assert place == [taken.count(lane) for lane in range(topology.lanes)]
+        for lane, start in enumerate(place):
+            whole = [run for section in plan.sections(lane) for run in expand(section.runs)]
+            rest = [run for section in plan.sections(lane, start) for run in expand(section.runs)]
+            assert rest == whole[start * topology.batch_size :]
+
+
+def expand(runs: object) -> list[tuple[int, int]]:
+    return [(split, row) for split, start, stop in runs for row in range(start, stop)]  # type: ignore[attr-defined]
+
+
+@settings(max_examples=100, deadline=None)
+@given(layout=tables, cutter=cutters)
+def test_one_lane_unshuffled_is_file_order(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
+    job = epoch_of(layout, cutter, Topology(1, 1, 7), shuffle=False, epoch=0)
+    rows = [row for batch in delivered(job.segments, job.plan(0)) for row, _ in batch]
+    assert rows == list(range(layout.num_rows))
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout=tables, cutter=cutters)
+def test_every_cutter_covers_each_row_once(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
+    splits = cutter(layout)
+    splits.check_coverage("the cutter")  # type: ignore[attr-defined]
+    assert list(splits) == list(cutter(list(layout)))

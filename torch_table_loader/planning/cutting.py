@@ -1,0 +1,177 @@
+"""The built-in split strategies: three that cut and one that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import DEFAULT_SPLIT_BYTES
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.splits import SplitTable
+from torch_table_loader.records import Shard, Split
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.records import DataFileInfo
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSizeStrategy:
+    """Consecutive row groups of a file up to a target; at least one row group a split. The default.
+
+    Args:
+        target_bytes: bytes of a split, before compression.
+        target_rows: rows of a split; wins over `target_bytes`.
+    """
+
+    target_bytes: int = DEFAULT_SPLIT_BYTES
+    target_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse targets below one."""
+        _positive(self, "target_bytes", self.target_bytes)
+        _positive(self, "target_rows", self.target_rows)
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
+        """Cut files at row groups."""
+        layout = as_layout(files)
+        target = self.target_bytes if self.target_rows is None else self.target_rows
+        column = layout.group_bytes if self.target_rows is None else layout.group_rows
+        weights = np.where(layout.group_kept, column, 0).tolist()
+        offsets = layout.group_offsets.tolist()
+        first_groups: list[int] = []
+        for begin, end in zip(offsets, offsets[1:], strict=False):
+            total = 0
+            for group in range(begin, end):
+                weight = weights[group]
+                if group == begin or (total and total + weight > target):
+                    first_groups.append(group)
+                    total = 0
+                total += weight
+        return _cut_at(layout, np.array(first_groups, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBalancedStrategy:
+    """Splits of about equal bytes: each file in as many parts as its bytes hold targets, cut at row groups.
+
+    Args:
+        target_bytes: the most bytes of a split, before compression, where row groups allow it.
+    """
+
+    target_bytes: int = DEFAULT_SPLIT_BYTES
+
+    def __post_init__(self) -> None:
+        """Refuse a target below one."""
+        _positive(self, "target_bytes", self.target_bytes)
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
+        """Cut files at the row groups nearest to equal parts."""
+        layout = as_layout(files)
+        first_groups: list[NDArray[np.int64]] = []
+        for file in range(len(layout)):
+            groups = layout.groups_of(file)
+            part = slice(groups.start, groups.stop)
+            ends = np.cumsum(np.where(layout.group_kept[part], layout.group_bytes[part], 0))
+            if not len(ends):
+                continue
+            parts = min(len(ends), max(1, -(-int(ends[-1]) // self.target_bytes)))
+            wanted = np.arange(1, parts, dtype=np.int64) * int(ends[-1]) // parts
+            after = np.searchsorted(ends, wanted, side="left")
+            before = np.where(after > 0, ends[after - 1], 0)
+            cuts = np.where(ends[after] - wanted <= wanted - before, after + 1, after)
+            first_groups.append(groups.start + np.unique(np.concatenate(([0], cuts[cuts < len(ends)]))))
+        return _cut_at(layout, np.concatenate([np.empty(0, dtype=np.int64), *first_groups]))
+
+
+@dataclass(frozen=True, slots=True)
+class RowBalancedStrategy:
+    """Splits of equal rows, cut inside row groups where needed; a file's splits differ by at most one row.
+
+    Args:
+        target_rows: the most rows of a split.
+    """
+
+    target_rows: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        """Refuse a target below one."""
+        _positive(self, "target_rows", self.target_rows)
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
+        """Cut files by rows."""
+        layout = as_layout(files)
+        rows = layout.file_rows
+        parts = -(-rows // self.target_rows)
+        offsets = np.concatenate(([0], np.cumsum(parts)))
+        part = np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], parts)
+        rows, count = np.repeat(rows, parts), np.repeat(parts, parts)
+        short, longer = rows // np.maximum(count, 1), rows % np.maximum(count, 1)
+        start = part * short + np.minimum(part, longer)
+        file = np.repeat(np.arange(len(layout), dtype=np.int64), parts)
+        return SplitTable(layout, file, start, start + short + (part < longer))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobinStrategy:
+    """Whole files dealt in turn, first over ranks, then over workers (a generator of the five-argument form).
+
+    Args:
+        shuffle: permute the files each epoch.
+        seed: the key of the permutation.
+    """
+
+    shuffle: bool = False
+    seed: int = 42
+
+    def generate(
+        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int, num_ranks: int = 1, rank: int = 0
+    ) -> list[Shard]:
+        """Deal the files of one rank to its workers."""
+        order = range(len(files))
+        if self.shuffle:
+            key = derive_key(self.seed, epoch, "round-robin files")
+            order = Permutation(len(files), key).slice(0, len(files)).tolist()
+        mine = order[rank::num_ranks]
+        return [
+            Shard(id=worker, splits=[Split(files[file]) for file in mine[worker::num_workers]])
+            for worker in range(num_workers)
+        ]
+
+
+def as_layout(files: Sequence[DataFileInfo]) -> TableLayout:
+    """Take the library's own table as it is; build one from a list of files that says its row groups.
+
+    Raises:
+        ConfigError: a file does not say its row groups.
+    """
+    if isinstance(files, TableLayout):
+        return files
+    for file in files:
+        if not file.row_groups and file.record_count:
+            raise ConfigError(f"the file {file.path!r} has {file.record_count} rows and names no row groups")
+    return TableLayout.of_infos(files)
+
+
+def _cut_at(layout: TableLayout, first_groups: NDArray[np.int64]) -> SplitTable:
+    """Make splits that begin at the given row groups and end where the next begins, or the file does."""
+    file = np.searchsorted(layout.group_offsets, first_groups, side="right") - 1
+    start = layout.group_starts[first_groups] - layout.file_starts[file]
+    next_start = np.append(start[1:], 0)
+    is_last = np.append(file[1:] != file[:-1], values=True)[: len(file)]
+    return SplitTable(layout, file, start, np.where(is_last, layout.file_rows[file], next_start))
+
+
+def _positive(strategy: object, name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ConfigError(f"{type(strategy).__name__} wants {name} >= 1, got {value}")
+
+
+__all__ = ["RoundRobinStrategy", "RowBalancedStrategy", "SizeBalancedStrategy", "TargetSizeStrategy", "as_layout"]

@@ -1,0 +1,170 @@
+"""Keys and keyed hashes for the epoch's order: a hash of (seed, epoch, purpose), never a sum.
+
+With ``seed + epoch``, the run with seed 1 shows at epoch 0 what the run with seed 0 showed at epoch 1.
+A hash of an encoding that no two triples share has no such neighbours.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+
+# Part of the state's format: with another name, layout or length, saved states resume in another order.
+_PERSON = b"ttl order v1"
+_LAYOUT = struct.Struct("<8I2QB")
+
+U32: TypeAlias = NDArray[np.uint32]
+U64: TypeAlias = NDArray[np.uint64]
+
+
+def u32(value: int) -> U32:
+    """Give the value as a 0-d array: numpy warns where products of scalars wrap, and reads scalars slower."""
+    return np.array(value, dtype=np.uint32)
+
+
+def u64(value: int) -> U64:
+    """Give the value as a 0-d array, as ``u32`` does."""
+    return np.array(value, dtype=np.uint64)
+
+
+_ROUNDS = 8
+_HASH_WORDS = 2
+_MULTIPLIERS = (u32(0xED5AD4BB), u32(0xAC4C1B51), u32(0x31848BAB))
+_SHIFTS = (u32(11), u32(15))
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What selects one permutation out of many.
+
+    Attributes:
+        rounds: Eight words in [0, 2**32), one for each Feistel round.
+        hashing: Two words in [0, 2**64), for the sort by keyed hashes.
+        swap: Whether two fixed elements are swapped, which turns the permutation's parity over.
+
+    Raises:
+        ConfigError: A word is missing or outside its range.
+
+    >>> derive_key(0, 0, "rows").rounds[:2]
+    (1, 2)
+    """
+
+    rounds: tuple[int, ...]
+    hashing: tuple[int, int]
+    swap: bool
+
+    def __post_init__(self) -> None:
+        _check_words("rounds", self.rounds, _ROUNDS, 32)
+        _check_words("hashing", self.hashing, _HASH_WORDS, 64)
+
+
+def derive_key(seed: int, epoch: int, purpose: str) -> Key:
+    """Hash (seed, epoch, purpose) to a key; every difference in any of the three gives an unrelated one.
+
+    Args:
+        seed: Any integer, negative and large ones too.
+        epoch: An integer of at least 0.
+        purpose: What is being permuted, such as ``"rows"``, so that two uses of one seed differ.
+
+    Returns:
+        The key, the same on every machine and Python version.
+
+    Raises:
+        ConfigTypeError: The seed or epoch is no integer, or the purpose no string.
+        ConfigError: The epoch is negative.
+
+    >>> derive_key(1, 0, "rows") == derive_key(0, 1, "rows")
+    False
+    """
+    seed, epoch = as_int("seed", seed), as_int("epoch", epoch)
+    if not isinstance(purpose, str):
+        raise ConfigTypeError(f"purpose must be a string, got {purpose!r}; name what is permuted, such as 'rows'")
+    if epoch < 0:
+        raise ConfigError(f"epoch must be at least 0, got epoch={epoch}; count epochs from 0")
+    # Each field carries its length, so that no two triples have one encoding.
+    fields = (_int_bytes(seed), _int_bytes(epoch), purpose.encode("utf-8", "surrogatepass"))
+    message = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+    digest = blake2b(message, digest_size=64, person=_PERSON).digest()
+    words = _LAYOUT.unpack_from(digest)
+    return Key(rounds=words[:8], hashing=words[8:10], swap=bool(words[10] & 1))
+
+
+def keyed_hashes(n: int, key: Key) -> U64:
+    """Hash the numbers below n with the key; sorted by these, they stand in a random order.
+
+    Args:
+        n: How many numbers.
+        key: From ``derive_key``.
+
+    Returns:
+        A uint64 array of shape [n].
+
+    >>> keyed_hashes(2, derive_key(0, 0, "rows")).tolist()
+    []
+    """
+    hashes = np.arange(n, dtype=np.uint64)
+    hashes *= u64(0x9E3779B97F4A7C15)
+    for word in key.hashing:
+        hashes += u64(word)
+        # The finaliser of SplitMix64 (Steele, Lea & Flood 2014).
+        hashes ^= hashes >> u64(30)
+        hashes *= u64(0xBF58476D1CE4E5B9)
+        hashes ^= hashes >> u64(27)
+        hashes *= u64(0x94D049BB133111EB)
+        hashes ^= hashes >> u64(31)
+    return hashes
+
+
+def keyed_mix(half: U32, key: U32, out: U32, scratch: U32) -> None:
+    """Hash each number with one key word, into the high bits of ``out``.
+
+    This is triple32 (C. Wellons, 2018) of half + key, less its outer shifts: they serve low bits, which no
+    caller uses alone.
+
+    Args:
+        half: uint32, shape [m].
+        key: One uint32 word, 0-d.
+        out: uint32, shape [m], overwritten.
+        scratch: uint32, shape [m], overwritten.
+
+    >>> out, scratch = np.empty((2, 1), dtype=np.uint32)
+    >>> keyed_mix(np.array([5], dtype=np.uint32), u32(7), out, scratch)
+    >>> out.tolist()
+    []
+    """
+    np.add(half, key, out=out)
+    np.multiply(out, _MULTIPLIERS[0], out=out)
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS[1:], strict=True):
+        np.right_shift(out, shift, out=scratch)
+        np.bitwise_xor(out, scratch, out=out)
+        np.multiply(out, multiplier, out=out)
+
+
+def _int_bytes(value: int) -> bytes:
+    return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+
+
+def as_int(name: str, value: object) -> int:
+    """Give the value as an int, numpy's too; ConfigTypeError where it is no integer."""
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # the call is the check
+    except TypeError:
+        raise ConfigTypeError(f"{name} must be an integer, got {value!r}; pass int({name})") from None
+
+
+def _check_words(name: str, words: tuple[int, ...], count: int, bits: int) -> None:
+    if len(words) != count or not all(isinstance(word, int) and 0 <= word < 1 << bits for word in words):
+        raise ConfigError(
+            f"{name} must be {count} integers in [0, 2**{bits}), got {words!r}; use derive_key to make a key"
+        )
+
+
+__all__ = ["U32", "U64", "Key", "as_int", "derive_key", "keyed_hashes", "keyed_mix", "u32", "u64"]

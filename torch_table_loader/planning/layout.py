@@ -1,0 +1,154 @@
+"""The table's files and row groups as columns, since a table may have a million row groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.records import DataFile, DataFileInfo, FileVersion, RowGroupInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableLayout(Sequence[DataFileInfo]):
+    """Files in canonical order with their row groups; reads as a sequence of `DataFileInfo`.
+
+    Args:
+        files: F data files.
+        group_offsets: int64[F+1]; file f has the row groups ``group_offsets[f]:group_offsets[f + 1]``.
+        group_rows: int64[G] rows of each row group, before deletes and filters.
+        group_bytes: int64[G] bytes of each row group; see `RowGroupInfo`.
+        group_kept: bool[G]; False where statistics prove that no row passes the filter.
+    """
+
+    files: tuple[DataFile, ...]
+    group_offsets: NDArray[np.int64]
+    group_rows: NDArray[np.int64]
+    group_bytes: NDArray[np.int64]
+    group_kept: NDArray[np.bool_]
+    group_starts: NDArray[np.int64] = field(init=False)
+    """int64[G+1]: the ordinal of each row group's first row among all rows of the table."""
+    file_starts: NDArray[np.int64] = field(init=False)
+    """int64[F+1]: the ordinal of each file's first row among all rows of the table."""
+
+    def __post_init__(self) -> None:
+        """Refuse columns of different lengths."""
+        groups = len(self.group_rows)
+        ends_right = len(self.group_offsets) == len(self.files) + 1 and int(self.group_offsets[-1]) == groups
+        if not ends_right or {len(self.group_bytes), len(self.group_kept)} != {groups}:
+            raise ConfigError(
+                f"TableLayout wants one entry for each of {groups} row groups of {len(self.files)} files, got "
+                f"{len(self.group_bytes)} sizes, {len(self.group_kept)} marks and offsets to {self.group_offsets[-1:]}"
+            )
+        starts = np.zeros(groups + 1, dtype=np.int64)
+        np.cumsum(self.group_rows, out=starts[1:])
+        object.__setattr__(self, "group_starts", starts)
+        object.__setattr__(self, "file_starts", starts[self.group_offsets])
+
+    @classmethod
+    def of(
+        cls,
+        files: Sequence[DataFile],
+        group_rows: Sequence[Sequence[int]],
+        group_bytes: Sequence[Sequence[int]],
+        group_kept: Sequence[Sequence[bool]] | None = None,
+    ) -> TableLayout:
+        """Build from one list of row groups a file.
+
+        Args:
+            files: F data files.
+            group_rows: for each file, the rows of its row groups.
+            group_bytes: for each file, the bytes of its row groups.
+            group_kept: for each file, whether a row group can hold rows that pass; None keeps all.
+        """
+        offsets = np.zeros(len(files) + 1, dtype=np.int64)
+        np.cumsum([len(rows) for rows in group_rows], out=offsets[1:])
+        count = int(offsets[-1])
+        kept = np.ones(count, dtype=np.bool_) if group_kept is None else _flat(group_kept, count, np.bool_)
+        return cls(
+            tuple(files),
+            offsets,
+            _flat(group_rows, count, np.int64),
+            _flat(group_bytes, count, np.int64),
+            kept,
+        )
+
+    @classmethod
+    def of_infos(cls, files: Sequence[DataFileInfo]) -> TableLayout:
+        """Build from what a split strategy sees, for a strategy that is called on its own."""
+        return cls.of(
+            [
+                DataFile(file.path, file.path, FileVersion(file.file_size or 0), "", tuple(file.partition.items()))
+                for file in files
+            ],
+            [[group.num_rows for group in file.row_groups] for file in files],
+            [[group.num_bytes for group in file.row_groups] for file in files],
+            [[group.kept for group in file.row_groups] for file in files],
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """All rows, before deletes and filters."""
+        return int(self.group_starts[-1])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files in the store."""
+        return sum(file.version.num_bytes for file in self.files)
+
+    @property
+    def file_rows(self) -> NDArray[np.int64]:
+        """int64[F] rows of each file."""
+        return np.diff(self.file_starts)
+
+    def groups_of(self, file: int) -> range:
+        """Row groups of a file, counted over the whole table."""
+        return range(int(self.group_offsets[file]), int(self.group_offsets[file + 1]))
+
+    def __len__(self) -> int:
+        """Count the files."""
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, index: int) -> DataFileInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[DataFileInfo]: ...
+    def __getitem__(self, index: int | slice) -> DataFileInfo | list[DataFileInfo]:
+        """Describe one file, or several, for a split strategy."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        file = self.files[index]
+        groups = slice(int(self.group_offsets[index]), int(self.group_offsets[index + 1]))
+        rows = self.group_rows[groups]
+        return DataFileInfo(
+            path=file.name,
+            file_size=file.version.num_bytes,
+            record_count=int(rows.sum()),
+            partition=dict(file.partition),
+            row_groups=tuple(
+                map(
+                    RowGroupInfo,
+                    rows.tolist(),
+                    self.group_bytes[groups].tolist(),
+                    self.group_kept[groups].tolist(),
+                )
+            ),
+        )
+
+    def __iter__(self) -> Iterator[DataFileInfo]:
+        """Describe each file."""
+        return (self[index] for index in range(len(self)))
+
+
+def _flat(lists: Sequence[Sequence[Any]], count: int, dtype: type) -> NDArray[Any]:
+    return np.fromiter((entry for entries in lists for entry in entries), dtype=dtype, count=count)
+
+
+__all__ = ["TableLayout"]

@@ -1,0 +1,161 @@
+"""Which rows each rank reads, and how ranks come to take equally many steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.runs import Runs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.options import EvenRanks
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The shape of a job, as far as it decides which row comes when.
+
+    Args:
+        num_ranks: R.
+        lanes: workers of a rank.
+        batch_size: B, rows of a batch on a rank.
+        shuffle_buffer_size: rows of a shuffle window, or None.
+        even_ranks: None, "balance", "drop" or "pad".
+        drop_last: whether a short last batch is dropped.
+    """
+
+    num_ranks: int
+    lanes: int
+    batch_size: int
+    shuffle_buffer_size: int | None = None
+    even_ranks: EvenRanks | None = None
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below one."""
+        for name in ("num_ranks", "lanes", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def batches(self, rows: int) -> int:
+        """Batches that so many rows of a rank make."""
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What one rank delivers in an epoch.
+
+    Args:
+        rows: rows of its own.
+        padding: rows repeated from the start of the epoch's order.
+        steps: batches it takes; those of its rows that fall beyond are dropped.
+    """
+
+    rows: int
+    padding: int
+    steps: int
+
+
+def rank_rows(order: Runs, topology: Topology) -> NDArray[np.int64]:
+    """Count the rows of every rank.
+
+    Args:
+        order: the epoch's order, N pieces.
+        topology: with R ranks.
+
+    Returns:
+        int64[R].
+
+    >>> rank_rows(Runs.of([(s, 0, 10) for s in range(7)]), Topology(3, 1, 4)).tolist()
+    [30, 20, 20]
+    """
+    if topology.even_ranks == "balance":
+        return _balanced(_sliced_rows(order, topology.num_ranks))
+    return _sliced_rows(order, topology.num_ranks)
+
+
+def rank_runs(order: Runs, topology: Topology, rank: int) -> Runs:
+    """Give one rank its pieces: every R-th, and under "balance" what moves between ranks.
+
+    Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
+
+    Args:
+        order: the epoch's order.
+        topology: with R ranks.
+        rank: which.
+    """
+    ranks = topology.num_ranks
+    own = order.take(np.arange(rank, len(order), ranks))
+    if topology.even_ranks != "balance":
+        return own
+    before = _sliced_rows(order, ranks)
+    target = _balanced(before)
+    moved = int(target[rank] - before[rank])
+    if moved <= 0:
+        return own.slice(0, own.num_rows + moved)
+    given = np.concatenate(([0], np.cumsum(np.maximum(before - target, 0))))
+    taken = np.concatenate(([0], np.cumsum(np.maximum(target - before, 0))))
+    parts = [own]
+    donor = int(np.searchsorted(given, taken[rank], side="right")) - 1
+    while donor < ranks and given[donor] < taken[rank + 1]:
+        low = int(max(taken[rank], given[donor]) - given[donor])
+        high = int(min(taken[rank + 1], given[donor + 1]) - given[donor])
+        surplus = order.take(np.arange(donor, len(order), ranks)).slice(int(target[donor]), int(before[donor]))
+        parts.append(surplus.slice(low, high))
+        donor += 1
+    return Runs.concat(parts)
+
+
+def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Decide padding and steps of every rank.
+
+    Args:
+        rows: int64[R] rows of each rank.
+        topology: with `even_ranks` and `drop_last`.
+
+    Returns:
+        int64[R] padding rows and int64[R] steps.
+
+    >>> [a.tolist() for a in quotas(np.array([30, 20, 20]), Topology(3, 1, 8, even_ranks="pad"))]
+    [[0, 10, 10], [4, 4, 4]]
+    """
+    size, most = topology.batch_size, int(rows.max())
+    padding = np.zeros_like(rows)
+    if topology.even_ranks == "pad":
+        padding = most - rows
+    elif topology.even_ranks == "balance" and not topology.drop_last:
+        padding = (-(-rows // size) < -(-most // size)).astype(np.int64)
+    total = rows + padding
+    steps = total // size if topology.drop_last else -(-total // size)
+    if topology.even_ranks in ("drop", "balance"):
+        steps = np.full_like(steps, steps.min())
+    return padding, steps
+
+
+def quota_of(rows: NDArray[np.int64], topology: Topology, rank: int) -> Quota:
+    """Decide padding and steps of one rank; see `quotas`."""
+    padding, steps = quotas(rows, topology)
+    return Quota(int(rows[rank]), int(padding[rank]), int(steps[rank]))
+
+
+def _sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
+    rows = np.zeros(ranks, dtype=np.int64)
+    np.add.at(rows, np.arange(len(order)) % ranks, order.stop - order.start)
+    return rows
+
+
+def _balanced(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """⌈N/R⌉ for the N mod R longest ranks (ties by rank), ⌊N/R⌋ for the others."""
+    total, ranks = int(rows.sum()), len(rows)
+    target = np.full(ranks, total // ranks, dtype=np.int64)
+    target[np.argsort(-rows, kind="stable")[: total % ranks]] += 1
+    return target
+
+
+__all__ = ["Quota", "Topology", "quota_of", "quotas", "rank_rows", "rank_runs"]

@@ -1,0 +1,99 @@
+"""Runs: an ordered list of pieces of splits, cut and joined by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """N pieces of splits, in the order in which their rows come.
+
+    Args:
+        split: int64[N] the split of each piece.
+        start: int64[N] its first row among the split's live rows.
+        stop: int64[N] the row after its last.
+
+    >>> runs = Runs.of([(7, 0, 10), (3, 5, 9)])
+    >>> runs.num_rows, list(runs.slice(8, 12))
+    (14, [(7, 8, 10), (3, 5, 7)])
+    """
+
+    split: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    ends: NDArray[np.int64] = field(init=False)
+    """int64[N]: rows up to and with each piece."""
+
+    def __post_init__(self) -> None:
+        """Add up the rows."""
+        object.__setattr__(self, "ends", np.cumsum(self.stop - self.start, dtype=np.int64))
+
+    @classmethod
+    def of(cls, pieces: Sequence[tuple[int, int, int]]) -> Runs:
+        """Build from ``(split, start, stop)``."""
+        table = np.array(pieces, dtype=np.int64).reshape(-1, 3)
+        return cls(table[:, 0], table[:, 1], table[:, 2])
+
+    @classmethod
+    def concat(cls, parts: Sequence[Runs]) -> Runs:
+        """Join in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            *(
+                np.concatenate([np.empty(0, dtype=np.int64), *(getattr(part, name) for part in parts)])
+                for name in ("split", "start", "stop")
+            )
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all pieces."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def slice(self, start: int, stop: int) -> Runs:
+        """Take the rows [start, stop), counted over all pieces.
+
+        Args:
+            start: the first row; clipped.
+            stop: the row after the last; clipped.
+        """
+        start, stop = max(0, start), min(stop, self.num_rows)
+        if start >= stop:
+            return Runs.of([])
+        if start == 0 and stop == self.num_rows:
+            return self
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        last = int(np.searchsorted(self.ends, stop, side="left"))
+        part = slice(first, last + 1)
+        begins, stops = self.start[part].copy(), self.stop[part].copy()
+        stops[-1] -= self.ends[last] - stop
+        begins[0] = self.stop[first] - (self.ends[first] - start)
+        return Runs(self.split[part], begins, stops)
+
+    def take(self, index: NDArray[np.int64]) -> Runs:
+        """Take whole pieces.
+
+        Args:
+            index: int64[M] positions of pieces.
+        """
+        return Runs(self.split[index], self.start[index], self.stop[index])
+
+    def __len__(self) -> int:
+        """Count the pieces."""
+        return len(self.split)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Give each piece as ``(split, start, stop)``."""
+        return zip(self.split.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
+
+
+__all__ = ["Runs"]

@@ -1,0 +1,195 @@
+"""Splits and their segments as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.records import ReadTask, RowRange, Segment, Split
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.layout import TableLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitTable(Sequence[Split]):
+    """S runs of rows of single files; reads as a sequence of `Split`.
+
+    Args:
+        layout: the table.
+        file: int64[S] the file of each split.
+        row_start: int64[S] its first row, from the start of the file.
+        row_stop: int64[S] the row after its last.
+    """
+
+    layout: TableLayout
+    file: NDArray[np.int64]
+    row_start: NDArray[np.int64]
+    row_stop: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, layout: TableLayout, splits: Iterable[Split], who: str) -> SplitTable:
+        """Take the splits that a strategy returned.
+
+        Args:
+            layout: the table they were cut from.
+            splits: anything with ``file.path`` and ``row_range`` (None, or ``offset`` and ``length``).
+            who: the strategy's name, for the message.
+
+        Raises:
+            ConfigError: a split of an unknown file, or of rows that the file does not have.
+        """
+        if isinstance(splits, SplitTable) and splits.layout is layout:
+            return splits
+        index = {file.name: number for number, file in enumerate(layout.files)}
+        rows = layout.file_rows
+        table = np.empty((3, len(splits := list(splits))), dtype=np.int64)
+        for at, split in enumerate(splits):
+            number = index.get(split.file.path)
+            if number is None:
+                raise ConfigError(f"{who} returned a split of {split.file.path!r}, which is no file of the table")
+            part = split.row_range
+            start, stop = (0, int(rows[number])) if part is None else (part.offset, part.offset + part.length)
+            if not 0 <= start <= stop <= rows[number]:
+                raise ConfigError(
+                    f"{who} returned rows [{start}, {stop}) of {split.file.path!r}, which has {rows[number]} rows"
+                )
+            table[:, at] = number, start, stop
+        return cls(layout, table[0], table[1], table[2])
+
+    @property
+    def num_rows(self) -> NDArray[np.int64]:
+        """int64[S] rows of each split, before deletes and filters."""
+        return self.row_stop - self.row_start
+
+    def check_coverage(self, who: str) -> None:
+        """Refuse splits that leave a row out or hold one twice.
+
+        Raises:
+            ConfigError: names the strategy, the file and the rows.
+        """
+        order = np.lexsort((self.row_stop, self.row_start, self.file))
+        starts = self.layout.file_starts
+        begin = starts[self.file[order]] + self.row_start[order]
+        end = starts[self.file[order]] + self.row_stop[order]
+        begin, end = begin[begin < end], end[begin < end]
+        expected = np.concatenate(([0], end))
+        found = np.concatenate((begin, [self.layout.num_rows]))
+        wrong = np.flatnonzero(expected != found)
+        if not len(wrong):
+            return
+        want, got = int(expected[wrong[0]]), int(found[wrong[0]])
+        file = int(np.searchsorted(starts, min(want, got), side="right")) - 1
+        low, high = sorted((want - int(starts[file]), got - int(starts[file])))
+        fault = "leaves out" if got > want else "holds more than once"
+        raise ConfigError(
+            f"{who} must cover each row once, but {fault} rows [{low}, {high}) of {self.layout.files[file].name!r}"
+        )
+
+    def __len__(self) -> int:
+        """Count the splits."""
+        return len(self.file)
+
+    @overload
+    def __getitem__(self, index: int) -> Split: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Split]: ...
+    def __getitem__(self, index: int | slice) -> Split | list[Split]:
+        """Give one split, or several."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        start, stop = int(self.row_start[index]), int(self.row_stop[index])
+        return Split(self.layout[int(self.file[index])], RowRange(start, stop - start))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentTable:
+    """The parts of row groups that each split consists of.
+
+    Args:
+        splits: S splits.
+        offsets: int64[S+1]; split s has the segments ``offsets[s]:offsets[s + 1]``.
+        group: int64[T] the row group, counted over the whole table.
+        row_start: int64[T] first row, from the start of the file.
+        row_stop: int64[T] the row after the last.
+        kept: bool[T]; False where statistics prove that no row passes.
+        live: int64[T] rows that deletes and filters leave; −1 where nobody has counted.
+    """
+
+    splits: SplitTable
+    offsets: NDArray[np.int64]
+    group: NDArray[np.int64]
+    row_start: NDArray[np.int64]
+    row_stop: NDArray[np.int64]
+    kept: NDArray[np.bool_]
+    live: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, splits: SplitTable, *, filtered: bool) -> SegmentTable:
+        """Lay splits over the row groups.
+
+        Args:
+            splits: S splits.
+            filtered: whether a row filter has still to be counted: rows that are kept are then unknown.
+        """
+        layout = splits.layout
+        base = layout.file_starts[splits.file]
+        first = np.searchsorted(layout.group_starts, base + splits.row_start, side="right") - 1
+        last = np.searchsorted(layout.group_starts, base + splits.row_stop, side="left")
+        count = np.where(splits.num_rows > 0, last - first, 0)
+        offsets = np.zeros(len(splits) + 1, dtype=np.int64)
+        np.cumsum(count, out=offsets[1:])
+        group = np.arange(offsets[-1], dtype=np.int64) + np.repeat(first - offsets[:-1], count)
+        base = np.repeat(base, count)
+        row_start = np.maximum(layout.group_starts[group] - base, np.repeat(splits.row_start, count))
+        row_stop = np.minimum(layout.group_starts[group + 1] - base, np.repeat(splits.row_stop, count))
+        kept = layout.group_kept[group]
+        rows = row_stop - row_start
+        live = np.where(kept & (rows > 0), -1 if filtered else rows, 0)
+        return cls(splits, offsets, group, row_start, row_stop, kept, live)
+
+    def counted(self, live: NDArray[np.int64]) -> SegmentTable:
+        """Put counts in place of the unknown.
+
+        Args:
+            live: int64[T].
+        """
+        return SegmentTable(self.splits, self.offsets, self.group, self.row_start, self.row_stop, self.kept, live)
+
+    def metadata_rows(self) -> NDArray[np.int64]:
+        """int64[S] rows of each split in row groups that statistics keep: known without reading."""
+        return self._sums(np.where(self.kept, self.row_stop - self.row_start, 0))
+
+    def live_rows(self) -> NDArray[np.int64]:
+        """int64[S] live rows of each split; −1 where a segment is not counted."""
+        unknown = self._sums((self.live < 0).astype(np.int64)) > 0
+        return np.where(unknown, -1, self._sums(self.live))
+
+    def task(self, split: int, start: int, stop: int) -> ReadTask:
+        """Say what is to be read for the live rows [start, stop) of a split.
+
+        Args:
+            split: which.
+            start: the first live row, from the split's start.
+            stop: the live row after the last; −1 for all.
+        """
+        part = slice(int(self.offsets[split]), int(self.offsets[split + 1]))
+        file = int(self.splits.file[split])
+        first_group = int(self.splits.layout.group_offsets[file])
+        columns = (self.group[part] - first_group, self.row_start[part], self.row_stop[part], self.live[part])
+        segments = tuple(Segment(*row) for row in zip(*(c.tolist() for c in columns), strict=True) if row[3])
+        return ReadTask(file, segments, skip=start, take=-1 if stop < 0 else stop - start)
+
+    def _sums(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        total = np.zeros(len(values) + 1, dtype=np.int64)
+        np.cumsum(values, out=total[1:])
+        return np.diff(total[self.offsets])
+
+
+__all__ = ["SegmentTable", "SplitTable"]

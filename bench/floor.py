@@ -58,6 +58,8 @@ def decode(files: Sequence[Path], columns: Sequence[str] | None = None, threads:
             raise item
         else:
             rows += item.num_rows  # type: ignore[attr-defined]
+    for worker in workers:
+        worker.join()  # a thread that Python's end kills inside pyarrow aborts the process
     return rows
 
 

@@ -62,9 +62,7 @@ def hugging_face(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
         return sum(_rows(_tensors(batch)) for batch in batches)
 
     def workers() -> int:
-        loader = DataLoader(
-            stream().with_format("torch").batch(batch_size), batch_size=None, num_workers=2
-        )
+        loader = DataLoader(stream().with_format("torch").batch(batch_size), batch_size=None, num_workers=2)
         return sum(_rows(batch) for batch in loader)
 
     return {
@@ -103,7 +101,9 @@ def lance(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
     folder = table.folder.with_name(f"{table.folder.name}.lance")
     if not folder.is_dir():
         unfinished = folder.with_suffix(".tmp.lance")
-        lance_format.write_dataset(_record_batches(table), str(unfinished), schema=_schema(table.files), mode="overwrite")
+        lance_format.write_dataset(
+            _record_batches(table), str(unfinished), schema=_schema(table.files), mode="overwrite"
+        )
         unfinished.rename(folder)
 
     def run() -> int:

@@ -47,13 +47,15 @@ class Section:
 
     Args:
         name: "lane 3" for its full batches, "tail 5" for the rank's tail batch 5.
-        runs: the rows.
-        padded_from: the first row of it that is padding (its length if none is).
+        runs: all its rows.
+        padded_from: the first of them that is padding (their number if none is).
+        skip: rows at its start that were delivered before.
     """
 
     name: str
     runs: Runs
     padded_from: int
+    skip: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,24 +136,27 @@ class RankPlan:
 
         Args:
             lane: which.
-            start: batches of the lane to leave out.
+            start: batches of the lane that were delivered before.
 
         Returns:
-            Sections of which all but the very last have a multiple of `batch_size` rows.
+            Sections of which all but the very last have a multiple of `batch_size` rows. Where rows are not
+            counted there is one, and `start` must be 0 or the rows are read and left out.
         """
+        size = self.batch_size
         if not self.counted:
-            return [Section(f"lane {lane}", self.lanes[lane], self.lanes[lane].num_rows)]
+            return [Section(f"lane {lane}", self.lanes[lane], self.lanes[lane].num_rows, start * size)]
         stop = self.batches_before(self.steps)[lane]
         own = min(stop, self.body_batches[lane])
-        body = self.lanes[lane].slice(min(start, own) * self.batch_size, own * self.batch_size)
-        result = [Section(f"lane {lane}", body, body.num_rows)] if body.num_rows else []
+        result = []
+        if start < own:
+            body = self.lanes[lane].slice(0, own * size)
+            result.append(Section(f"lane {lane}", body, body.num_rows, start * size))
         tails = self.tails()
-        first_padding = tails.num_rows
         stream = Runs.concat([tails, self.padding])
         for number in range(max(0, start - own), stop - own):
             tail = lane + number * len(self.lanes)
-            rows = stream.slice(tail * self.batch_size, (tail + 1) * self.batch_size)
-            padded_from = min(max(first_padding - tail * self.batch_size, 0), rows.num_rows)
+            rows = stream.slice(tail * size, (tail + 1) * size)
+            padded_from = min(max(tails.num_rows - tail * size, 0), rows.num_rows)
             result.append(Section(f"tail {tail}", rows, padded_from))
         return result
 

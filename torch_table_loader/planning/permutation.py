@@ -5,13 +5,13 @@ Below 2**16 items, the items are sorted by keyed 64-bit hashes. From there on, a
 ``2**k`` is near the square root of n and ``b = ceil(n / 2**k)``. Left halves are xored and right halves added
 modulo b, as in the generalised Feistel cipher of Black & Rogaway (2002): the domain then exceeds n by less than
 ``2**k``, and few results need cycle walking (same paper: go through the network again until below n). With
-powers of two on both sides, up to three in four would. Shuffling by bijection: Mitchell et al. (2021).
+``2**k`` on both sides, up to three in four would. Shuffling by bijection: Mitchell et al. (2021).
 
 Nothing here may change what comes out: the order is part of the saved state's format.
 
-Luby & Rackoff, How to construct pseudorandom permutations from pseudorandom functions, SIAM J. Comput. 17(2),
-1988. Black & Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002. Mitchell, Stokes, Frank & Holmes,
-Bandwidth-optimal random shuffling for GPUs, arXiv:2106.06161, 2021.
+M. Luby & C. Rackoff, How to construct pseudorandom permutations from pseudorandom functions, SIAM J. Comput., 1988.
+J. Black & P. Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002.
+R. Mitchell et al., Bandwidth-optimal random shuffling for GPUs, arXiv:2106.06161, 2021.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ _MAX_N = 1 << 63
 _MAX_MODULAR_BITS = 48
 # Large enough that numpy's call overhead is small, and scratch (24 bytes a number) stays in a core's cache.
 _BLOCK = 1 << 15
-
-
 _HIGH_WORD = u64(32)
 
 
@@ -62,6 +60,7 @@ class Permutation:
     _network: _Sorted | _Feistel = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Check n and derive what every call needs."""
         n = as_int("n", self.n)
         if not 0 <= n <= _MAX_N:
             raise ConfigError(f"n must be in [0, 2**63], got n={n}; pass the number of rows")
@@ -199,8 +198,16 @@ class _Feistel:
         self._landings: tuple[Ints, ...] = ()
         if 0 < excess <= _BLOCK:
             # A pass costs 40 us even for the few numbers that walk, so where each of them lands is kept.
-            beyond = np.arange(n, n + excess, dtype=np.int64)
-            self._landings = tuple(self._map(beyond.copy(), backward=way) for way in (False, True))
+            self._landings = tuple(self._landings_from(n, excess, backward=way) for way in (False, True))
+
+    def _landings_from(self, n: int, excess: int, *, backward: bool) -> Ints:
+        landings = np.arange(excess, dtype=np.int64) + np.int64(n)
+        self._pass(landings, _Scratch(excess), backward=backward)
+        # Each turn doubles the steps taken. What circles beyond n stays there: nothing below n leads to it.
+        for _ in range(excess.bit_length()):
+            outside = np.flatnonzero(landings >= n)
+            landings[outside] = landings[landings[outside] - n]
+        return landings
 
     def forward(self, positions: Ints) -> Ints:
         items = self._map(positions, backward=False)
@@ -243,10 +250,8 @@ class _Feistel:
         for index, key in reversed(rounds) if backward else rounds:
             if index % 2 == 0:
                 self._xor_left(key, s)
-            elif backward:
-                self._subtract_right(key, s)
             else:
-                self._add_right(key, s)
+                self._add_right(key, s, backward=backward)
         np.copyto(wide, s.right)
         np.left_shift(wide, self._left_bits, out=wide)
         np.bitwise_or(wide, s.left, out=wide)
@@ -256,24 +261,16 @@ class _Feistel:
         np.right_shift(s.mixed, self._left_shift, out=s.mixed)
         np.bitwise_xor(s.left, s.mixed, out=s.left)
 
-    def _add_right(self, key: U32, s: _Scratch) -> None:
-        self._mix_below_b(key, s)
-        np.add(s.right, s.mixed, out=s.right)
-        # Modulo b: of the sum and the sum less b, which wraps where it is negative, the smaller one.
-        np.subtract(s.right, self._b, out=s.mixed)
-        np.minimum(s.right, s.mixed, out=s.right)
-
-    def _subtract_right(self, key: U32, s: _Scratch) -> None:
-        self._mix_below_b(key, s)
-        np.subtract(s.right, s.mixed, out=s.right)
-        np.add(s.right, self._b, out=s.mixed)
-        np.minimum(s.right, s.mixed, out=s.right)
-
-    def _mix_below_b(self, key: U32, s: _Scratch) -> None:
+    def _add_right(self, key: U32, s: _Scratch, *, backward: bool) -> None:
         keyed_mix(s.left, key, s.mixed, s.shifted)
         np.multiply(s.mixed, self._wide_b, out=s.wide, dtype=np.uint64)
         np.right_shift(s.wide, _HIGH_WORD, out=s.wide)
         np.copyto(s.mixed, s.wide, casting="unsafe")
+        # Modulo b: of the sum and the sum less b, which wraps where it is negative, the smaller one.
+        turn, wrap = (np.subtract, np.add) if backward else (np.add, np.subtract)
+        turn(s.right, s.mixed, out=s.right)
+        wrap(s.right, self._b, out=s.mixed)
+        np.minimum(s.right, s.mixed, out=s.right)
 
 
 def _swap_0_and_1(numbers: Ints) -> Ints:

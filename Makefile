@@ -1,0 +1,81 @@
+# Everything runs in one environment, .venv, which is made once from constraints.txt.
+# Needs Python 3.11 or newer and make; choose another Python with: make PYTHON=python3.12 demo
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
+DOCS_READY := $(VENV)/.ready-docs
+
+RANKS ?= 2
+DEMO_ROWS ?= 2000000
+TESTS := tests torch_table_loader strategies/tests
+PYTEST := $(BIN)/python -m pytest $(TESTS)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all test-all-deterministic lint format bench docs clean
+
+help:
+	@echo "make demo                    train a small model on two ranks and prove what was delivered"
+	@echo "make test                    the tests of every day (minutes)"
+	@echo "make test-all-deterministic  those that take long (marked slow), and are the same each time"
+	@echo "make test-all                all of them, those that kill processes too"
+	@echo "make lint | format           style and types"
+	@echo "make bench                   measure, and write bench/RESULTS.md"
+	@echo "make docs                    HTML under build/docs"
+	@echo "make clean                   remove the environment and everything built"
+
+# torch comes first and alone: what follows then finds it there and pulls no other build of it.
+$(READY): pyproject.toml constraints.txt strategies/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "Python 3.11 or newer is needed, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)." \
+	         "Pass another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt -e ".[s3,iceberg,progress,dev]" -e ./strategies
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	$(PIP) install --quiet -c constraints.txt -e ".[bench]"
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	$(PIP) install --quiet -c constraints.txt -e ".[docs]"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m demo.make_clicks --rows $(DEMO_ROWS)
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m demo.train
+
+test: $(READY)
+	$(PYTEST) -m "not slow and not kills"
+
+test-all-deterministic: $(READY)
+	$(PYTEST) -m "slow and not kills"
+
+test-all: $(READY)
+	$(PYTEST)
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases tests demo bench
+	$(BIN)/mypy strategies/tests
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(BENCH_READY)
+	$(BIN)/python -m bench.run
+
+docs: $(DOCS_READY)
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+	@echo "build/docs/index.html"
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,314 @@
+"""One node a column: it turns an Arrow array into the data of one or more leaves.
+
+A leaf is what one key of a batch holds: a kind, and the function that cuts it into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.batching.cells import null_mask, plain, refuse_null, valid_mask
+from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.batching.cells import Cell
+
+Cut = Callable[[Any, int], list[Any]]
+
+
+class Leaf(NamedTuple):
+    """One key of a batch."""
+
+    name: str
+    kind: Kind
+    cut: Cut
+
+
+class Branch(NamedTuple):
+    """A nested dict of a batch; `nodes` are its keys, in order."""
+
+    name: str
+    nodes: tuple[Any, ...]
+
+
+Shape = Leaf | Branch
+
+
+class Column(Protocol):
+    """Decodes one column of a record batch, or one child of a struct."""
+
+    def shapes(self) -> list[Shape]:
+        """Give the keys that it adds to a batch, in order."""
+        ...
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
+        """Append the data of each leaf, in the order of `shapes`.
+
+        Args:
+            array: the column.
+            sink: grows by one entry a leaf.
+            seen: addresses of buffers that were handed out already; it grows.
+
+        Raises:
+            TableError: a null that nothing was chosen for.
+        """
+        ...
+
+
+def _mask_leaf(name: str, cut: Cut) -> Leaf:
+    return Leaf(f"{name}.valid", DenseKind(np.dtype(np.bool_)), cut)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedColumn:
+    """One value, or one array of a fixed shape, a row.
+
+    Args:
+        name: the key.
+        cell: decodes the values.
+        cut: cuts values and mask.
+        masked: add the validity mask.
+    """
+
+    name: str
+    cell: Cell
+    cut: Cut
+    masked: bool
+
+    def shapes(self) -> list[Shape]:
+        """The values, and the mask if any."""
+        values = Leaf(self.name, self.cell.kind, self.cut)
+        return [values, _mask_leaf(self.name, self.cut)] if self.masked else [values]
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
+        """Decode; see `Column`."""
+        sink.append(self.cell.values(array, seen))
+        if self.masked:
+            sink.append(valid_mask(array))
+
+
+@dataclass(frozen=True, slots=True)
+class ListsColumn:
+    """A list of fixed-width values a row.
+
+    Args:
+        name: the key.
+        path: the column, for messages.
+        item: decodes the values.
+        cut: cuts the lists.
+        cut_mask: cuts the mask.
+        masked: add the validity mask.
+        fill: the list that a null becomes, as an array; None refuses nulls.
+    """
+
+    name: str
+    path: str
+    item: Cell
+    cut: Cut
+    cut_mask: Cut
+    masked: bool
+    fill: NDArray[Any] | None
+
+    def shapes(self) -> list[Shape]:
+        """The lists, and the mask if any."""
+        lists = Leaf(self.name, ListsKind(self.item.kind), self.cut)
+        return [lists, _mask_leaf(self.name, self.cut_mask)] if self.masked else [lists]
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
+        """Decode; see `Column`."""
+        offsets = self._offsets(array)
+        if array.null_count:
+            sink.append(self._without_nulls(array, offsets, seen))
+        else:
+            start, stop = int(offsets[0]), int(offsets[-1])
+            values = self.item.values(array.values.slice(start, stop - start), seen)
+            sink.append(Lists(offsets - offsets[0] if start else offsets, values))
+        if self.masked:
+            sink.append(valid_mask(array))
+
+    def _offsets(self, array: pa.Array) -> NDArray[Any]:
+        buffer = array.buffers()[1]
+        if buffer is None or len(array) == 0:
+            return np.zeros(1, np.int64)
+        dtype = np.dtype(np.int64 if pa.types.is_large_list(array.type) else np.int32)
+        return np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
+
+    def _without_nulls(self, array: pa.Array, offsets: NDArray[Any], seen: set[int]) -> Lists:
+        nulls = null_mask(array)
+        if self.fill is None:
+            raise refuse_null(self.path, nulls)
+        # `flatten` leaves out what lies under a null list; `values` would not.
+        present = self.item.values(array.flatten(), seen)
+        lengths = np.diff(offsets).astype(np.int64)
+        lengths[nulls] = len(self.fill)
+        new_offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+        if len(self.fill) == 0:
+            return Lists(new_offsets, present)
+        filled = np.repeat(nulls, lengths)
+        values = np.empty((len(filled), *present.shape[1:]), present.dtype)
+        values[~filled] = present
+        values[filled] = np.concatenate([self.fill] * int(nulls.sum()))
+        return Lists(new_offsets, values)
+
+
+@dataclass(frozen=True, slots=True)
+class TextColumn:
+    """Strings or bytes, or lists of them, kept as Arrow until they are cut.
+
+    Args:
+        name: the key.
+        type: the wide Arrow type that all are brought to.
+        cut: cuts into lists or codes.
+        fill: what a null becomes; None keeps it.
+    """
+
+    name: str
+    type: pa.DataType
+    cut: Cut
+    fill: str | bytes | None = None
+
+    def shapes(self) -> list[Shape]:
+        """The one leaf."""
+        return [Leaf(self.name, TextKind(self.type), self.cut)]
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
+        """Decode; see `Column`."""
+        wide = array.cast(self.type)
+        sink.append(wide if self.fill is None else wide.fill_null(self.fill))
+
+
+@dataclass(frozen=True, slots=True)
+class CodesColumn:
+    """Strings as indices into a vocabulary; unknown and null are −1.
+
+    Args:
+        name: the key.
+        type: the wide Arrow type that strings are brought to.
+        cut: cuts the codes.
+        vocabulary: Arrow array of that type.
+        fill: what a null becomes before it is looked up.
+    """
+
+    name: str
+    type: pa.DataType
+    cut: Cut
+    vocabulary: pa.Array
+    fill: str | bytes | None = None
+
+    def shapes(self) -> list[Shape]:
+        """The one leaf."""
+        return [Leaf(self.name, DenseKind(np.dtype(np.int64)), self.cut)]
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
+        """Decode; see `Column`."""
+        wide = array.cast(self.type)
+        if self.fill is not None:
+            wide = wide.fill_null(self.fill)
+        sink.append(_lookup(wide, self.vocabulary))
+
+
+@dataclass(frozen=True, slots=True)
+class CodeListsColumn:
+    """Lists of strings as lists of indices into a vocabulary.
+
+    Args:
+        lists: decodes the lists, once their strings are codes.
+        vocabulary: Arrow array of a wide type.
+    """
+
+    lists: ListsColumn
+    vocabulary: pa.Array
+
+    def shapes(self) -> list[Shape]:
+        """Those of the lists."""
+        return self.lists.shapes()
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
+        """Decode; see `Column`."""
+        wide = array.cast(pa.large_list(self.vocabulary.type))
+        codes = pa.array(_lookup(plain(wide.flatten()), self.vocabulary))
+        lengths = wide.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+        mask = wide.is_null() if wide.null_count else None
+        self.lists.into(pa.LargeListArray.from_arrays(pa.array(offsets), codes, mask=mask), sink, seen)
+
+
+def _lookup(array: pa.Array, vocabulary: pa.Array) -> NDArray[np.int64]:
+    if len(vocabulary) <= len(array):
+        found = pc.index_in(array, value_set=vocabulary, skip_nulls=True)
+        every: NDArray[np.int64] = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        return every
+    # Hashing the vocabulary would cost more than hashing the column: look up the column's own values in it.
+    wanted = array.unique()
+    known = pc.index_in(vocabulary, value_set=wanted, skip_nulls=True)
+    places = np.flatnonzero(known.is_valid().to_numpy(zero_copy_only=False))
+    codes_of = np.full(len(wanted) + 1, -1, np.int64)
+    codes_of[known.drop_null().to_numpy(zero_copy_only=False)] = places
+    indices = pc.index_in(array, value_set=wanted, skip_nulls=True).fill_null(len(wanted))
+    codes: NDArray[np.int64] = codes_of[indices.to_numpy(zero_copy_only=False)]
+    return codes
+
+
+@dataclass(frozen=True, slots=True)
+class StructColumn:
+    """A nested dict.
+
+    Args:
+        name: the key.
+        children: its columns, in order.
+    """
+
+    name: str
+    children: Sequence[Column]
+
+    def shapes(self) -> list[Shape]:
+        """The one branch."""
+        return [Branch(self.name, tuple(shape for child in self.children for shape in child.shapes()))]
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
+        """Decode; a null struct makes its children null."""
+        for child, values in zip(self.children, array.flatten(), strict=True):
+            child.into(values, sink, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainColumn:
+    """A column behind an extension type, a dictionary or run-ends.
+
+    Args:
+        inner: decodes what is inside.
+    """
+
+    inner: Column
+
+    def shapes(self) -> list[Shape]:
+        """Those of what is inside."""
+        return self.inner.shapes()
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
+        """Decode; see `Column`."""
+        self.inner.into(plain(array), sink, seen)
+
+
+__all__ = [
+    "Branch",
+    "CodeListsColumn",
+    "CodesColumn",
+    "Column",
+    "Cut",
+    "FixedColumn",
+    "Leaf",
+    "ListsColumn",
+    "PlainColumn",
+    "Shape",
+    "StructColumn",
+    "TextColumn",
+]

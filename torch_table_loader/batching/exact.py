@@ -1,0 +1,62 @@
+"""Batches of exactly `batch_size` rows, whatever the chunks that come."""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+from torch_table_loader.batching.carry import Carry
+from torch_table_loader.batching.rows import R, RowsCodec
+
+
+class ExactBatches(Generic[R]):
+    """Cuts a run of chunks into exact batches; copies only the batches that span chunks.
+
+    Args:
+        codec: joins rows.
+        batch_size: rows of a batch.
+    """
+
+    __slots__ = ("_batch_size", "_carry")
+
+    def __init__(self, codec: RowsCodec[R], batch_size: int) -> None:
+        """Hold nothing."""
+        self._batch_size = batch_size
+        self._carry = Carry(codec)
+
+    def push_rows(self, rows: R) -> list[R]:
+        """Take a chunk; give what is ready as runs of a multiple of `batch_size` rows.
+
+        Args:
+            rows: the next chunk.
+
+        Returns:
+            No, one or two runs: the batch that spans chunks, then the whole batches of this chunk, which view it.
+        """
+        size, ready, start = self._batch_size, [], 0
+        if self._carry.num_rows:
+            start = size - self._carry.num_rows
+            if rows.num_rows < start:
+                self._carry.add(rows, 0)
+                return []
+            ready.append(self._carry.fill(rows, start))
+        stop = rows.num_rows - (rows.num_rows - start) % size
+        if stop > start:
+            ready.append(rows if stop - start == rows.num_rows else rows.slice(start, stop))
+        self._carry.add(rows, stop)
+        return ready
+
+    def push(self, rows: R) -> list[Any]:
+        """Take a chunk; give the full batches that are ready, as final outputs."""
+        return [batch for run in self.push_rows(rows) for batch in run.batches(self._batch_size)]
+
+    def rest(self) -> R | None:
+        """Give what remains as rows, fewer than `batch_size`; None if nothing does."""
+        return self._carry.empty() if self._carry.num_rows else None
+
+    def finish(self) -> list[Any]:
+        """Give the short last batch as a final output, if there is one."""
+        rest = self.rest()
+        return [] if rest is None else rest.batches(self._batch_size)
+
+
+__all__ = ["ExactBatches"]

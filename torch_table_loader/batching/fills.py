@@ -1,0 +1,145 @@
+"""What the caller gave for nulls and codes, checked against the type of its column."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from torch_table_loader.batching.cells import GridCell, PlainCell, unwrapped
+from torch_table_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.batching.cells import Cell
+
+T = TypeVar("T")
+
+
+def _typed(option: str, path: str, given: object, kind: object, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{option}={{{path!r}: {given!r}}} does not fit the column's type {kind}: {error}") from error
+
+
+def _refuse_none(path: str, given: object) -> None:
+    if given is None:
+        raise ConfigError(f"nulls={{{path!r}: None}} fills nothing; give a value, or leave {path!r} out")
+
+
+def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
+    """Bring a fill to a cell's dtype.
+
+    Args:
+        path: the column.
+        given: a value, or for fixed-size lists also a list of values.
+        cell: decodes the column; it makes the fill, too, so that both follow one rule.
+        kind: the column's Arrow type.
+
+    Returns:
+        A value that broadcasts to the shape of a row.
+
+    Raises:
+        ConfigError: it is None, or of another type or range.
+    """
+    _refuse_none(path, given)
+    if not isinstance(given, list | tuple | np.ndarray):
+        while isinstance(cell, GridCell | PlainCell):
+            kind = unwrapped(kind).value_type if isinstance(cell, GridCell) else unwrapped(kind)
+            cell = cell.item
+    if pt.is_decimal(kind):
+        kind = pa.float64()
+    return _typed("nulls", path, given, kind, lambda: cell.values(pa.array([given], kind), set())[0])
+
+
+def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
+    """Bring the list that stands for a null list to the values' dtype.
+
+    Args:
+        path: the column.
+        given: a list of values, often [].
+        item: decodes the column's values.
+
+    Raises:
+        ConfigError: it is no list, or its values are of another type or shape.
+    """
+    _refuse_none(path, given)
+    kind = item.kind
+    if not isinstance(given, list | tuple | np.ndarray):
+        raise ConfigError(
+            f"nulls={{{path!r}: {given!r}}} must be a list (such as []), since the column holds lists; "
+            f"for nulls inside the lists name '{path}.item'"
+        )
+
+    def make() -> NDArray[Any]:
+        found = np.asarray(given) if len(given) else np.empty((0, *kind.inner), kind.dtype)
+        if found.shape[1:] != kind.inner:
+            raise ValueError(f"a value must have the shape {kind.inner}, got {found.shape[1:]}")
+        exact = found.astype(kind.dtype)
+        if kind.dtype.kind != "f" and not np.array_equal(exact, found):
+            raise ValueError(f"values must be {kind.dtype}")
+        return exact
+
+    return _typed("nulls", path, given, kind.dtype, make)
+
+
+def text_fill(path: str, given: Any, wide: pa.DataType) -> str | bytes:
+    """Check the fill of a string or binary column.
+
+    Raises:
+        ConfigError: it is None, or no string (bytes).
+    """
+    _refuse_none(path, given)
+    scalar = _typed("nulls", path, given, wide, partial(pa.scalar, given, wide))
+    found: str | bytes = scalar.as_py()
+    return found
+
+
+def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
+    """Check a vocabulary and make it an Arrow array.
+
+    Raises:
+        ConfigError: it is no list, holds another type, or a value twice, or None.
+    """
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray | pa.Array):
+        raise ConfigError(f"vocabulary[{path!r}] must be a list of values, got {given!r}")
+    values = _typed("vocabulary", path, given, wide, lambda: pa.array(given, wide))
+    if values.null_count or len(values.unique()) != len(values):
+        raise ConfigError(f"vocabulary[{path!r}] must hold each value once, and not None; null is −1 anyway")
+    return values
+
+
+def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str], fitting: set[str]) -> None:
+    """Refuse names of an option that it cannot be for.
+
+    Args:
+        option: its name, for the message.
+        names: what the caller named.
+        known: every path of the schema, and what it is.
+        fitting: what the option can be for, in the words of `known`.
+
+    Raises:
+        ConfigError: with the nearest names.
+    """
+    usable = [path for path, what in known.items() if what in fitting]
+    for name in names:
+        if name in usable:
+            continue
+        if name in known:
+            raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; it is for: {_few(usable)}")
+        near = difflib.get_close_matches(name, usable, n=3) or usable
+        raise ConfigError(f"{option} names {name!r}, which is no column here; the nearest are {_few(near)}")
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) or "none"
+
+
+__all__ = ["check_names", "fixed_fill", "list_fill", "text_fill", "vocabulary_array"]

@@ -1,0 +1,255 @@
+"""The three forms in which a column lies in memory, and what can be done to each.
+
+A kind is a value without data; the data is handed in, so that rows are bare arrays:
+
+* `DenseKind`: an ndarray [rows, ...].
+* `ListsKind`: `Lists`, offsets [rows + 1] and the values of all rows.
+* `TextKind`: a pyarrow Array; it becomes Python objects only when it is cut into batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_LONG_LIST = 32
+
+
+class Lists(NamedTuple):
+    """Lists of fixed-width values: row i is ``values[offsets[i]:offsets[i + 1]]``.
+
+    Offsets are int32 or int64, only read, and need not begin at 0.
+    """
+
+    offsets: NDArray[Any]
+    values: NDArray[Any]
+
+
+class Kind(Protocol):
+    """What can be done to a column's data, whatever its form."""
+
+    def num_bytes(self, data: Any) -> int:
+        """Bytes of the rows' values."""
+        ...
+
+    def slice(self, data: Any, start: int, stop: int) -> Any:
+        """View rows `start` to `stop`."""
+        ...
+
+    def take(self, data: Any, indices: NDArray[np.int64]) -> Any:
+        """Copy rows in the given order."""
+        ...
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Copy runs into one."""
+        ...
+
+    def prepare(self, parts: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
+        """Bring runs into the form that `write` takes, and say the bytes of each piece that it fills."""
+        ...
+
+    def write(self, prepared: Any, pieces: Sequence[NDArray[np.uint8]]) -> None:
+        """Copy what `prepare` gave into memory."""
+        ...
+
+    def read(self, pieces: Sequence[NDArray[np.uint8]], num_rows: int) -> Any:
+        """View memory that `write` filled."""
+        ...
+
+    @property
+    def num_pieces(self) -> int:
+        """How many pieces `write` fills."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseKind:
+    """One value, or one array of a fixed shape, a row.
+
+    Args:
+        dtype: of the values.
+        inner: the shape of a row; () for a single value.
+    """
+
+    dtype: np.dtype[Any]
+    inner: tuple[int, ...] = ()
+    num_pieces = 1
+
+    def num_bytes(self, data: NDArray[Any]) -> int:
+        """Bytes of the rows' values."""
+        return data.nbytes
+
+    def slice(self, data: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+        """View rows `start` to `stop`."""
+        return data[start:stop]
+
+    def take(self, data: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
+        """Copy rows in the given order."""
+        return data.take(indices, axis=0)
+
+    def join(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Copy runs into one."""
+        return np.concatenate(parts)
+
+    def prepare(self, parts: Sequence[NDArray[Any]]) -> tuple[Sequence[NDArray[Any]], tuple[int, ...]]:
+        """Nothing to do; one piece holds the values."""
+        return parts, (sum(part.nbytes for part in parts),)
+
+    def write(self, prepared: Sequence[NDArray[Any]], pieces: Sequence[NDArray[np.uint8]]) -> None:
+        """Copy the runs one after another."""
+        num_rows = sum(len(part) for part in prepared)
+        np.concatenate(prepared, out=self.read(pieces, num_rows))
+
+    def read(self, pieces: Sequence[NDArray[np.uint8]], num_rows: int) -> NDArray[Any]:
+        """View the piece as rows."""
+        return pieces[0].view(self.dtype).reshape((num_rows, *self.inner))
+
+
+@dataclass(frozen=True, slots=True)
+class ListsKind:
+    """A list of fixed-width values a row.
+
+    Args:
+        item: the kind of the values.
+    """
+
+    item: DenseKind
+    num_pieces = 2
+
+    def num_bytes(self, data: Lists) -> int:
+        """Bytes of the rows' values, and 8 an offset."""
+        num_values = int(data.offsets[-1]) - int(data.offsets[0])
+        return 8 * len(data.offsets) + num_values * self.item.dtype.itemsize * prod(self.item.inner)
+
+    def slice(self, data: Lists, start: int, stop: int) -> Lists:
+        """View rows `start` to `stop`."""
+        return Lists(data.offsets[start : stop + 1], data.values)
+
+    def take(self, data: Lists, indices: NDArray[np.int64]) -> Lists:
+        """Copy rows in the given order: long lists as wholes, short ones value by value."""
+        starts = data.offsets[:-1].take(indices).astype(np.int64, copy=False)
+        stops = data.offsets[1:].take(indices).astype(np.int64, copy=False)
+        lengths = stops - starts
+        offsets = np.zeros(len(indices) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        if offsets[-1] > _LONG_LIST * len(indices):
+            runs = [data.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+            return Lists(offsets, np.concatenate(runs))
+        places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Lists(offsets, data.values.take(places, axis=0))
+
+    def join(self, parts: Sequence[Lists]) -> Lists:
+        """Copy runs into one."""
+        return Lists(_joined_offsets(parts), np.concatenate([_used(part) for part in parts]))
+
+    def prepare(self, parts: Sequence[Lists]) -> tuple[Sequence[Lists], tuple[int, ...]]:
+        """Nothing to do; one piece holds the offsets, one the values."""
+        num_rows = sum(len(part.offsets) - 1 for part in parts)
+        return parts, (8 * (num_rows + 1), sum(_used(part).nbytes for part in parts))
+
+    def write(self, prepared: Sequence[Lists], pieces: Sequence[NDArray[np.uint8]]) -> None:
+        """Copy the runs one after another."""
+        pieces[0].view(np.int64)[:] = _joined_offsets(prepared)
+        runs = [_used(part) for part in prepared]
+        np.concatenate(runs, out=self.item.read(pieces[1:], sum(map(len, runs))))
+
+    def read(self, pieces: Sequence[NDArray[np.uint8]], num_rows: int) -> Lists:
+        """View the two pieces as rows."""
+        offsets = pieces[0].view(np.int64)[: num_rows + 1]
+        return Lists(offsets, self.item.read(pieces[1:], int(offsets[-1])))
+
+
+def _used(data: Lists) -> NDArray[Any]:
+    return data.values[data.offsets[0] : data.offsets[-1]]
+
+
+def _joined_offsets(parts: Sequence[Lists]) -> NDArray[np.int64]:
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class TextKind:
+    """Strings or bytes, or lists of them, as an Arrow array of the wide (64-bit offset) type.
+
+    Args:
+        type: the Arrow type.
+    """
+
+    type: pa.DataType
+    num_pieces = 1
+
+    def num_bytes(self, data: pa.Array) -> int:
+        """Bytes of the rows' values and offsets."""
+        return int(data.nbytes)
+
+    def slice(self, data: pa.Array, start: int, stop: int) -> pa.Array:
+        """View rows `start` to `stop`."""
+        return data.slice(start, stop - start)
+
+    def take(self, data: pa.Array, indices: NDArray[np.int64]) -> pa.Array:
+        """Copy rows in the given order."""
+        return data.take(pa.array(indices))
+
+    def join(self, parts: Sequence[pa.Array]) -> pa.Array:
+        """Copy runs into one."""
+        return pa.concat_arrays(parts)
+
+    def prepare(self, parts: Sequence[pa.Array]) -> tuple[pa.RecordBatch, tuple[int, ...]]:
+        """Join the runs; one piece holds them as an Arrow IPC stream."""
+        column = parts[0] if len(parts) == 1 else self.join(parts)
+        batch = pa.record_batch([column], names=[""])
+        return batch, (ipc_size(batch),)
+
+    def write(self, prepared: pa.RecordBatch, pieces: Sequence[NDArray[np.uint8]]) -> None:
+        """Write the stream."""
+        ipc_write(prepared, pieces[0])
+
+    def read(self, pieces: Sequence[NDArray[np.uint8]], num_rows: int) -> pa.Array:
+        """View the stream's buffers."""
+        return ipc_read(pieces[0]).column(0).slice(0, num_rows)
+
+
+def ipc_size(batch: pa.RecordBatch) -> int:
+    """Say how many bytes `ipc_write` fills."""
+    sink = pa.MockOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return int(sink.size())
+
+
+def ipc_write(batch: pa.RecordBatch, piece: NDArray[np.uint8]) -> None:
+    """Write a record batch as an Arrow IPC stream."""
+    with (
+        pa.FixedSizeBufferWriter(pa.py_buffer(piece)) as sink,
+        pa.ipc.new_stream(sink, batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
+
+
+def ipc_read(piece: NDArray[np.uint8]) -> pa.RecordBatch:
+    """View what `ipc_write` wrote."""
+    with pa.ipc.open_stream(pa.py_buffer(piece)) as reader:
+        return reader.read_next_batch()
+
+
+__all__ = [
+    "DenseKind",
+    "Kind",
+    "Lists",
+    "ListsKind",
+    "TextKind",
+    "ipc_read",
+    "ipc_size",
+    "ipc_write",
+]

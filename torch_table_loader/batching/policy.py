@@ -1,0 +1,85 @@
+"""What the caller chose about the form of columns, taken out of all other options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import LoaderOptions, OutputFormat, RaggedLayout, StringLayout
+
+
+@dataclass(frozen=True, slots=True)
+class TypePolicy:
+    """How each Arrow type comes out; the fields are those of `LoaderOptions`.
+
+    Args:
+        output_format: "torch", "numpy", "arrow" or "dict".
+        nulls: ``{column: fill}``, "mask" or None. A struct's child is "struct.child", a list's values are
+            "column.item".
+        ragged: "nested", "pad" or "offsets"; None is "nested" for torch and "offsets" for numpy.
+        strings: "list" or "codes".
+        vocabulary: ``{column: values}`` for codes.
+        decimals: "float64" or None.
+
+    Raises:
+        ConfigError: an option that the output format cannot follow.
+    """
+
+    output_format: OutputFormat = "torch"
+    nulls: Mapping[str, Any] | Literal["mask"] | None = None
+    ragged: RaggedLayout | None = None
+    strings: StringLayout = "list"
+    vocabulary: Mapping[str, Sequence[str]] | None = None
+    decimals: Literal["float64"] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what the output format cannot follow."""
+        if self.output_format in ("arrow", "dict"):
+            for name, neutral in (
+                ("nulls", None),
+                ("ragged", None),
+                ("strings", "list"),
+                ("vocabulary", None),
+                ("decimals", None),
+            ):
+                if getattr(self, name) != neutral:
+                    raise ConfigError(
+                        f"{name}={getattr(self, name)!r} shapes tensors and arrays, but output_format="
+                        f"{self.output_format!r} delivers every column as it is; leave {name} out"
+                    )
+        if self.output_format == "numpy" and self.ragged == "nested":
+            raise ConfigError(
+                'ragged="nested" is a torch layout, but output_format="numpy"; choose ragged="offsets" or ragged="pad"'
+            )
+
+    @classmethod
+    def of(cls, options: LoaderOptions) -> TypePolicy:
+        """Take the policy out of the options."""
+        return cls(
+            output_format=options.output_format,
+            nulls=options.nulls,
+            ragged=options.ragged,
+            strings=options.strings,
+            vocabulary=options.vocabulary,
+            decimals=options.decimals,
+        )
+
+    @property
+    def masks(self) -> bool:
+        """Whether validity tensors were asked for."""
+        return self.nulls == "mask"
+
+    @property
+    def fills(self) -> Mapping[str, Any]:
+        """The fills by column; empty where there are none."""
+        return {} if self.nulls is None or self.nulls == "mask" else self.nulls
+
+    @property
+    def ragged_layout(self) -> RaggedLayout:
+        """The layout of lists, the default resolved."""
+        return self.ragged or ("offsets" if self.output_format == "numpy" else "nested")
+
+
+__all__ = ["TypePolicy"]

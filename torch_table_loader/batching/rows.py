@@ -1,0 +1,141 @@
+"""The sockets of this room: a run of rows in output-ready form, and the codec that makes, joins and ships it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+_ALIGNMENT = 64
+
+Allocate = Callable[[int], torch.Tensor]
+"""Makes a flat uint8 tensor of so many bytes, for example in shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows as one flat piece of memory, fit to cross a process.
+
+    Args:
+        data: flat uint8; the pieces begin at multiples of 64 bytes, in the codec's order.
+        num_rows: the rows in it.
+        sizes: bytes of each piece.
+    """
+
+    data: torch.Tensor
+    num_rows: int
+    sizes: tuple[int, ...]
+
+
+class Rows(Protocol):
+    """A run of rows in output-ready form."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of their values, as they lie in memory."""
+        ...
+
+    def slice(self, start: int, stop: int) -> Self:
+        """View rows `start` to `stop` (exclusive); both in [0, num_rows]."""
+        ...
+
+    def take(self, indices: NDArray[np.int64]) -> Self:
+        """Copy the rows at `indices`, in that order."""
+        ...
+
+    def batches(self, batch_size: int) -> list[Any]:
+        """Cut into final outputs of `batch_size` rows; the last may be short."""
+        ...
+
+
+R = TypeVar("R", bound=Rows)
+
+
+class RowsCodec(Protocol[R]):
+    """Turns record batches of one schema into rows, and rows into outputs. Pickles; holds no data."""
+
+    @property
+    def null_sensitive(self) -> frozenset[str]:
+        """The plain columns in which a null is an error, so that statistics can refuse it beforehand."""
+        ...
+
+    def decode(self, batch: pa.RecordBatch) -> R:
+        """View a record batch as rows.
+
+        Raises:
+            TableError: a null in a column that may have none, or columns that are not the schema's.
+        """
+        ...
+
+    def concat(self, parts: Sequence[R]) -> R:
+        """Copy one or more runs into one, in this order."""
+        ...
+
+    def pack(self, *parts: R, out: Allocate | None = None) -> Block:
+        """Copy one or more runs, in this order, into one flat block.
+
+        Args:
+            parts: at least one.
+            out: makes the block's memory; None takes it from torch's CPU allocator.
+        """
+        ...
+
+    def unpack(self, block: Block) -> R:
+        """View a block as rows."""
+        ...
+
+
+def piece_starts(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Place pieces at multiples of 64 bytes.
+
+    Args:
+        sizes: bytes of each piece.
+
+    Returns:
+        Where each begins, and the bytes of the whole.
+
+    >>> piece_starts([10, 64, 1])
+    ([0, 64, 128], 129)
+    """
+    starts, end = [], 0
+    for size in sizes:
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        starts.append(start)
+        end = start + size
+    return starts, end
+
+
+def new_block(sizes: Sequence[int], num_rows: int, out: Allocate | None) -> tuple[Block, list[NDArray[np.uint8]]]:
+    """Allocate a block and view its pieces.
+
+    Args:
+        sizes: bytes of each piece.
+        num_rows: what the block will say.
+        out: see `RowsCodec.pack`.
+    """
+    _, total = piece_starts(sizes)
+    data = torch.empty(total, dtype=torch.uint8) if out is None else out(total)
+    block = Block(data, num_rows, tuple(sizes))
+    return block, pieces_of(block)
+
+
+def pieces_of(block: Block) -> list[NDArray[np.uint8]]:
+    """View the pieces of a block as flat arrays of bytes that keep it alive."""
+    flat: NDArray[np.uint8] = block.data.numpy()
+    starts, _ = piece_starts(block.sizes)
+    return [flat[start : start + size] for start, size in zip(starts, block.sizes, strict=True)]
+
+
+__all__ = ["Allocate", "Block", "Rows", "RowsCodec", "new_block", "piece_starts", "pieces_of"]

@@ -1,0 +1,283 @@
+"""The one table that decides what each Arrow type becomes.
+
+| Arrow type | output |
+|---|---|
+| integers, floats, bool | tensor of the same width (bool: one byte a value) |
+| decimal | float64 tensor with ``decimals="float64"``, else refused |
+| date, time, timestamp, duration | int64 tensor in the column's unit (date32: days) |
+| fixed-size list of those | tensor with one dimension more |
+| list, large list, list view of those | jagged, padded, or values and offsets (`ragged=`) |
+| string, binary, their large, view and fixed-size forms | Python list, or codes (`strings=`) |
+| list of strings or binary | list of Python lists, or lists of codes with a vocabulary |
+| struct | nested dict, its children as above |
+| dictionary, run-end encoded, extension | as what is inside |
+| null, map, union, interval, list of list, list of struct | refused |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from torch_table_loader.batching import outputs
+from torch_table_loader.batching.cells import Cell, FlatCell, GridCell, PlainCell, is_wrapped, unwrapped
+from torch_table_loader.batching.columns import (
+    CodeListsColumn,
+    CodesColumn,
+    Column,
+    FixedColumn,
+    ListsColumn,
+    PlainColumn,
+    StructColumn,
+    TextColumn,
+)
+from torch_table_loader.batching.fills import check_names, fixed_fill, list_fill, text_fill, vocabulary_array
+from torch_table_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch_table_loader.batching.columns import Cut
+    from torch_table_loader.batching.policy import TypePolicy
+
+_INT64 = np.dtype(np.int64)
+_FLOAT64 = np.dtype(np.float64)
+
+_SAME_WIDTH = {
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.int64(): np.int64,
+    pa.uint8(): np.uint8,
+    pa.uint16(): np.uint16,
+    pa.uint32(): np.uint32,
+    pa.uint64(): np.uint64,
+    pa.float16(): np.float16,
+    pa.float32(): np.float32,
+    pa.float64(): np.float64,
+    pa.bool_(): np.bool_,
+}
+
+_CUTS: Mapping[tuple[str, str], Cut] = {
+    ("torch", "fixed"): outputs.cut_tensors,
+    ("numpy", "fixed"): outputs.cut_arrays,
+    ("torch", "nested"): outputs.cut_nested,
+    ("torch", "pad"): outputs.cut_padded_tensors,
+    ("numpy", "pad"): outputs.cut_padded_arrays,
+    ("torch", "offsets"): outputs.cut_ragged_tensors,
+    ("numpy", "offsets"): outputs.cut_ragged_arrays,
+    ("torch", "codes"): outputs.cut_codes_tensors,
+    ("numpy", "codes"): outputs.cut_codes_arrays,
+}
+
+_LEAVE_OUT = 'leave it out with columns=[...], or take output_format="arrow"'
+
+_FILLABLE = {"number", "fixed-size list", "list", "string", "list of codes"}
+_CODABLE = {"string", "list of codes"}
+
+
+def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Column], frozenset[str]]:
+    """Choose how each column of a schema is decoded.
+
+    Args:
+        schema: what record batches will have.
+        policy: what the caller chose.
+
+    Returns:
+        One node a column; and the names of those top-level columns of single values in which a null is an error.
+
+    Raises:
+        ConfigError: a type without a tensor form, a fill or vocabulary that fits no column, two equal keys.
+    """
+    chooser = Chooser(policy)
+    columns = [chooser.column(entry, entry.name, nullable=entry.nullable) for entry in schema]
+    check_keys(columns, "the table")
+    check_names("nulls", policy.fills, chooser.known, _FILLABLE)
+    check_names("vocabulary", policy.vocabulary or {}, chooser.known, _CODABLE)
+    sensitive = frozenset(
+        entry.name
+        for entry, column in zip(schema, columns, strict=True)
+        if _refuses_nulls(column) and not pt.is_fixed_size_list(unwrapped(entry.type))
+    )
+    return columns, sensitive
+
+
+def _refuses_nulls(column: Column) -> bool:
+    if isinstance(column, PlainColumn):
+        return _refuses_nulls(column.inner)
+    return isinstance(column, FixedColumn) and isinstance(column.cell, FlatCell) and column.cell.fill is None
+
+
+def check_keys(columns: Sequence[Column], where: str) -> None:
+    """Refuse columns of which two would come under one key of a batch.
+
+    Raises:
+        ConfigError: with the key and what to do.
+    """
+    names = [shape.name for column in columns for shape in column.shapes()]
+    for name in names:
+        if names.count(name) > 1:
+            hint = "the mask of another column" if name.endswith(".valid") else "another column"
+            raise ConfigError(
+                f"{where} has a column {name!r}, and {hint} would come under the same name; "
+                "rename one, or leave one out with columns=[...]"
+            )
+
+
+@dataclass(slots=True)
+class Chooser:
+    """Chooses the node of each column, and notes every path that it meets.
+
+    Args:
+        policy: what the caller chose.
+        known: what is at each dotted path.
+    """
+
+    policy: TypePolicy
+    known: dict[str, str] = field(default_factory=dict)
+
+    def column(self, entry: pa.Field, path: str, *, nullable: bool) -> Column:
+        """Choose the node of a column, or of a struct's child.
+
+        Args:
+            entry: its Arrow field.
+            path: its dotted path.
+            nullable: whether its schema, or that of a struct above it, allows nulls.
+
+        Raises:
+            ConfigError: the type has no tensor form, or a fill or vocabulary does not fit it.
+        """
+        kind = entry.type
+        if is_wrapped(kind):
+            return PlainColumn(self.column(entry.with_type(unwrapped(kind)), path, nullable=nullable))
+        if pt.is_struct(kind):
+            return self._struct(entry, path, nullable=nullable)
+        if is_text(kind):
+            return self._text(entry.name, kind, path)
+        masked = self.policy.masks and nullable
+        if pt.is_list(kind) or pt.is_large_list(kind) or _is_grid_of_text(kind):
+            return self._lists(entry, path, masked=masked)
+        masked = masked and not _becomes_float(kind)
+        return FixedColumn(entry.name, self._cell(kind, path, masked=masked), self._cut("fixed"), masked)
+
+    def _struct(self, entry: pa.Field, path: str, *, nullable: bool) -> Column:
+        self.known[path] = f"struct, whose children are named '{path}.<child>'"
+        children = tuple(
+            self.column(child, f"{path}.{child.name}", nullable=nullable or child.nullable)
+            for child in (entry.type.field(index) for index in range(entry.type.num_fields))
+        )
+        check_keys(children, f"the struct {path!r}")
+        return StructColumn(entry.name, children)
+
+    def _text(self, name: str, kind: pa.DataType, path: str) -> Column:
+        self.known[path] = "string"
+        wide = _wide(kind)
+        fills = self.policy.fills
+        fill = text_fill(path, fills[path], wide) if path in fills else None
+        if self.policy.strings == "list":
+            return TextColumn(name, wide, outputs.cut_texts, fill)
+        given = (self.policy.vocabulary or {}).get(path)
+        if given is None:
+            return TextColumn(name, wide, self._cut("codes"), fill)
+        return CodesColumn(name, wide, self._cut("fixed"), vocabulary_array(path, given, wide), fill)
+
+    def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Column:
+        item = unwrapped(entry.type.value_type)
+        if is_text(item):
+            return self._text_lists(entry.name, path, _wide(item), masked=masked)
+        if pt.is_nested(item) and not pt.is_fixed_size_list(item):
+            raise unsupported(path, entry.type, _LEAVE_OUT)
+        self.known[path] = "list"
+        return self._lists_of(entry.name, path, self._cell(entry.type.value_type, f"{path}.item"), masked=masked)
+
+    def _lists_of(self, name: str, path: str, item: Cell, *, masked: bool) -> ListsColumn:
+        fill = list_fill(path, [], item) if masked else None
+        if path in self.policy.fills:
+            fill = list_fill(path, self.policy.fills[path], item)
+        cut = self._cut(self.policy.ragged_layout)
+        return ListsColumn(name, path, item, cut, self._cut("fixed"), masked, fill)
+
+    def _text_lists(self, name: str, path: str, wide: pa.DataType, *, masked: bool) -> Column:
+        if self.policy.strings == "list":
+            self.known[path] = "list of strings, where null comes as None"
+            return TextColumn(name, pa.large_list(wide), outputs.cut_text_lists)
+        self.known[path] = "list of codes"
+        given = (self.policy.vocabulary or {}).get(path)
+        if given is None:
+            raise ConfigError(
+                f"column {path!r} holds lists of strings, whose codes want a vocabulary; pass "
+                f"vocabulary={{{path!r}: [...]}}, or leave it out with columns=[...]"
+            )
+        codes = FlatCell(f"{path}.item", _INT64, _INT64)
+        lists = self._lists_of(name, path, codes, masked=masked)
+        return CodeListsColumn(lists, vocabulary_array(path, given, wide))
+
+    def _cell(self, kind: pa.DataType, path: str, *, masked: bool = False) -> Cell:
+        if is_wrapped(kind):
+            return PlainCell(self._cell(unwrapped(kind), path, masked=masked))
+        cell: FlatCell | GridCell
+        if pt.is_fixed_size_list(kind):
+            self.known[path] = "fixed-size list"
+            cell = GridCell(path, self._cell(kind.value_type, f"{path}.item"), kind.list_size)
+        else:
+            self.known[path] = "number"
+            cell = self._flat(kind, path)
+        dtype = cell.kind.dtype
+        if path in self.policy.fills:
+            return replace(cell, fill=fixed_fill(path, self.policy.fills[path], cell, kind))
+        if masked:
+            return replace(cell, fill=dtype.type(0))
+        return replace(cell, fill=dtype.type(np.nan)) if dtype.kind == "f" else cell
+
+    def _flat(self, kind: pa.DataType, path: str) -> FlatCell:
+        if kind in _SAME_WIDTH:
+            dtype = np.dtype(_SAME_WIDTH[kind])
+            return FlatCell(path, dtype, dtype)
+        if pt.is_temporal(kind) and not pt.is_interval(kind):
+            return FlatCell(path, np.dtype(np.int32) if kind.bit_width == 32 else _INT64, _INT64)
+        if pt.is_decimal(kind):
+            if self.policy.decimals is None:
+                raise unsupported(path, kind, f'pass decimals="float64" to take it as doubles, {_LEAVE_OUT}')
+            return FlatCell(path, _FLOAT64, _FLOAT64, cast=True)
+        remedy = f"say what type it has with schema=, {_LEAVE_OUT}" if pt.is_null(kind) else _LEAVE_OUT
+        raise unsupported(path, kind, remedy)
+
+    def _cut(self, what: str) -> Cut:
+        return _CUTS[self.policy.output_format, what]
+
+
+def unsupported(path: str, kind: pa.DataType, remedy: str) -> ConfigError:
+    """Name the column, its type and the remedy."""
+    return ConfigError(f"column {path!r} is of type {kind}, which has no form as a tensor; {remedy}")
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Say whether values become Python strings or bytes.
+
+    >>> is_text(pa.string()), is_text(pa.binary(4)), is_text(pa.int8())
+    (True, True, False)
+    """
+    tests = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary, pt.is_binary_view)
+    return _is_string(kind) or any(test(kind) for test in tests)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
+
+
+def _is_grid_of_text(kind: pa.DataType) -> bool:
+    return bool(pt.is_fixed_size_list(kind)) and is_text(unwrapped(kind.value_type))
+
+
+def _becomes_float(kind: pa.DataType) -> bool:
+    return bool(pt.is_floating(kind) or pt.is_decimal(kind))
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    return pa.large_string() if _is_string(kind) else pa.large_binary()
+
+
+__all__ = ["choose", "is_text"]

@@ -1,0 +1,151 @@
+"""The counting pass: how many rows of each row group pass a row filter, known before training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torch_table_loader.records import ReadTask, Segment
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.source.plan_cache import PlanCache
+
+Progress = Callable[[Iterable[Any], int], Iterable[Any]]
+"""Wraps the items of a pass, of which there are so many, to show how it goes."""
+
+
+class LiveCounter:
+    """Counts live rows under one filter; each part of a row group once, however often it is asked for."""
+
+    def __init__(
+        self,
+        table: Table,
+        reader: TaskReader,
+        filter_key: str,
+        cache: PlanCache | None,
+        threads: int,
+        progress: Progress,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            table: the table.
+            reader: reads the filter's columns.
+            filter_key: names the filter in the cache.
+            cache: counts that were made before, and where new ones go; or None.
+            threads: how many read.
+            progress: shows how the pass goes.
+        """
+        self._table = table
+        self._reader = reader
+        self._key = filter_key
+        self._cache = cache
+        self._threads = threads
+        self._progress = progress
+        self._group_live = np.full(len(table.layout.group_rows), -1, dtype=np.int64)
+        self._parts: dict[tuple[int, int, int], int] = {}
+        self._load()
+
+    def count(self, segments: SegmentTable, splits: NDArray[np.int64]) -> SegmentTable:
+        """Fill in the live rows of some splits.
+
+        Args:
+            segments: of which some are unknown.
+            splits: those whose rows must be known.
+        """
+        live = self._known(segments)
+        wanted = np.zeros(len(segments.splits), dtype=np.bool_)
+        wanted[splits] = True
+        missing = np.flatnonzero((live < 0) & np.repeat(wanted, np.diff(segments.offsets)))
+        for part, counts in self._read(segments, missing):
+            live[part] = counts
+            self._remember(segments, part, counts)
+        self._save(segments, missing)
+        return segments.counted(live)
+
+    def _known(self, segments: SegmentTable) -> NDArray[np.int64]:
+        """Take what was counted before; parts of row groups are looked up one by one."""
+        whole = self._is_whole(segments)
+        live = segments.live.copy()
+        take = (live < 0) & whole
+        live[take] = self._group_live[segments.group[take]]
+        if self._parts:
+            for at in np.flatnonzero((live < 0) & ~whole).tolist():
+                live[at] = self._parts.get(self._part(segments, at), -1)
+        return live
+
+    def _is_whole(self, segments: SegmentTable) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = (
+            segments.row_stop - segments.row_start == self._table.layout.group_rows[segments.group]
+        )
+        return result
+
+    def _read(
+        self, segments: SegmentTable, missing: NDArray[np.int64]
+    ) -> Iterable[tuple[NDArray[np.int64], list[int]]]:
+        """Count the missing segments file by file, in parallel."""
+        if not len(missing):
+            return
+        layout = self._table.layout
+        file = np.searchsorted(layout.group_offsets, segments.group[missing], side="right") - 1
+        order = np.lexsort((segments.row_start[missing], file))
+        parts = np.split(missing[order], np.flatnonzero(np.diff(file[order])) + 1)
+
+        def count(part: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
+            number = int(np.searchsorted(layout.group_offsets, segments.group[part[0]], side="right")) - 1
+            groups = segments.group[part] - int(layout.group_offsets[number])
+            rows = zip(
+                groups.tolist(), segments.row_start[part].tolist(), segments.row_stop[part].tolist(), strict=True
+            )
+            return part, self._reader.count(ReadTask(number, tuple(Segment(*row, -1) for row in rows)))
+
+        with ThreadPoolExecutor(self._threads, "table-loader-count") as pool:
+            yield from self._progress(pool.map(count, parts), len(parts))
+
+    def _remember(self, segments: SegmentTable, part: NDArray[np.int64], counts: list[int]) -> None:
+        rows = self._table.layout.group_rows
+        for at, count in zip(part.tolist(), counts, strict=True):
+            group = int(segments.group[at])
+            if segments.row_stop[at] - segments.row_start[at] == rows[group]:
+                self._group_live[group] = count
+            else:
+                self._parts[self._part(segments, at)] = count
+
+    @staticmethod
+    def _part(segments: SegmentTable, at: int) -> tuple[int, int, int]:
+        return int(segments.group[at]), int(segments.row_start[at]), int(segments.row_stop[at])
+
+    def _load(self) -> None:
+        """Take the counts of other ranks and runs from the cache."""
+        if self._cache is None:
+            return
+        layout = self._table.layout
+        for number, file in enumerate(layout.files):
+            counts = self._cache.counts(file, self._key)
+            if counts is not None:
+                groups = layout.groups_of(number)
+                self._group_live[groups.start : groups.stop] = counts
+
+    def _save(self, segments: SegmentTable, counted: NDArray[np.int64]) -> None:
+        """Put the files that are now counted whole into the cache."""
+        if self._cache is None or not len(counted):
+            return
+        layout = self._table.layout
+        numbers = np.unique(np.searchsorted(layout.group_offsets, segments.group[counted], side="right") - 1)
+        for number in numbers.tolist():
+            groups = layout.groups_of(number)
+            part = slice(groups.start, groups.stop)
+            live = np.where(layout.group_kept[part] & (layout.group_rows[part] > 0), self._group_live[part], 0)
+            if (live >= 0).all():
+                self._cache.put_counts(layout.files[number], self._table.metas[number], self._key, live.tolist())
+
+
+__all__ = ["LiveCounter", "Progress"]

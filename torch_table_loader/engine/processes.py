@@ -1,0 +1,182 @@
+"""Lanes on the worker processes of a torch DataLoader."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.engine.work import LaneBatches, LaneClock
+
+if TYPE_CHECKING:
+    from torch_table_loader.batching.policy import Block, Rows
+    from torch_table_loader.engine.work import EpochWork
+
+BLOCK_BYTES = 16 * 1024 * 1024
+"""Bytes of a block that crosses a process, where a batch is smaller."""
+
+BLOCKS_AHEAD = 2
+"""Blocks that each worker process prepares ahead."""
+
+
+@dataclass(slots=True)
+class _Message:
+    """What crosses from a worker: some batches of a lane, or its end."""
+
+    lane: int
+    clock: LaneClock
+    batches: list[Any] | None = None
+    block: Block | None = None
+    done: bool = False
+
+
+class _WorkerLanes(IterableDataset[_Message | None]):
+    """The lanes of one worker process, one message a lane in each round, so that no lane runs far ahead."""
+
+    def __init__(self, work: EpochWork, begun: Sequence[int]) -> None:
+        self._work = work
+        self._begun = begun
+
+    def __iter__(self) -> Iterator[_Message | None]:
+        info = get_worker_info()
+        assert info is not None  # noqa: S101 a DataLoader with workers calls this in a worker
+        slots = -(-self._work.lanes // info.num_workers)
+        lanes = [lane for lane in range(info.id, self._work.lanes, info.num_workers)]
+        sources: list[Iterator[_Message] | None] = [self._messages(lane) for lane in lanes]
+        sources += [None] * (slots - len(sources))
+        while any(source is not None for source in sources):
+            for slot, source in enumerate(sources):
+                message = None if source is None else next(source, None)
+                if source is not None and message is None:
+                    sources[slot] = None
+                yield message
+
+    def _messages(self, lane: int) -> Iterator[_Message]:
+        if self._work.collate_fn is not None:
+            return self._collated(lane)
+        return self._blocks(lane)
+
+    def _collated(self, lane: int) -> Iterator[_Message]:
+        """With a `collate_fn`, each result crosses alone."""
+        batches = LaneBatches(self._work, lane, self._begun[lane])
+        while (block := batches.next_block()) is not None:
+            for batch in block:
+                yield _Message(lane, batches.clock, batches=[batch])
+        rest = None if batches.rest is None else self._pack(batches.rest)
+        yield _Message(lane, batches.clock, block=rest, done=True)
+
+    def _blocks(self, lane: int) -> Iterator[_Message]:
+        """Without one, several batches cross as one shared block."""
+        clock = LaneClock()
+        size = self._work.plan.batch_size
+        cutter: ExactBatches | None = None
+        for rows in self._work.rows(lane, self._begun[lane]):
+            if cutter is None:
+                batch_bytes = max(1, rows.num_bytes * size // max(1, rows.num_rows))
+                cutter = ExactBatches(self._work.codec, size * max(1, BLOCK_BYTES // batch_bytes))
+            clock.rows += rows.num_rows
+            clock.num_bytes += rows.num_bytes
+            for block in cutter.push_rows(rows):
+                clock.batches += block.num_rows // size
+                yield _Message(lane, clock, block=self._pack(block))
+        rest = None if cutter is None else cutter.rest()
+        if rest is not None and self._work.plan.counted:
+            clock.batches += -(-rest.num_rows // size)
+            yield _Message(lane, clock, block=self._pack(rest))
+            rest = None
+        yield from self._uncounted_rest(lane, clock, rest)
+
+    def _uncounted_rest(self, lane: int, clock: LaneClock, rest: Rows | None) -> Iterator[_Message]:
+        size = self._work.plan.batch_size
+        if rest is not None:
+            whole = rest.num_rows // size * size
+            if whole:
+                yield _Message(lane, clock, block=self._pack(rest.slice(0, whole)))
+            rest = rest.slice(whole, rest.num_rows) if whole < rest.num_rows else None
+        yield _Message(lane, clock, block=None if rest is None else self._pack(rest), done=True)
+
+    def _pack(self, rows: Rows) -> Block:
+        return self._work.codec.pack(rows, _shared_bytes)
+
+
+def _shared_bytes(num_bytes: int) -> torch.Tensor:
+    """Allocate in shared memory, so that a block is written once and crosses without a copy."""
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes))
+
+
+def _as_is(message: Any) -> Any:
+    return message
+
+
+class ProcessServer:
+    """Worker processes that read the lanes; the consumer cuts their blocks."""
+
+    def __init__(self, work: EpochWork, begun: Sequence[int], processes: int, context: Any) -> None:
+        """Start the processes.
+
+        Args:
+            work: the rank's; it crosses to each worker.
+            begun: batches that each lane has delivered before.
+            processes: how many serve the lanes.
+            context: the name of a start method, a multiprocessing context, or None for the platform's default.
+        """
+        self._work = work
+        self._ready: list[deque[list[Any]]] = [deque() for _ in begun]
+        self._rest: list[Rows | None] = [None for _ in begun]
+        self._done = [False for _ in begun]
+        self._clocks = [LaneClock() for _ in begun]
+        loader = DataLoader(
+            _WorkerLanes(work, begun),
+            batch_size=None,
+            num_workers=processes,
+            collate_fn=_as_is,
+            prefetch_factor=BLOCKS_AHEAD * -(-work.lanes // processes),
+            multiprocessing_context=context,
+        )
+        self._messages: Any = iter(loader)
+
+    @property
+    def clocks(self) -> list[LaneClock]:
+        """What each lane had done when its newest message left."""
+        return self._clocks
+
+    def take(self, lane: int) -> list[Any] | None:
+        """Take messages until one is for the lane."""
+        ready = self._ready[lane]
+        while not ready:
+            if self._done[lane] or self._messages is None:
+                return None
+            message = next(self._messages, None)
+            if message is not None:
+                self._sort_in(message)
+        return ready.popleft()
+
+    def rest(self, lane: int) -> Rows | None:
+        """Give the rows that a lane which is done left over."""
+        return self._rest[lane]
+
+    def close(self) -> None:
+        """End every process."""
+        messages, self._messages = self._messages, None
+        if messages is not None:
+            messages._shutdown_workers()
+
+    def _sort_in(self, message: _Message) -> None:
+        lane = message.lane
+        self._clocks[lane] = message.clock
+        rows = None if message.block is None else self._work.codec.unpack(message.block)
+        if message.done:
+            self._done[lane] = True
+            self._rest[lane] = rows
+        elif rows is not None:
+            self._ready[lane].append(rows.batches(self._work.plan.batch_size))
+        elif message.batches is not None:
+            self._ready[lane].append(message.batches)
+
+
+__all__ = ["ProcessServer"]

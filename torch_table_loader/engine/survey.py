@@ -1,0 +1,142 @@
+"""The survey of a table: footers read once and in parallel, schemas unified, row groups pruned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.read.expressions import check_filter
+from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.unify import resolve_schema
+from torch_table_loader.source.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from torch_table_loader.contracts import Source, Storage
+    from torch_table_loader.records import DataFile, FileMeta
+    from torch_table_loader.source.plan_cache import PlanCache
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+INFERRED_FORMATS = frozenset({"csv", "json", "jsonl"})
+"""Formats whose types are guessed from text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A table whose footers have been read.
+
+    Args:
+        storage: where the files are.
+        layout: files and row groups.
+        metas: what each file's footer says.
+        schema: the unified schema, partition columns included.
+        fingerprint: hash of relative names, sizes and row counts.
+    """
+
+    storage: Storage
+    layout: TableLayout
+    metas: tuple[FileMeta, ...]
+    schema: pa.Schema
+    fingerprint: str
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """The data files in canonical order."""
+        return self.layout.files
+
+    @property
+    def footer_bytes(self) -> int:
+        """Bytes of raw footers that are held so that no footer is read twice."""
+        return sum(len(meta.footer) for meta in self.metas if meta.footer is not None)
+
+    def refuse_nulls(self, columns: frozenset[str]) -> None:
+        """Refuse columns in which statistics prove a null.
+
+        Args:
+            columns: those in which a null would be an error when it came.
+
+        Raises:
+            TableError: names the column, a file, and the remedies.
+        """
+        wanted = sorted(columns)
+        if not wanted:
+            return
+
+        def check(index: int) -> None:
+            file = self.files[index]
+            groups = self.layout.groups_of(index)
+            kept = self.layout.group_kept[groups.start : groups.stop].tolist()
+            found = reader_for(file.format).null_columns(self.metas[index], wanted, kept)
+            if found:
+                raise TableError(
+                    f"column {min(found)!r} has nulls in {file.name!r} (its statistics say so), and a tensor of ints "
+                    f'or bools has no place for them; pass nulls={{{min(found)!r}: fill}}, nulls="mask", or filter '
+                    "them out"
+                )
+
+        in_parallel(check, range(len(self.files)))
+
+
+def survey(source: Source, filters: Any, given: pa.Schema | None, cache: PlanCache | None) -> Table:
+    """Read what a table says of itself.
+
+    Args:
+        source: its files.
+        filters: a row filter, for pruning; or None.
+        given: the caller's ``schema=``, or None.
+        cache: footers that were read before, or None.
+
+    Raises:
+        TableError: a file is gone, torn, or does not fit the others.
+        ConfigError: the filter does not fit the schema.
+    """
+    files = tuple(source.files)
+    metas = _inspect(source, files, given, cache)
+    schemas = [(file.name, meta.schema) for file, meta in zip(files, metas, strict=True)]
+    inferred = any(file.format in INFERRED_FORMATS for file in files)
+    schema = resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
+    kept: list[Sequence[bool]] | None = None
+    if filters is not None:
+        check_filter(filters, schema)
+        kept = in_parallel(
+            lambda pair: reader_for(pair[0].format).prune(pair[0], pair[1], filters, schema),
+            list(zip(files, metas, strict=True)),
+        )
+    layout = TableLayout.of(files, [meta.group_rows for meta in metas], [meta.group_bytes for meta in metas], kept)
+    return Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()))
+
+
+def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Map over threads; the first error is raised. For work that waits for a store."""
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), 4 * (os.cpu_count() or 1), 32), "table-loader-survey") as pool:
+        return list(pool.map(work, items))
+
+
+def _inspect(
+    source: Source, files: Sequence[DataFile], given: pa.Schema | None, cache: PlanCache | None
+) -> tuple[FileMeta, ...]:
+    known = {} if cache is None else cache.get_many(files)
+
+    def inspect(file: DataFile) -> FileMeta:
+        entry = known.get(file.name)
+        if entry is not None:
+            return entry.meta
+        meta = reader_for(file.format).inspect(source.storage, file, given)
+        if cache is not None:
+            cache.put(file, meta)
+        return meta
+
+    return tuple(in_parallel(inspect, files))
+
+
+__all__ = ["Table", "in_parallel", "survey"]

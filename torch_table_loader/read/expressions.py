@@ -1,0 +1,138 @@
+"""What a filter expression refers to, whether it fits a table, and what it says of a batch.
+
+An expression is never parsed: it is bound to schemas, and pyarrow says whether it fits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import pickle
+import re
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.read.failures import first_line
+
+_last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
+
+
+def check_filter(filters: Any, schema: pa.Schema) -> None:
+    """Refuse a filter that is no boolean expression over a schema.
+
+    Args:
+        filters: what the caller passed.
+        schema: the table's unified schema, partition columns included.
+
+    Raises:
+        ConfigTypeError: it is not a pyarrow compute Expression.
+        ConfigError: it names a column that the table does not have, compares types that do not compare, or
+            does not say true or false.
+    """
+    if not isinstance(filters, pc.Expression):
+        raise ConfigTypeError(
+            "filters must be a pyarrow compute Expression such as pyarrow.compute.field('x') > 3, got "
+            f"{type(filters).__name__} {filters!r}"
+        )
+    try:
+        pickle.dumps(filters)
+    except pa.ArrowNotImplementedError as error:
+        raise ConfigError(
+            f"filters must refer to columns by name, got {filters}; write field('name'), not field(0)"
+        ) from error
+    try:
+        kind = _bound_type(filters, schema)
+    except pa.ArrowException as error:
+        raise ConfigError(_misfit(filters, schema, error)) from error
+    if not pa.types.is_boolean(kind):
+        raise ConfigError(
+            f"filters must say true or false of each row, but {filters} gives {kind}; compare it with something"
+        )
+
+
+def expression_columns(filters: Any, schema: pa.Schema) -> frozenset[str]:
+    """Find the top-level columns that an expression refers to.
+
+    Args:
+        filters: an expression that `check_filter` accepts over `schema`.
+        schema: the table's unified schema.
+
+    Returns:
+        Their names: those without which the expression does not bind.
+
+    >>> schema = pa.schema([("a", pa.int32()), ("b", pa.int32()), ("c", pa.int32())])
+    >>> sorted(expression_columns((pc.field("a") > 1) | pc.field("c").is_null(), schema))
+    ['a', 'c']
+    """
+    global _last_columns  # noqa: PLW0603 - one filter is asked about for every file of a table
+    last = _last_columns
+    if last is not None and last[0] is filters and last[1] is schema:
+        return last[2]
+    found = frozenset(_needed(filters, schema, list(schema.names)))
+    _last_columns = (filters, schema, found)
+    return found
+
+
+def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
+    """Evaluate a filter on a batch.
+
+    Args:
+        batch: has the columns that the filter refers to; may have more.
+        filters: an expression that `check_filter` accepts.
+
+    Returns:
+        Booleans, one a row; null where the filter cannot say, which does not pass.
+    """
+    if batch.num_columns == 0:
+        one = pa.record_batch([pa.nulls(1)], names=["none"])
+        return pa.repeat(row_mask(one, filters)[0], batch.num_rows)
+    mask = _project(filters, pa.Table.from_batches([batch])).column(0)
+    return mask.chunk(0) if mask.num_chunks == 1 else mask.combine_chunks()
+
+
+def _project(filters: Any, table: pa.Table) -> pa.Table:
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
+    project = acero.Declaration("project", acero.ProjectNodeOptions([filters], ["mask"]))
+    # One thread: with more, acero hands out chunks in the order in which they are ready.
+    return acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
+
+
+def _bound_type(filters: Any, schema: pa.Schema) -> pa.DataType:
+    return _project(filters, schema.empty_table()).schema.field(0).type
+
+
+def _needed(filters: Any, schema: pa.Schema, names: list[str]) -> list[str]:
+    if not names or _binds_without(filters, schema, set(names)):
+        return []
+    if len(names) == 1:
+        return names
+    half = len(names) // 2
+    return _needed(filters, schema, names[:half]) + _needed(filters, schema, names[half:])
+
+
+def _binds_without(filters: Any, schema: pa.Schema, names: set[str]) -> bool:
+    try:
+        _bound_type(filters, pa.schema([field for field in schema if field.name not in names]))
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _misfit(filters: Any, schema: pa.Schema, error: Exception) -> str:
+    unknown = re.search(r"No match for FieldRef\.(?:Nested\(FieldRef\.)?Name\((.*?)\)", first_line(error))
+    if unknown is None or unknown[1] in schema.names:
+        return (
+            f"filters must fit the table's types, got {filters}: {first_line(error)}; compare a column with a "
+            "value of its own type, or cast one of them"
+        )
+    near = difflib.get_close_matches(unknown[1], schema.names, n=3) or schema.names[:10]
+    return (
+        f"filters name the column {unknown[1]!r}, which the table does not have; "
+        f"the nearest are {', '.join(map(repr, near))}"
+    )
+
+
+__all__ = ["check_filter", "expression_columns", "row_mask"]

@@ -1,0 +1,102 @@
+"""Turns what pyarrow, a codec or a store raises into this library's errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from torch_table_loader.errors import StorageError, TableError, TableLoaderError
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import DataFile, FileVersion
+
+_STORE_WORDS = ("AWS Error", "curlCode", "Couldn't resolve", "Connection")
+_DATA_MODULES = ("builtins", "pyarrow", "numpy")
+
+
+def is_store_failure(error: BaseException, *, is_local: bool) -> bool:
+    """Say whether the store failed, not the data.
+
+    pyarrow raises OSError both for a page that does not decode and for a store that does not answer: the
+    latter carries an errno or the store's own words. A client written in Python raises its own types.
+
+    Args:
+        error: what was raised.
+        is_local: whether the file is on this machine's file system.
+    """
+    if isinstance(error, pa.ArrowException) and not isinstance(error, OSError):
+        return False
+    if isinstance(error, OSError):
+        return error.errno is not None or type(error) is not OSError or any(word in str(error) for word in _STORE_WORDS)
+    return not is_local and not type(error).__module__.startswith(_DATA_MODULES)
+
+
+def as_reading_error(
+    error: Exception,
+    file: DataFile,
+    *,
+    is_local: bool,
+    group: int | None = None,
+    column: str | None = None,
+) -> TableLoaderError:
+    """Name the file, row group and column of what went wrong while reading.
+
+    Args:
+        error: what was raised; chain it with ``raise ... from error``.
+        file: the file that was read.
+        is_local: whether it is on this machine's file system.
+        group: its row group, if known.
+        column: the column, if known.
+
+    Returns:
+        `error` itself if it is this library's, else a StorageError or a TableError.
+    """
+    if isinstance(error, TableLoaderError):
+        return error
+    where = f"{file.name}{'' if group is None else f', row group {group}'}"
+    where += "" if column is None else f", column {column!r}"
+    said = f"{type(error).__name__}: {first_line(error)}"
+    if is_store_failure(error, is_local=is_local):
+        return StorageError(
+            f"the store failed while reading {where} ({said}); check access and the network, then resume"
+        )
+    return TableError(
+        f"could not decode {where} as {file.format} ({said}); the file is damaged or is not what its "
+        "metadata says: write it again, or leave it out of the table"
+    )
+
+
+def changed_error(file: DataFile, now: FileVersion) -> TableError:
+    """Name what changed in a file since it was listed.
+
+    Args:
+        file: the file as it was listed.
+        now: what the store says of it now.
+    """
+    changes = [
+        f"{field} was {was!r} and is {came!r}"
+        for field, was, came in (
+            ("size in bytes", file.version.num_bytes, now.num_bytes),
+            ("mtime in ns", file.version.mtime_ns, now.mtime_ns),
+            ("etag", file.version.etag, now.etag),
+        )
+        if was != came
+    ]
+    return TableError(
+        f"{file.name} changed under us: {'; '.join(changes)}; build the loader again on the table as it is "
+        "now, and let writers add new files instead of writing over old ones"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    r"""Give the first line of an error's text, shortened.
+
+    >>> first_line(ValueError("bad page\nat offset 4"))
+    'bad page'
+    """
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else ""
+
+
+__all__ = ["as_reading_error", "changed_error", "first_line", "is_store_failure"]

@@ -1,0 +1,44 @@
+"""The format readers by name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.read.parquet import ParquetReader
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import FormatReader
+
+_READERS: dict[str, FormatReader] = {reader.name: reader for reader in (ParquetReader(),)}
+
+FORMATS = tuple(_READERS)
+"""What the caller may write as ``format=``."""
+
+COLUMNAR = frozenset({"parquet", "orc", "arrow", "ipc", "feather"})
+"""Formats that read one row group, and one column of it, without reading what comes before."""
+
+
+def reader_for(name: str) -> FormatReader:
+    """Give the reader of a format.
+
+    Args:
+        name: what the caller wrote as ``format=``.
+
+    Raises:
+        ConfigError: there is none; names those there are.
+
+    >>> reader_for("parquet").name
+    'parquet'
+    """
+    if name in _READERS:
+        return _READERS[name]
+    near = difflib.get_close_matches(name, FORMATS, n=1)
+    raise ConfigError(
+        f"format must be one of {', '.join(map(repr, FORMATS))}, got {name!r}"
+        + (f"; did you mean {near[0]!r}?" if near else "")
+    )
+
+
+__all__ = ["COLUMNAR", "FORMATS", "reader_for"]

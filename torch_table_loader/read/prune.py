@@ -1,0 +1,128 @@
+"""What a filter rules out before anything is read: by partition values, and by Parquet statistics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from torch_table_loader.read.expressions import expression_columns
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import DataFile, FileMeta
+
+_MOST_FLOATS = 4
+"""Each float column of a filter doubles the work: every subset of them may be NaN."""
+
+
+def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
+    """Say whether a file's partition values leave any of its rows a chance to pass.
+
+    Args:
+        file: which, with its partition values.
+        filters: an expression over `schema`.
+        schema: the table's unified schema, partition columns included.
+    """
+    known = _known_values(file, (), schema)
+    if known is None:
+        return True
+    return _can_pass(known, filters, schema)
+
+
+def kept_row_groups(
+    file: DataFile, meta: FileMeta, source: pa.Buffer, filters: Any, schema: pa.Schema
+) -> Sequence[bool]:
+    """Say for each Parquet row group whether its statistics leave any row a chance to pass.
+
+    Parquet statistics leave NaN out of minimum and maximum, and pyarrow trusts them: it drops a row group of
+    ``[0, 1, NaN]`` under ``~(x < 3)``, which NaN passes. So the filter is asked again with each set of its
+    float columns taken to be NaN, and a row group goes only where all answers agree. Columns whose statistics
+    cannot be compared in the table's type (nested, or of another type in this file) count as unknown.
+
+    Args:
+        file: which, with its partition values.
+        meta: its metadata.
+        source: a Parquet file, or its footer alone.
+        filters: an expression over `schema`.
+        schema: the table's unified schema, partition columns included.
+
+    Returns:
+        One bool a row group; True where statistics cannot decide.
+    """
+    count = len(meta.group_rows)
+    used = expression_columns(filters, schema)
+    partition = {name for name, _ in file.partition}
+    physical = set(meta.schema.names) - partition
+    absent = used - physical - partition
+    floats = sorted(name for name in used & physical if pa.types.is_floating(meta.schema.field(name).type))
+    known = _known_values(file, absent, schema)
+    if not _can_pass(known, filters, schema):
+        return [False] * count
+    comparable = all(
+        _statistics_compare(meta.schema.field(name).type, schema.field(name).type) for name in used & physical
+    )
+    if not comparable or len(floats) > _MOST_FLOATS:
+        return [True] * count
+    kept: set[int] = set()
+    for size in range(len(floats) + 1):
+        for chosen in itertools.combinations(floats, size):
+            nans = [_equals(name, pa.scalar(math.nan, schema.field(name).type)) for name in chosen]
+            passing = _passing_row_groups(source, [*([] if known is None else [known]), *nans], filters, schema)
+            if passing is None:
+                return [True] * count
+            kept |= passing
+    return [group in kept for group in range(count)]
+
+
+def _passing_row_groups(source: pa.Buffer, known: Sequence[Any], filters: Any, schema: pa.Schema) -> set[int] | None:
+    try:
+        fragment = ds.ParquetFileFormat().make_fragment(
+            pa.BufferReader(source), partition_expression=reduce(and_, known) if known else None
+        )
+        return {group.id for group in fragment.subset(filters, schema=schema).row_groups}
+    except pa.ArrowException:
+        return None  # pyarrow cannot decide: keep all
+
+
+def _can_pass(known: Any, filters: Any, schema: pa.Schema) -> bool:
+    if known is None:
+        return True
+    # No file is opened here: the file system dataset looks at what is known of each fragment alone.
+    form = ds.IpcFileFormat()
+    fragment = form.make_fragment(pa.BufferReader(b""), partition_expression=known)
+    try:
+        return bool(list(ds.FileSystemDataset([fragment], schema, form).get_fragments(filter=filters)))
+    except pa.ArrowException:
+        return True  # pyarrow cannot decide: keep all
+
+
+def _known_values(file: DataFile, absent: Iterable[str], schema: pa.Schema) -> Any:
+    known = [
+        _equals(name, pa.scalar(value, schema.field(name).type))
+        for name, value in file.partition
+        if name in schema.names
+    ]
+    known += [pc.field(name).is_null() for name in sorted(absent)]
+    return reduce(and_, known) if known else None
+
+
+def _equals(name: str, value: pa.Scalar) -> Any:
+    return pc.field(name) == value if value.is_valid else pc.field(name).is_null()
+
+
+def _statistics_compare(file_type: pa.DataType, table_type: pa.DataType) -> bool:
+    if pa.types.is_nested(file_type) or pa.types.is_dictionary(file_type):
+        return False
+    if file_type.equals(table_type):
+        return True
+    return pa.types.is_integer(file_type) and pa.types.is_integer(table_type)
+
+
+__all__ = ["kept_row_groups", "partition_can_pass"]

@@ -1,0 +1,288 @@
+"""The room's front door: a task becomes exactly its live rows."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
+from torch_table_loader.read.conform import Conformer, conform_plan
+from torch_table_loader.read.expressions import check_filter, expression_columns, row_mask
+from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure
+from torch_table_loader.read.formats import COLUMNAR, reader_for
+from torch_table_loader.read.runs import Piece, Walk, group_at, plan_runs, trim_segments
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import OpenFile, Storage
+    from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
+
+ROW_ID = "row_id"
+"""The column that says which physical row of the snapshot a row is."""
+
+DEFAULT_MAX_ROWS = 65_536
+
+
+class _Masked(NamedTuple):
+    """A batch of the table's columns, where it starts in the file, and which of its rows pass (None: all)."""
+
+    piece: Piece
+    row: int
+    batch: pa.RecordBatch
+    mask: pa.Array | None
+
+
+class _FilePlan(NamedTuple):
+    """How a file is read.
+
+    `filters` is None where partition values alone let every row pass, and `empty` says that they let none.
+    """
+
+    file: DataFile
+    meta: FileMeta
+    group_starts: list[int]
+    conformer: Conformer
+    filters: Any
+    empty: bool
+
+
+class TaskReader:
+    """Reads tasks of one table. A value: it pickles, keeps no handle between tasks, and threads may share it."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Sequence[DataFile],
+        metas: Sequence[FileMeta],
+        table_schema: pa.Schema,
+        columns: Sequence[str],
+        *,
+        filters: Any = None,
+        row_id_bases: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] | None = None,
+        max_rows: int = DEFAULT_MAX_ROWS,
+    ) -> None:
+        """Check what is asked for against the table.
+
+        Args:
+            storage: where the files are.
+            files: the table's data files in canonical order.
+            metas: what each file's reader said of it.
+            table_schema: the unified schema, partition columns included.
+            columns: names to deliver, in this order.
+            filters: a pyarrow compute Expression over `table_schema`; rows for which it is false or null do
+                not come.
+            row_id_bases: the ordinal of each file's first row among all physical rows; adds ``row_id`` (int64)
+                as the last column.
+            max_rows: no batch has more rows.
+
+        Raises:
+            ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
+        """
+        if len(files) != len(metas):
+            raise ConfigError(f"TaskReader wants a FileMeta for each file, got {len(files)} and {len(metas)}")
+        if unknown := [name for name in columns if name not in table_schema.names]:
+            raise ConfigError(f"columns must be in the table's schema {table_schema.names}, got {unknown[0]!r}")
+        if row_id_bases is not None and ROW_ID in columns:
+            raise ConfigError(
+                f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
+            )
+        if max_rows < 1:
+            raise ConfigError(f"max_rows must be at least 1, got {max_rows}")
+        if filters is not None:
+            check_filter(filters, table_schema)
+        self._filters = filters
+        self._filter_columns = () if filters is None else tuple(sorted(expression_columns(filters, table_schema)))
+        self._storage = storage
+        self._files = files
+        self._metas = metas
+        self._table_schema = table_schema
+        self._columns = tuple(columns)
+        self._bases = row_id_bases
+        self._max_rows = max_rows
+        fields = [table_schema.field(name) for name in columns]
+        if row_id_bases is not None:
+            fields.append(pa.field(ROW_ID, pa.int64(), nullable=False))
+        self._schema = pa.schema(fields)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of what `read` yields: the columns asked for, then ``row_id``."""
+        return self._schema
+
+    def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
+        """Yield a task's live rows, in file order.
+
+        The file is closed when the rows are out, and when the iterator is closed before.
+
+        Args:
+            task: which rows.
+
+        Yields:
+            Batches of 1 to `max_rows` rows with `schema`.
+
+        Raises:
+            TableError: the file is gone, torn, changed since it was listed, or has other rows than planned.
+            StorageError: the store failed.
+        """
+        plan = self._plan(task.file_index, self._columns)
+        if plan.empty:
+            return
+        _check_live(plan, task.segments)
+        segments, skip, take = trim_segments(task.segments, task.skip, task.take, every_row_lives=plan.filters is None)
+        if not segments or take == 0:
+            return
+        base = None if self._bases is None else int(self._bases[task.file_index])
+        with closing(self._masked(plan, segments)) as parts:
+            for part in parts:
+                batch = self._delivered(part, base)
+                if skip:
+                    dropped = min(skip, batch.num_rows)
+                    skip -= dropped
+                    batch = batch.slice(dropped)
+                if take >= 0:
+                    batch = batch.slice(0, take)
+                    take -= batch.num_rows
+                if batch.num_rows:
+                    yield batch
+                if take == 0:
+                    self._check_version(plan.file)
+                    return
+
+    def count(self, task: ReadTask) -> list[int]:
+        """Count the live rows of each segment of a task, reading the filter's columns alone.
+
+        Args:
+            task: which segments; its `skip` and `take` do not matter.
+
+        Returns:
+            One count a segment. Without a filter nothing is read.
+
+        Raises:
+            TableError: as `read` does.
+            StorageError: as `read` does.
+        """
+        plan = self._plan(task.file_index, ())
+        if plan.empty:
+            return [0] * len(task.segments)
+        if plan.filters is None:
+            return [segment.row_stop - segment.row_start for segment in task.segments]
+        counts = [0] * len(task.segments)
+        for part in self._masked(plan, task.segments):
+            counts[part.piece.segment] += part.mask.true_count if part.mask is not None else part.batch.num_rows
+        return counts
+
+    def _plan(self, file_index: int, columns: tuple[str, ...]) -> _FilePlan:
+        file, meta = self._files[file_index], self._metas[file_index]
+        filters, empty = self._filters, False
+        if filters is not None and self._filter_columns and set(self._filter_columns) <= dict(file.partition).keys():
+            constants = conform_plan(
+                pa.schema([]), self._table_schema, file.partition, self._filter_columns, name=file.name
+            )
+            one_row = pa.record_batch([pa.nulls(1)], names=["none"])
+            passes = row_mask(constants.apply(one_row), filters)[0].as_py()
+            filters, empty = None, not passes
+        extra = () if filters is None else tuple(name for name in self._filter_columns if name not in columns)
+        conformer = conform_plan(meta.schema, self._table_schema, file.partition, (*columns, *extra), name=file.name)
+        return _FilePlan(file, meta, [0, *accumulate(meta.group_rows)], conformer, filters, empty)
+
+    def _delivered(self, part: _Masked, base: int | None) -> pa.RecordBatch:
+        batch, mask = part.batch, part.mask
+        if batch.num_columns > len(self._columns):
+            batch = batch.select(self._columns)
+        if base is not None:
+            ids = _ascending(base + part.row, batch.num_rows)
+            batch = pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._schema)
+        if mask is None or mask.true_count == batch.num_rows:
+            return batch
+        return batch.filter(mask)
+
+    def _masked(self, plan: _FilePlan, segments: Sequence[Segment]) -> Generator[_Masked, None, None]:
+        """Open the file, walk the segments' rows, check what came, close the file."""
+        runs = plan_runs(segments, plan.group_starts, merge=plan.filters is None)
+        if not runs:
+            return
+        self._check_version(plan.file)
+        found = [0] * len(segments)
+        handle: OpenFile | None = None
+        walk = Walk(runs[0], plan.group_starts)
+        try:
+            handle = reader_for(plan.file.format).open(self._storage, plan.file, plan.meta)
+            for run in runs:
+                walk = Walk(run, plan.group_starts)
+                for piece, row, batch in walk.batches(handle, plan.conformer.reads, self._max_rows):
+                    conformed = plan.conformer.apply(batch)
+                    mask = None if plan.filters is None else row_mask(conformed, plan.filters)
+                    if mask is not None:
+                        found[piece.segment] += mask.true_count
+                    yield _Masked(piece, row, conformed, mask)
+            if plan.filters is not None:
+                _check_found(plan.file, segments, found)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._explain(error, plan, handle, walk.row) from error
+        finally:
+            if handle is not None:
+                handle.close()
+        self._check_version(plan.file)
+
+    def _check_version(self, file: DataFile) -> None:
+        now = self._storage.version(file.path)
+        if now != file.version:
+            raise changed_error(file, now)
+
+    def _explain(self, error: Exception, plan: _FilePlan, handle: OpenFile | None, row: int) -> Exception:
+        file, is_local = plan.file, self._storage.is_local
+        try:
+            self._check_version(file)
+        except (TableError, OSError) as changed:
+            return changed
+        if isinstance(error, TableLoaderError):
+            return error if file.name in str(error) else type(error)(f"{file.name}: {error}")
+        group, column = None, None
+        if handle is not None:
+            group = group_at(row, plan.group_starts)
+            if file.format in COLUMNAR and not is_store_failure(error, is_local=is_local):
+                groups = range(group, group_at(row + self._max_rows, plan.group_starts) + 1)
+                group, column = _find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)
+        return as_reading_error(error, file, is_local=is_local, group=group, column=column)
+
+
+def _ascending(start: int, length: int) -> pa.Array:
+    buffer = pa.allocate_buffer(8 * length)
+    np.frombuffer(buffer, dtype=np.int64)[:] = np.arange(start, start + length, dtype=np.int64)
+    return pa.Array.from_buffers(pa.int64(), length, [None, buffer])
+
+
+def _check_live(plan: _FilePlan, segments: Sequence[Segment]) -> None:
+    if plan.filters is None:
+        _check_found(plan.file, segments, [segment.row_stop - segment.row_start for segment in segments])
+
+
+def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[int]) -> None:
+    for segment, live in zip(segments, found, strict=True):
+        if segment.live not in (-1, live):
+            raise TableError(
+                f"{file.name}, row group {segment.group}: rows {segment.row_start} to {segment.row_stop} must hold "
+                f"{segment.live} rows that pass, as was counted, got {live}; the file or the filter is not what it "
+                "was when it was counted: build the loader again"
+            )
+
+
+def _find_damage(handle: OpenFile, groups: range, columns: Sequence[str], max_rows: int) -> tuple[int, str] | None:
+    """Read columns one by one to name the first that does not decode."""
+    for group in groups:
+        for column in columns:
+            try:
+                for _ in handle.batches(range(group, group + 1), (column,), max_rows):
+                    pass
+            except (OSError, pa.ArrowException):
+                return group, column
+    return None
+
+
+__all__ = ["DEFAULT_MAX_ROWS", "ROW_ID", "TaskReader"]

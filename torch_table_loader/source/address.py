@@ -1,0 +1,207 @@
+"""Where a path points: its protocol, the path a client opens, and the login that was written into the URL."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
+
+S3_PROTOCOLS = frozenset({"s3", "s3a", "s3n"})
+HTTP_PROTOCOLS = frozenset({"http", "https"})
+LOCAL_PROTOCOLS = frozenset({"file", "local"})
+
+_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+_CHAINED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*::\S*://|[A-Za-z][A-Za-z0-9+.\-]*://[^:]*::[a-z0-9+.\-]*://")
+_SECRET_NAMES = re.compile(
+    r"key|secret|token|pass|auth|credential|sas|connection|header|cookie|user|cert", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed path or URL.
+
+    Args:
+        protocol: "file", "s3", "memory", … in lower case.
+        path: as the client opens it, without protocol and login; of http the whole URL without login.
+        login: options that the URL carried.
+    """
+
+    protocol: str
+    path: str
+    login: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    @property
+    def shown(self) -> str:
+        """The address as messages may show it: no login, no query."""
+        return shown(self.protocol, self.path)
+
+
+def shown(protocol: str, path: str) -> str:
+    """Write a path as messages may show it.
+
+    >>> shown("s3", "bucket/a.parquet"), shown("https", "https://host/a.parquet?signature=abc")
+    ('s3://bucket/a.parquet', 'https://host/a.parquet')
+    """
+    if protocol in LOCAL_PROTOCOLS:
+        return path
+    if protocol in HTTP_PROTOCOLS:
+        return path.partition("?")[0]
+    return f"{protocol}://{path.lstrip('/')}"
+
+
+def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
+    """Find out where a path or URL points. Opens nothing.
+
+    Args:
+        path_or_url: a local path, absolute or relative to the working directory, or any fsspec URL.
+
+    Raises:
+        ConfigError: empty, chained, of an unknown protocol, or with a login that cannot be read.
+        MissingExtraError: the protocol's package is not installed.
+
+    >>> parse_address("s3://key:se%2Fcret@bucket/table/").path
+    'bucket/table'
+    """
+    if not isinstance(path_or_url, str | os.PathLike):
+        raise ConfigTypeError(
+            f"a path must be a string or os.PathLike, got {type(path_or_url).__name__}; "
+            "pass a directory, a glob, a file, or a list of them"
+        )
+    url = os.fspath(path_or_url)
+    if not isinstance(url, str) or not url:
+        raise ConfigError(f"a path must be a non-empty string, got {url!r}")
+    if _CHAINED.match(url):
+        raise ConfigError(
+            "a chained URL (protocol::protocol://) is not taken as a path; "
+            "name the outer protocol alone and pass target_protocol and target_options in storage_options"
+        )
+    match = _PROTOCOL.match(url)
+    protocol = match[1].lower() if match else "file"
+    if protocol in LOCAL_PROTOCOLS:
+        return Address("file", str(Path(os.path.abspath(LocalFileSystem._strip_protocol(url)))))  # noqa: PTH100
+    if protocol in S3_PROTOCOLS:
+        return _s3_address(url)
+    if protocol in HTTP_PROTOCOLS:
+        return _http_address(protocol, url)
+    return _fsspec_address(protocol, url)
+
+
+def filesystem_class(protocol: str) -> Any:
+    """Give the fsspec class of a protocol.
+
+    Raises:
+        ConfigError: fsspec does not know the protocol.
+        MissingExtraError: its package is not installed.
+    """
+    try:
+        return fsspec.get_filesystem_class(protocol)
+    except ValueError as error:
+        raise ConfigError(
+            f"protocol {protocol!r} is not one that fsspec knows; use a local path, s3://, memory://, "
+            "or install the package that registers it with fsspec"
+        ) from error
+    except ImportError as error:
+        remedy = (
+            "pip install torch-table-loader[s3]"
+            if protocol in S3_PROTOCOLS
+            else f"install its fsspec package ({error})"
+        )
+        raise MissingExtraError(f"{protocol}:// needs a package that is not installed; {remedy}") from error
+
+
+def _s3_address(url: str) -> Address:
+    rest = url.partition("://")[2]
+    authority, slash, key = rest.partition("/")
+    login, at, bucket = authority.rpartition("@")
+    if not bucket or (":" in bucket and not bucket.startswith("arn:")):
+        # A secret with a bare "/" ends the authority early: the URL is then not fit to be shown.
+        raise ConfigError(
+            "an s3 URL must read s3://bucket/path or s3://key:secret@bucket/path with '/' in the secret "
+            "written as %2F; or pass key and secret in storage_options"
+        )
+    options = {}
+    if at:
+        access, colon, secret = login.partition(":")
+        if not (access and colon and secret):
+            raise ConfigError(
+                f"the login before @ in the URL of bucket {bucket!r} must read key:secret; "
+                "or pass key and secret in storage_options"
+            )
+        options = {"key": unquote(access), "secret": unquote(secret)}
+    return Address("s3", (bucket + slash + key).rstrip("/"), options)
+
+
+def _http_address(protocol: str, url: str) -> Address:
+    parts = urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    if not host:
+        raise ConfigError(f"a {protocol} URL must name a host")
+    if not at:
+        return Address(protocol, url)
+    basic = base64.b64encode(unquote(login).encode()).decode("ascii")
+    bare = urlunsplit((parts.scheme, host, parts.path, parts.query, parts.fragment))
+    return Address(protocol, bare, {"headers": {"Authorization": f"Basic {basic}"}})
+
+
+def _fsspec_address(protocol: str, url: str) -> Address:
+    kind = filesystem_class(protocol)
+    path = kind._strip_protocol(url)
+    login = kind._get_kwargs_from_urls(url)
+    return Address(protocol, path or "/", login)
+
+
+def secrets_of(options: Mapping[str, Any], *, inside_secret: bool = False) -> Iterator[str]:
+    """Yield the strings in `options` that no message may show, also percent-encoded.
+
+    >>> sorted(secrets_of({"key": "AKIA1", "client_kwargs": {"region_name": "eu", "password": "hunter2"}}))
+    ['AKIA1', 'hunter2']
+    """
+    for name, value in options.items():
+        secret = inside_secret or _SECRET_NAMES.search(str(name)) is not None
+        if isinstance(value, Mapping):
+            yield from secrets_of(value, inside_secret=secret)
+        elif secret and isinstance(value, str) and len(value) > 3:
+            yield value
+            if quote(value, safe="") != value:
+                yield quote(value, safe="")
+
+
+def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the plain options that are not secret, nested ones with dotted names.
+
+    >>> public_options({"key": "AKIA", "client_kwargs": {"region_name": "eu"}})
+    {'client_kwargs.region_name': 'eu'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if _SECRET_NAMES.search(str(name)):
+            continue
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{inner}": entry for inner, entry in public_options(value).items()}
+        elif value is None or isinstance(value, str | int | float | bool):
+            found[str(name)] = value
+    return found
+
+
+__all__ = [
+    "HTTP_PROTOCOLS",
+    "LOCAL_PROTOCOLS",
+    "S3_PROTOCOLS",
+    "Address",
+    "filesystem_class",
+    "parse_address",
+    "public_options",
+    "secrets_of",
+    "shown",
+]

@@ -1,0 +1,136 @@
+"""Hive partitioning: ``key=value`` directories become typed columns, the same ones on every rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from torch_table_loader.errors import ConfigError, TableError
+
+NULL_SEGMENT = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive and Spark write for null (Hive's ``hive.exec.default.partition.name``)."""
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+PartitionValues = tuple[tuple[str, Any], ...]
+
+
+def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
+    """Split a file's relative name into its partition keys and values, as text.
+
+    Args:
+        name: '/'-separated, relative to the table's root; the last segment is the file's own.
+
+    Raises:
+        TableError: a key comes twice, or a segment is no percent-encoded UTF-8.
+
+    >>> hive_segments("day=2024-01-31/city=S%C3%A3o%20Paulo/part-0.parquet")
+    (('day', '2024-01-31'), ('city', 'São Paulo'))
+    """
+    found: dict[str, str | None] = {}
+    for segment in name.split("/")[:-1]:
+        raw_key, equals, raw_value = segment.partition("=")
+        if not (equals and raw_key):
+            continue
+        try:
+            key = unquote(raw_key, errors="strict")
+            value = None if raw_value == NULL_SEGMENT else unquote(raw_value, errors="strict")
+        except UnicodeDecodeError as error:
+            raise TableError(
+                f"{name}: hive segment {segment!r} must be percent-encoded UTF-8; rename the directory, "
+                "or leave out partitioning"
+            ) from error
+        if key in found:
+            raise TableError(f"{name}: hive key {key!r} comes twice in one path; each may come once")
+        found[key] = value
+    return tuple(found.items())
+
+
+def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[pa.Schema, list[PartitionValues]]:
+    """Decode and type the partition values of all files of a table.
+
+    A column is int64 if every value in the table is an integer in plain writing (no leading zero, no plus)
+    that fits, else date32 if every one is an ISO date, else string; without any value it is string. Types
+    depend on the set of names alone, never on their order.
+
+    Args:
+        names: the files' relative names.
+        schema: the caller's; a column that it has takes its type from there.
+
+    Returns:
+        The partition columns, in the order of the path of the name that sorts first, and each file's
+        ``(column, value)`` pairs as Python values in that order.
+
+    Raises:
+        TableError: a file has other partition columns than the rest.
+        ConfigError: a value cannot be read as the type the caller gave.
+
+    >>> types, values = decode_hive(["day=2/a", "day=10/b"])
+    >>> str(types.field("day").type), values
+    ('int64', [(('day', 2),), (('day', 10),)])
+    """
+    if not names:
+        return pa.schema([]), []
+    segments = [dict(hive_segments(name)) for name in names]
+    first = min(range(len(names)), key=lambda index: names[index].encode("utf-8"))
+    columns = list(segments[first])
+    for name, found in zip(names, segments, strict=True):
+        if found.keys() != segments[first].keys():
+            raise TableError(
+                f"{name}: hive columns must be the same in every file; {names[first]} has "
+                f"{columns or 'none'}, this one has {list(found) or 'none'}; "
+                "move the file, or leave it out of path"
+            )
+    fields = []
+    decoded: dict[str, dict[str | None, Any]] = {}  # of each distinct text, not of each file
+    for column in columns:
+        texts = {found[column]: name for name, found in zip(names, segments, strict=True)}
+        if schema is not None and column in schema.names:
+            kind = schema.field(column)
+        else:
+            kind = pa.field(column, _infer([text for text in texts if text is not None]))
+        fields.append(kind)
+        decoded[column] = _typed(kind, texts)
+    values = [tuple((column, decoded[column][found[column]]) for column in columns) for found in segments]
+    return pa.schema(fields), values
+
+
+def _infer(texts: Sequence[str]) -> pa.DataType:
+    if texts and all(_INTEGER.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in texts):
+        return pa.int64()
+    if texts and all(_is_date(text) for text in texts):
+        return pa.date32()
+    return pa.string()
+
+
+def _is_date(text: str) -> bool:
+    if _DATE.fullmatch(text) is None:
+        return False
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _typed(kind: pa.Field, texts: dict[str | None, str]) -> dict[str | None, Any]:
+    """Turn each distinct text of a column into a Python value of its type."""
+    values: dict[str | None, Any] = {}
+    for text, name in texts.items():
+        try:
+            values[text] = None if text is None else pa.scalar(text, pa.string()).cast(kind.type).as_py()
+        except (pa.ArrowException, ValueError) as error:
+            raise ConfigError(
+                f"{name}: hive value {kind.name}={text!r} cannot be read as {kind.type}, which schema asks for; "
+                "give the column another type in schema, or leave it out there"
+            ) from error
+    return values
+
+
+__all__ = ["NULL_SEGMENT", "PartitionValues", "decode_hive", "hive_segments"]

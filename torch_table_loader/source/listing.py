@@ -1,0 +1,298 @@
+"""A directory, a glob, a file, or a list of them becomes a table's files in canonical order."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from fsspec.utils import glob_translate
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
+from torch_table_loader.source.clients import STAT_THREADS, Found
+from torch_table_loader.source.hive import PartitionValues, decode_hive
+from torch_table_loader.source.storage import FileStorage, open_storage
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PathSource:
+    """A table that is a set of files (implements `contracts.Source`).
+
+    Args:
+        storage: where the files are.
+        root: what the files' names are relative to, as the storage calls it.
+        files: the data files: of a directory or glob by the UTF-8 bytes of their names; of a list in its order.
+        partition_schema: the columns that come from the paths.
+    """
+
+    storage: FileStorage
+    root: str
+    files: tuple[DataFile, ...]
+    partition_schema: pa.Schema
+
+    @classmethod
+    def open(
+        cls,
+        path: PathLike | Sequence[PathLike],
+        format_name: str,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        partitioning: str | None = None,
+        schema: pa.Schema | None = None,
+        files: Sequence[str] | None = None,
+    ) -> PathSource:
+        """List the files of a table.
+
+        Hidden files (a segment below the root begins with ``.``, or with ``_`` and holds no ``=``), ``*.crc``
+        and empty files are left out. A directory or glob of which nothing else remains is a table without files.
+
+        Args:
+            path: a directory (taken recursively), a glob (``*``, ``**``, ``?``, ``[…]``), a file, or a list of
+                them on one file system. What exists under a name with glob characters wins over the glob.
+            format_name: the format reader's name, noted in every file.
+            storage_options: for the file system.
+            partitioning: "hive" to decode ``key=value`` segments below the root.
+            schema: the caller's types for partition columns.
+            files: names relative to the root, or full paths below it: taken as they are, instead of listing.
+
+        Raises:
+            ConfigError: nothing is there; a file comes twice; several file systems; a pinned name that is not
+                below the root.
+            TableError: a pinned file is missing; hive columns differ between files.
+            StorageError: the store refuses, or does not answer.
+        """
+        storage, paths = _one_storage(path, storage_options)
+        if files is not None:
+            root = _common_root([_root_of(storage, entry) for entry in paths])
+            found = _pinned(storage, root, files)
+        else:
+            listings = [_expand(storage, entry) for entry in paths]
+            root = _common_root([listing.root for listing in listings])
+            found = [entry for listing in listings for entry in listing.found]
+        names = _names(storage, root, found)
+        partitions: list[PartitionValues] = [()] * len(found)
+        partition_schema = pa.schema([])
+        if partitioning == "hive":
+            partition_schema, partitions = decode_hive(names, schema)
+        data_files = tuple(
+            DataFile(entry.path, name, _version(entry), format_name, partition)
+            for entry, name, partition in zip(found, names, partitions, strict=True)
+        )
+        return cls(storage, root, data_files, partition_schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    root: str
+    found: list[Found]
+
+
+def is_hidden(name: str, allowed: str = "") -> bool:
+    """Say whether a relative name is one that readers of tables leave out, as Hive and Spark do.
+
+    Args:
+        name: '/'-separated, relative to the listed root.
+        allowed: leading characters that do not hide, since the caller's glob spells them.
+
+    >>> [is_hidden(name) for name in ("a/_temporary/x", ".x.crc", "_day=1/x", "a.parquet")]
+    [True, True, False, False]
+    """
+    for segment in name.split("/"):
+        if segment.startswith(".") and "." not in allowed:
+            return True
+        if segment.startswith("_") and "=" not in segment and "_" not in allowed:
+            return True
+    return name.endswith((".crc", "/_SUCCESS")) or name == "_SUCCESS"
+
+
+def _one_storage(
+    path: PathLike | Sequence[PathLike], storage_options: Mapping[str, Any] | None
+) -> tuple[FileStorage, list[str]]:
+    entries: Sequence[PathLike] = [path] if isinstance(path, str | os.PathLike) else path
+    if not isinstance(entries, Sequence):
+        raise ConfigTypeError(f"path must be a string, an os.PathLike, or a list of them, got {type(path).__name__}")
+    if not entries:
+        raise ConfigError("path is an empty list; name at least one directory, glob or file")
+    opened = [open_storage(entry, storage_options) for entry in entries]
+    storage = opened[0][0]
+    for other, where in opened:
+        if other != storage:
+            raise ConfigError(
+                f"all paths of a table must be on one file system with one login; {storage.shown(opened[0][1])} "
+                f"and {other.shown(where)} are not; make a loader for each"
+            )
+    return storage, [where for _, where in opened]
+
+
+def _has_magic(storage: FileStorage, path: str) -> bool:
+    if storage.protocol in HTTP_PROTOCOLS:  # "?" begins the query there
+        return re.search(r"[*\[]", path.partition("?")[0]) is not None
+    return glob.has_magic(path)
+
+
+def _parent(path: str) -> str:
+    return path.partition("?")[0].rpartition("/")[0] if "://" in path else path.rpartition("/")[0]
+
+
+def _static_root(pattern: str) -> str:
+    segments = pattern.split("/")
+    magic = next(index for index, segment in enumerate(segments) if glob.has_magic(segment))
+    return "/".join(segments[:magic])
+
+
+def _root_of(storage: FileStorage, path: str) -> str:
+    """Give what names below `path` are relative to, without listing it."""
+    found = storage.stat(path)
+    if found is not None:
+        return path.rstrip("/") if found.is_dir else _parent(path)
+    if _has_magic(storage, path):
+        return _static_root(path)
+    raise _nothing(storage, path)
+
+
+def _expand(storage: FileStorage, path: str) -> _Listing:
+    found = storage.stat(path)
+    if found is None:
+        if _has_magic(storage, path):
+            return _glob(storage, path)
+        raise _nothing(storage, path)
+    if not found.is_dir:
+        return _Listing(_parent(path), [found] if _version(found).num_bytes else [])
+    root = path.rstrip("/")
+    everything = storage.walk(path)
+    if not everything:
+        raise _nothing(storage, path)
+    return _Listing(root, _kept(root, everything, allowed=""))
+
+
+def _glob(storage: FileStorage, pattern: str) -> _Listing:
+    """List below the pattern's fixed part once, and match there; a directory that matches brings its files."""
+    root = _static_root(pattern)
+    relative = pattern[len(root) + 1 :]
+    matches = re.compile(glob_translate(relative)).match
+    start = storage.stat(root or "/")
+    if start is None or not start.is_dir:
+        raise _nothing(storage, pattern)
+    matched: list[Found] = []
+    shallow = "/" not in relative and "**" not in relative
+    if shallow:
+        matched = [
+            entry for entry in storage.walk(root or "/", recursive=False) if matches(_relative(root, entry.path))
+        ]
+    if not shallow or any(entry.is_dir for entry in matched):
+        matched = [
+            entry
+            for entry in storage.walk(root or "/")
+            if any(matches(prefix) for prefix in _prefixes(_relative(root, entry.path)))
+        ]
+    if not matched:
+        raise _nothing(storage, pattern)
+    spelled = "".join({segment[0] for segment in relative.split("/") if segment[:1] in {".", "_"}})
+    return _Listing(root, _kept(root, matched, allowed=spelled))
+
+
+def _prefixes(name: str) -> Iterable[str]:
+    """Give a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
+    yield name
+    for index, character in enumerate(name):
+        if character == "/":
+            yield name[:index]
+
+
+def _kept(root: str, found: Iterable[Found], allowed: str) -> list[Found]:
+    kept = [
+        entry
+        for entry in found
+        if entry.version is not None and entry.version.num_bytes and not is_hidden(_relative(root, entry.path), allowed)
+    ]
+    return sorted(kept, key=lambda entry: _utf8(_relative(root, entry.path)))
+
+
+def _pinned(storage: FileStorage, root: str, files: Sequence[str]) -> list[Found]:
+    """Ask for each named file; the caller's order stands."""
+    paths = [_below(storage, root, name) for name in files]
+    with ThreadPoolExecutor(STAT_THREADS) as pool:
+        versions = list(pool.map(storage.version, paths))
+    return [Found(path, version) for path, version in zip(paths, versions, strict=True) if version.num_bytes]
+
+
+def _below(storage: FileStorage, root: str, name: str) -> str:
+    if "://" in name:
+        address = parse_address(name)
+        if address.protocol == storage.protocol and address.path.startswith(f"{root}/"):
+            return address.path
+        shown = address.shown
+    elif name.startswith("/"):
+        if name.startswith(f"{root}/"):
+            return name
+        shown = name
+    elif name and ".." not in name.split("/"):
+        return f"{root}/{name}"
+    else:
+        shown = name
+    raise ConfigError(
+        f"files must name files below {storage.shown(root)}, relative to it or in full, got {shown!r}; "
+        "correct the name, or pass their common directory as path"
+    )
+
+
+def _common_root(roots: Sequence[str]) -> str:
+    """Give the deepest directory that holds all roots.
+
+    >>> _common_root(["/t/day=1", "/t/day=2"]), _common_root(["/t", "/t/x"]), _common_root(["/t/ab", "/t/a"])
+    ('/t', '/t', '/t')
+    """
+    shared = [root.split("/") for root in roots]
+    depth = 0
+    while all(depth < len(parts) for parts in shared) and len({parts[depth] for parts in shared}) == 1:
+        depth += 1
+    return "/".join(shared[0][:depth])
+
+
+def _names(storage: FileStorage, root: str, found: Sequence[Found]) -> list[str]:
+    names: dict[str, None] = {}
+    for entry in found:
+        name = _relative(root, entry.path)
+        _utf8(name)
+        if storage.protocol in HTTP_PROTOCOLS:
+            name = name.partition("?")[0]
+        if name in names:
+            raise ConfigError(f"path and files must name each file once, got {storage.shown(entry.path)} twice")
+        names[name] = None
+    return list(names)
+
+
+def _relative(root: str, path: str) -> str:
+    return path[len(root) :].lstrip("/") if path.startswith(root) else path.lstrip("/")
+
+
+def _utf8(name: str) -> bytes:
+    try:
+        return name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TableError(f"{name!a}: a file's name must be UTF-8; rename it") from error
+
+
+def _version(found: Found) -> FileVersion:
+    if found.version is None:
+        raise TableError(f"{found.path}: expected a file, found a directory; list the table again")
+    return found.version
+
+
+def _nothing(storage: FileStorage, path: str) -> ConfigError:
+    what = "a glob that matches no file" if _has_magic(storage, path) else "neither a file nor a directory with files"
+    return ConfigError(
+        f"path matches nothing: {storage.shown(path)} is {what}; check the spelling, and that this machine can see it"
+    )
+
+
+__all__ = ["PathSource", "is_hidden"]

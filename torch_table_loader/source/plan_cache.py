@@ -1,0 +1,169 @@
+"""A directory that keeps what footers and counting passes said, so that ranks that share it read each once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from torch_table_loader.errors import ConfigError, StorageError, TableError
+from torch_table_loader.records import DataFile, FileMeta
+from torch_table_loader.source.clients import STAT_THREADS
+from torch_table_loader.source.storage import FileStorage, open_storage
+
+_MAGIC = b"TTLPLAN1"
+_DIGEST_BYTES = 32
+_LENGTH_BYTES = 8
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """What is known of one data file without opening it.
+
+    Args:
+        meta: its schema, row groups and footer.
+        counts: per count key the live rows of each row group. A key is the caller's digest of what was
+            counted (the filter): keys are stored as they are, and must hold nothing secret.
+    """
+
+    meta: FileMeta
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse counts that do not fit the row groups."""
+        for key, counts in self.counts.items():
+            if len(counts) != len(self.meta.group_rows):
+                raise ConfigError(
+                    f"CacheEntry wants one count a row group, got {len(counts)} under {key!r} "
+                    f"for {len(self.meta.group_rows)} row groups"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCache:
+    """Entries of data files in a directory on any file system, each written whole.
+
+    An entry is found under a hash of where the file is, its name, format, size, mtime and etag, and carries a
+    checksum: a torn or foreign one is not used, and is replaced when the file has been read again. A cache that
+    does not answer costs time and never an error; it is said once, as a warning of this module's logger.
+
+    Args:
+        storage: the cache's.
+        root: its directory, as `storage` calls it.
+        scope: what else an entry depends on: the table's `FileStorage.place`, and for formats without types
+            of their own the caller's schema.
+    """
+
+    storage: FileStorage
+    root: str
+    scope: str = ""
+    _said: set[str] = field(default_factory=set, init=False, repr=False, compare=False, hash=False)
+
+    @classmethod
+    def open(cls, url: str, storage_options: Mapping[str, Any] | None = None, scope: str = "") -> PlanCache:
+        """Name a cache directory; it need not exist. Connects to nothing. Raises as `open_storage`."""
+        storage, root = open_storage(url, storage_options)
+        return cls(storage, root.rstrip("/"), scope)
+
+    def get(self, file: DataFile) -> CacheEntry | None:
+        """Give what is known of a file; None if nothing is, or if its version cannot be told."""
+        key = self._key(file)
+        if key is None:
+            return None
+        try:
+            data = self.storage.read_bytes(self._path(key))
+        except TableError:  # there is none
+            return None
+        except StorageError as error:
+            self._say("read", f"the plan cache cannot be read and is not used: {error}")
+            return None
+        entry = _decode(data, key)
+        if entry is None:
+            self._say("torn", f"an entry of the plan cache is torn or foreign and is written anew: {file.name}")
+        return entry
+
+    def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
+        """Give what is known of each file, asking for several at once."""
+        with ThreadPoolExecutor(STAT_THREADS) as pool:
+            return list(pool.map(self.get, files))
+
+    def put(self, file: DataFile, entry: CacheEntry) -> None:
+        """Keep an entry, together with the counts that are already kept for the same version of the file."""
+        key = self._key(file)
+        if key is None:
+            return
+        known = self.get(file)
+        if known is not None and known.meta == entry.meta:
+            if entry.counts.items() <= known.counts.items():
+                return
+            entry = CacheEntry(entry.meta, {**known.counts, **entry.counts})
+        try:
+            self.storage.write_bytes(self._path(key), _encode(entry, key))
+        except (StorageError, TableError) as error:
+            self._say("write", f"the plan cache cannot be written and stays as it is: {error}")
+
+    def put_many(self, entries: Sequence[tuple[DataFile, CacheEntry]]) -> None:
+        """Keep several entries, writing several at once."""
+        with ThreadPoolExecutor(STAT_THREADS) as pool:
+            list(pool.map(lambda pair: self.put(*pair), entries))
+
+    def _key(self, file: DataFile) -> bytes | None:
+        """Hash what tells this file from any other; a store that gives neither time nor tag cannot tell."""
+        version = file.version
+        if version.mtime_ns is None and version.etag is None:
+            return None
+        # The full path (hashed) keeps two tables apart whose files have equal names, sizes and seconds.
+        identity = [self.scope, file.path.partition("?")[0], file.name, file.format]
+        told = [version.num_bytes, version.mtime_ns, version.etag]
+        return hashlib.sha256(json.dumps([*identity, *told]).encode("utf-8")).digest()
+
+    def _path(self, key: bytes) -> str:
+        return f"{self.root}/{key.hex()}.plan"
+
+    def _say(self, what: str, message: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            _log.warning("%s", message)
+
+
+def _encode(entry: CacheEntry, key: bytes) -> bytes:
+    """Write magic, checksum, then key, length of the JSON head, head, schema, footer."""
+    schema = entry.meta.schema.serialize().to_pybytes()
+    head = json.dumps(
+        {
+            "rows": entry.meta.group_rows,
+            "bytes": entry.meta.group_bytes,
+            "counts": {name: list(counts) for name, counts in entry.counts.items()},
+            "schema": len(schema),
+            "footer": None if entry.meta.footer is None else len(entry.meta.footer),
+        }
+    ).encode("utf-8")
+    body = b"".join((key, len(head).to_bytes(_LENGTH_BYTES, "little"), head, schema, entry.meta.footer or b""))
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _decode(data: bytes, key: bytes) -> CacheEntry | None:
+    """Read what `_encode` wrote; None if it is anything else. Behind the checksum nothing can be torn."""
+    start = len(_MAGIC) + _DIGEST_BYTES
+    body = memoryview(data)[start:]
+    if data[:start] != _MAGIC + hashlib.sha256(body).digest() or bytes(body[:_DIGEST_BYTES]) != key:
+        return None
+    at = _DIGEST_BYTES + _LENGTH_BYTES
+    stop = at + int.from_bytes(body[_DIGEST_BYTES:at], "little")
+    head = json.loads(bytes(body[at:stop]))
+    schema_stop = stop + head["schema"]
+    schema = pa.ipc.read_schema(pa.py_buffer(bytes(body[stop:schema_stop])))
+    footer = None if head["footer"] is None else bytes(body[schema_stop : schema_stop + head["footer"]])
+    meta = FileMeta(schema, tuple(head["rows"]), tuple(head["bytes"]), footer)
+    return CacheEntry(meta, {name: tuple(counts) for name, counts in head["counts"].items()})
+
+
+__all__ = ["CacheEntry", "PlanCache"]

@@ -1,0 +1,254 @@
+"""A place that holds files, as a value that pickles; each process opens its own client."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import pyarrow as pa
+
+from torch_table_loader.errors import (
+    ConfigError,
+    ConfigTypeError,
+    StorageError,
+    TableError,
+    TableLoaderError,
+)
+from torch_table_loader.records import FileVersion
+from torch_table_loader.source.address import (
+    HTTP_PROTOCOLS,
+    S3_PROTOCOLS,
+    filesystem_class,
+    parse_address,
+    public_options,
+    secrets_of,
+    shown,
+)
+from torch_table_loader.source.clients import Client, Found, connect
+from torch_table_loader.source.s3 import S3Choice, choose_s3
+
+_MEMORY_OF = uuid.uuid4().hex
+"""Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileStorage:
+    """A file system with its options (implements `contracts.Storage`).
+
+    It holds no open handle that a fork could share: clients are kept by process id and left out of pickles.
+
+    Args:
+        protocol: "file", "s3", "memory", or any that fsspec knows.
+        options: storage options, logins from the URL included; never shown.
+    """
+
+    protocol: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    _clients: dict[int, Client] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether files are on this machine's file system."""
+        return self.protocol == "file"
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether a process that used this storage may still fork: no client started threads."""
+        return self.protocol in {"file", "memory"}
+
+    @property
+    def client_name(self) -> str:
+        """Who does the requests: "local", "pyarrow", "s3fs", or the name of the fsspec protocol."""
+        if self.is_local:
+            return "local"
+        choice = self._s3()
+        return self.protocol if choice is None else choice.client
+
+    @property
+    def place(self) -> str:
+        """A name for the store without secrets: paths that are equal in two places are not one file."""
+        options = {} if self.is_local else public_options(self.options)
+        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+        return f"{self.protocol}:{digest[:16]}"
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open for random access.
+
+        Args:
+            path: as `open_storage` or a listing gave it.
+
+        Raises:
+            TableError: the file is gone.
+            StorageError: the store refuses, or does not answer.
+        """
+        with self._own_errors(path):
+            return self._client(path).open(path)
+
+    def version(self, path: str) -> FileVersion:
+        """Ask for size, time and tag as they are now. Raises as `open` does."""
+        with self._own_errors(path):
+            found = self._client(path).stat(path)
+        if found.version is None:
+            raise TableError(f"{self.shown(path)}: expected a file, found a directory; list the table again")
+        return found.version
+
+    def stat(self, path: str) -> Found | None:
+        """Ask what is at a path: a file, a directory, or nothing (None)."""
+        with self._own_errors(path):
+            try:
+                return self._client(path).stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def walk(self, root: str, *, recursive: bool = True) -> list[Found]:
+        """List a directory in one go, in the store's order.
+
+        Args:
+            root: the directory.
+            recursive: all files below it; else its files and directories.
+        """
+        with self._own_errors(root):
+            return list(self._client(root).walk(root, recursive=recursive))
+
+    def read_bytes(self, path: str) -> bytes:
+        """Read a small file whole. Raises as `open` does."""
+        with self._own_errors(path):
+            return self._client(path).read(path)
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Write a small file whole: whoever reads sees all of it or none. Raises StorageError."""
+        with self._own_errors(path):
+            self._client(path).write(path, data)
+
+    def close(self) -> None:
+        """Drop this process's client; the next call opens a new one."""
+        self._clients.pop(os.getpid(), None)
+
+    def shown(self, path: str) -> str:
+        """Write a path as messages may show it: with its protocol, without login or query."""
+        return shown(self.protocol, path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it takes to connect again; memory:// cannot leave its process."""
+        if self.protocol != "memory":
+            return _restore, (self.protocol, dict(self.options), None)
+        if get_spawning_popen() is not None:
+            raise ConfigError(_MEMORY_STAYS)
+        return _restore, (self.protocol, dict(self.options), _MEMORY_OF)
+
+    def _s3(self) -> S3Choice | None:
+        return choose_s3(self.options) if self.protocol == "s3" else None
+
+    def _client(self, path: str) -> Client:
+        pid = os.getpid()
+        client = self._clients.get(pid)
+        if client is None:
+            # Two threads may both connect; one client is then dropped. A lock could be held across a fork.
+            try:
+                client = connect(self.protocol, self.options, self._s3(), path)
+            except (TypeError, ValueError, KeyError) as error:
+                if isinstance(error, TableLoaderError):
+                    raise
+                raise self._misfit(error) from self._scrubbed(error, path)
+            client = self._clients.setdefault(pid, client)
+        return client
+
+    @contextmanager
+    def _own_errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except TableLoaderError:
+            raise
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise TableError(
+                f"{self.shown(path)}: expected a file, found none; restore it, or make a new loader, "
+                "which lists the table again"
+            ) from self._scrubbed(error, path)
+        except PermissionError as error:
+            raise StorageError(
+                f"{self.shown(path)}: the store refuses access; grant it, or pass credentials in storage_options"
+            ) from self._scrubbed(error, path)
+        except TypeError as error:  # s3fs passes options on and finds out at its first request
+            raise self._misfit(error) from self._scrubbed(error, path)
+        except Exception as error:  # noqa: BLE001 - botocore, aiohttp and others have roots of their own
+            raise StorageError(
+                f"{self.shown(path)}: the store did not do what was asked: "
+                f"{type(error).__name__}: {self._scrub(str(error), path)}; "
+                "check the path, the network, and endpoint and credentials in storage_options"
+            ) from self._scrubbed(error, path)
+
+    def _misfit(self, error: BaseException) -> ConfigError:
+        names = ", ".join(sorted(self.options)) or "none"
+        return ConfigError(
+            f"storage_options do not fit {self.client_name} ({self.protocol}://), given: {names}; "
+            f"it says: {self._scrub(str(error), '')}"
+        )
+
+    def _scrub(self, text: str, path: str) -> str:
+        query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
+        for secret in sorted({*secrets_of(self.options), query} - {""}, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
+    def _scrubbed(self, error: BaseException, path: str) -> BaseException:
+        """Give the error itself, or, where it or what caused it shows a secret, a copy that does not."""
+        link: BaseException | None = error
+        while link is not None:
+            if self._scrub(str(link), path) != str(link):
+                return OSError(f"{type(error).__name__}: {self._scrub(str(error), path)}")
+            link = link.__cause__ or link.__context__
+        return error
+
+
+_MEMORY_STAYS = (
+    "memory:// files live in the process that wrote them and cannot be read by a spawned one; "
+    'use worker_type="thread", or multiprocessing_context="fork", or put the table where all processes see it'
+)
+
+
+def _restore(protocol: str, options: Mapping[str, Any], memory_of: str | None) -> FileStorage:
+    if protocol == "memory" and memory_of != _MEMORY_OF:
+        raise ConfigError(_MEMORY_STAYS)
+    return FileStorage(protocol, options)
+
+
+def open_storage(
+    path_or_url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> tuple[FileStorage, str]:
+    """Say which storage a path is on, and what the storage calls the path. Connects to nothing.
+
+    Args:
+        path_or_url: a local path or any fsspec URL; may hold glob characters.
+        storage_options: for the file system, as fsspec takes them (for S3 also as pyarrow names them);
+            they win over a login in the URL. Local paths need none and take none.
+
+    Returns:
+        The storage, and the path as its methods take it.
+
+    Raises:
+        ConfigError: an unknown protocol, or options that contradict each other.
+        MissingExtraError: the protocol's package is not installed.
+
+    >>> open_storage("s3://bucket/table", {"key": "K", "secret": "S"})
+    (FileStorage(protocol='s3'), 'bucket/table')
+    """
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise ConfigTypeError(
+            f"storage_options must be a mapping of names to values, got {type(storage_options).__name__}"
+        )
+    address = parse_address(path_or_url)
+    options = {} if address.protocol == "file" else {**address.login, **(storage_options or {})}
+    storage = FileStorage(address.protocol, options)
+    if address.protocol in S3_PROTOCOLS and storage.client_name == "s3fs":
+        filesystem_class("s3")
+    return storage, address.path
+
+
+__all__ = ["FileStorage", "open_storage"]

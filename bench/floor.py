@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from queue import Queue
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 
@@ -24,43 +25,54 @@ def decode(files: Sequence[Path], columns: Sequence[str] | None = None, threads:
     Returns:
         The rows that came out.
     """
-    footers = [pq.read_metadata(file) for file in files]
-    work = iter([(place, group) for place, footer in enumerate(footers) for group in range(footer.num_row_groups)])
-    taking = threading.Lock()
-    ready: Queue[object] = Queue(2)
-    names = None if columns is None else list(columns)
-
-    def run() -> None:
-        opened: dict[int, pq.ParquetFile] = {}
-        try:
-            while True:
-                with taking:
-                    place, group = next(work, (-1, -1))
-                if place < 0:
-                    return
-                if place not in opened:
-                    opened[place] = pq.ParquetFile(files[place], metadata=footers[place])
-                ready.put(opened[place].read_row_group(group, columns=names, use_threads=False))
-        except BaseException as error:  # noqa: BLE001  the caller's thread raises it
-            ready.put(error)
-        finally:
-            ready.put(None)
-
-    workers = [threading.Thread(target=run, daemon=True) for _ in range(threads)]
+    work = _Work(files, columns)
+    workers = [threading.Thread(target=work.run, daemon=True) for _ in range(threads)]
     for worker in workers:
         worker.start()
     rows, running = 0, threads
     while running:
-        item = ready.get()
+        item = work.ready.get()
         if item is None:
             running -= 1
         elif isinstance(item, BaseException):
             raise item
         else:
-            rows += item.num_rows  # type: ignore[attr-defined]
+            rows += item.num_rows
     for worker in workers:
         worker.join()  # a thread that Python's end kills inside pyarrow aborts the process
     return rows
+
+
+class _Work:
+    """The (file, row group) pairs that are left, and the queue of what was decoded."""
+
+    def __init__(self, files: Sequence[Path], columns: Sequence[str] | None) -> None:
+        self._files = files
+        self._columns = None if columns is None else list(columns)
+        self._footers = [pq.read_metadata(file) for file in files]
+        self._left = iter(
+            [(place, group) for place, footer in enumerate(self._footers) for group in range(footer.num_row_groups)]
+        )
+        self._taking = threading.Lock()
+        self.ready: Queue[pa.Table | BaseException | None] = Queue(2)
+
+    def run(self) -> None:
+        """Decode until nothing is left; None in the queue ends it."""
+        opened: dict[int, pq.ParquetFile] = {}
+        try:
+            while (taken := self._take()) is not None:
+                place, group = taken
+                if place not in opened:
+                    opened[place] = pq.ParquetFile(self._files[place], metadata=self._footers[place])
+                self.ready.put(opened[place].read_row_group(group, columns=self._columns, use_threads=False))
+        except BaseException as error:  # noqa: BLE001  the caller's thread raises it
+            self.ready.put(error)
+        finally:
+            self.ready.put(None)
+
+    def _take(self) -> tuple[int, int] | None:
+        with self._taking:
+            return next(self._left, None)
 
 
 __all__ = ["decode"]

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.ours import rows_of
 from bench.tables import BenchTable
 
 Run = Callable[[], int]
@@ -26,7 +27,7 @@ def torch_dataloader_utils(table: BenchTable, batch_size: int) -> Mapping[str, R
                 loader, _ = StructuredDataset.create_dataloader(
                     str(table.folder), "parquet", batch_size=batch_size, **options
                 )
-                return sum(_rows(batch) for batch in loader)
+                return sum(rows_of(batch) for batch in loader)
 
         return run
 
@@ -55,15 +56,15 @@ def hugging_face(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
 
     def iterate() -> int:
         batches = stream().with_format("torch").iter(batch_size=batch_size)
-        return sum(_rows(batch) for batch in batches)
+        return sum(rows_of(batch) for batch in batches)
 
     def arrow_to_torch() -> int:
         batches = stream().with_format("arrow").iter(batch_size=batch_size)
-        return sum(_rows(_tensors(batch)) for batch in batches)
+        return sum(rows_of(_tensors(batch)) for batch in batches)
 
     def workers() -> int:
         loader = DataLoader(stream().with_format("torch").batch(batch_size), batch_size=None, num_workers=2)
-        return sum(_rows(batch) for batch in loader)
+        return sum(rows_of(batch) for batch in loader)
 
     return {
         'with_format("torch")': iterate,
@@ -80,14 +81,14 @@ def polars(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
         rows = 0
         for frame in pl.scan_parquet(table.folder / "*.parquet").collect_batches(chunk_size=batch_size):
             for piece in frame.iter_slices(batch_size):
-                rows += _rows(_tensors(piece.to_arrow()))
+                rows += rows_of(_tensors(piece.to_arrow()))
         return rows
 
     def one_file_at_a_time() -> int:
         rows = 0
         for file in table.files:
             for piece in pl.read_parquet(file).iter_slices(batch_size):
-                rows += _rows(_tensors(piece.to_arrow()))
+                rows += rows_of(_tensors(piece.to_arrow()))
         return rows
 
     return {"scan_parquet.collect_batches": run, "read_parquet, a file at a time": one_file_at_a_time}
@@ -108,11 +109,11 @@ def lance(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
 
     def run() -> int:
         stored = LanceDataset(lance_format.dataset(str(folder)), batch_size=batch_size)
-        return sum(_rows(batch) for batch in stored)
+        return sum(rows_of(batch) for batch in stored)
 
     def by_hand() -> int:
         batches = lance_format.dataset(str(folder)).to_batches(batch_size=batch_size)
-        return sum(_rows(_tensors(batch)) for batch in batches)
+        return sum(rows_of(_tensors(batch)) for batch in batches)
 
     return {"lance.torch.data.LanceDataset": run, "to_batches, tensors by hand": by_hand}
 
@@ -126,12 +127,8 @@ RIVALS: dict[str, Callable[[BenchTable, int], Mapping[str, Run]]] = {
 """By package: the settings that are tried, each one epoch of a table at a batch size."""
 
 
-def _rows(batch: Mapping[str, Any]) -> int:
-    return len(next(reversed(batch.values())))  # type: ignore[call-overload]
-
-
 def _tensors(batch: pa.Table | pa.RecordBatch) -> dict[str, Any]:
-    import torch
+    from torch.utils.dlpack import from_dlpack
 
     tensors: dict[str, Any] = {}
     for name in batch.schema.names:
@@ -139,11 +136,11 @@ def _tensors(batch: pa.Table | pa.RecordBatch) -> dict[str, Any]:
         if isinstance(column, pa.ChunkedArray):
             column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if pa.types.is_primitive(column.type):
-            tensors[name] = torch.from_dlpack(column)
+            tensors[name] = from_dlpack(column)
         elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
             tensors[name] = (
-                torch.from_dlpack(column.values),
-                torch.from_dlpack(column.offsets),
+                from_dlpack(column.values),
+                from_dlpack(column.offsets),
             )
         else:
             tensors[name] = column.to_pylist()

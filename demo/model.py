@@ -25,6 +25,7 @@ class ClickModel(nn.Module):
         self.perceptron = nn.Sequential(
             nn.Linear(len(DENSE) + _WIDTH * len(CATEGORICAL), 64), nn.ReLU(), nn.Linear(64, 1)
         )
+        self.first_bucket: torch.Tensor
         self.register_buffer("first_bucket", torch.arange(len(CATEGORICAL)) * _BUCKETS)
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -41,6 +41,7 @@ def open_table(folder: Path, batch_size: int, **options: Any) -> Any:
         columns=COLUMNS,
         partitioning="hive",
         num_ranks="auto",
+        even_ranks="balance",
         num_workers=2,
         **options,
     )
@@ -59,7 +60,8 @@ def held_out_loss(model: torch.nn.Module, loader: Iterable[Batch]) -> float:
     with torch.no_grad():
         for batch in loader:
             losses = binary_cross_entropy_with_logits(model(batch), batch["label"].float(), reduction="none")
-            sums += torch.stack((losses.double().sum(), torch.tensor(float(len(losses)), dtype=torch.float64)))
+            real = real_rows(batch).double()
+            sums += torch.stack((losses.double() @ real, real.sum()))
     dist.all_reduce(sums)
     return float(sums[0] / sums[1])
 
@@ -96,7 +98,7 @@ def train_epoch(
             seen.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
             loss = binary_cross_entropy_with_logits(model(batch)[real], batch["label"][real].float())
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             if step % 10 == 0:
                 bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
@@ -138,7 +140,7 @@ def train(root: Path, batch_size: int, epochs: int) -> list[str]:
     """Train and prove; give what went wrong."""
     # The count comes from the footers by pyarrow, so that the loader under proof has no say in it.
     num_rows = sum(pq.read_metadata(path).num_rows for path in (root / "clicks").rglob("*.parquet"))
-    loader = open_table(root / "clicks", batch_size, shuffle=True, even_ranks="balance", row_id=True)
+    loader = open_table(root / "clicks", batch_size, shuffle=True, row_id=True)
     holdout = open_table(root / "holdout", batch_size)
     torch.manual_seed(0)
     model = DistributedDataParallel(ClickModel())

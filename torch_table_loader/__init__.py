@@ -1,1 +1,53 @@
 """Reads a table, as it stands in the lake, into a PyTorch training loop."""
+
+from torch_table_loader.contracts import FormatReader, Source, SplitStrategy, Storage
+from torch_table_loader.dataset import StructuredDataset
+from torch_table_loader.errors import (
+    ConfigError,
+    ConfigTypeError,
+    MissingExtraError,
+    ResumeError,
+    StorageError,
+    TableError,
+    TableLoaderError,
+)
+from torch_table_loader.explain import Explanation
+from torch_table_loader.loader import TableLoader
+from torch_table_loader.metrics import Metrics
+from torch_table_loader.options import LoaderOptions, parse_bytes
+from torch_table_loader.planning.cutting import (
+    RoundRobinStrategy,
+    RowBalancedStrategy,
+    SizeBalancedStrategy,
+    TargetSizeStrategy,
+)
+from torch_table_loader.records import DataFileInfo, RowGroupInfo, RowRange, Shard, Split
+
+__all__ = [
+    "ConfigError",
+    "ConfigTypeError",
+    "DataFileInfo",
+    "Explanation",
+    "FormatReader",
+    "LoaderOptions",
+    "Metrics",
+    "MissingExtraError",
+    "ResumeError",
+    "RoundRobinStrategy",
+    "RowBalancedStrategy",
+    "RowGroupInfo",
+    "RowRange",
+    "Shard",
+    "SizeBalancedStrategy",
+    "Source",
+    "Split",
+    "SplitStrategy",
+    "Storage",
+    "StorageError",
+    "StructuredDataset",
+    "TableError",
+    "TableLoader",
+    "TableLoaderError",
+    "TargetSizeStrategy",
+    "parse_bytes",
+]

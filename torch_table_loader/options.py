@@ -47,9 +47,7 @@ def parse_bytes(value: int | str) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in _UNITS:
             raise ConfigError(f"a size must read like '128MiB', '512mb' or '4096', got {value!r}")
-        num_bytes = (
-            int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
-        )
+        num_bytes = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
     else:
         num_bytes = value
     if num_bytes <= 0:
@@ -162,9 +160,7 @@ class LoaderOptions:
             _integer("rank", self.rank, least=0)
             if self.num_ranks == "auto" or self.mesh is not None:
                 beside = "mesh" if self.mesh is not None else 'num_ranks="auto"'
-                raise ConfigError(
-                    f"rank={self.rank} was given beside {beside}, which finds it; leave rank out"
-                )
+                raise ConfigError(f"rank={self.rank} was given beside {beside}, which finds it; leave rank out")
             if isinstance(self.num_ranks, int) and self.rank >= self.num_ranks:
                 raise ConfigError(
                     f"rank must be in [0, num_ranks), got rank={self.rank} num_ranks={self.num_ranks}; "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_table_loader.records import ReadTask, Segment
+from torch_table_loader.source.plan_cache import CacheEntry
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import PlanCache
 
-Progress = Callable[[Iterable[Any], int], Iterable[Any]]
-"""Wraps the items of a pass, of which there are so many, to show how it goes."""
+Progress = Callable[[Iterable[Any], int | None], Iterable[Any]]
+"""Wraps the items of a pass, of which there are so many (None: unknown), to show how it goes."""
 
 
 class LiveCounter:
@@ -128,11 +129,10 @@ class LiveCounter:
         if self._cache is None:
             return
         layout = self._table.layout
-        for number, file in enumerate(layout.files):
-            counts = self._cache.counts(file, self._key)
-            if counts is not None:
+        for number, entry in enumerate(self._cache.get_many(layout.files)):
+            if entry is not None and self._key in entry.counts:
                 groups = layout.groups_of(number)
-                self._group_live[groups.start : groups.stop] = counts
+                self._group_live[groups.start : groups.stop] = entry.counts[self._key]
 
     def _save(self, segments: SegmentTable, counted: NDArray[np.int64]) -> None:
         """Put the files that are now counted whole into the cache."""
@@ -145,7 +145,8 @@ class LiveCounter:
             part = slice(groups.start, groups.stop)
             live = np.where(layout.group_kept[part] & (layout.group_rows[part] > 0), self._group_live[part], 0)
             if (live >= 0).all():
-                self._cache.put_counts(layout.files[number], self._table.metas[number], self._key, live.tolist())
+                entry = CacheEntry(self._table.metas[number], {self._key: tuple(live.tolist())})
+                self._cache.put(layout.files[number], entry)
 
 
 __all__ = ["LiveCounter", "Progress"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,6 +71,13 @@ class Planner:
         self._segments = self._segment(strategy.cut(layout)) if strategy.cuts else None
         self._newest: tuple[tuple[int, int], PlannedEpoch] | None = None
 
+    def with_lanes(self, lanes: int) -> Planner:
+        """Plan the same splits, counts included, for another number of lanes."""
+        other = copy.copy(self)
+        other.topology = replace(self.topology, lanes=lanes)
+        other._newest = None
+        return other
+
     @property
     def counted(self) -> bool:
         """Whether live rows are known before reading."""
@@ -91,6 +99,15 @@ class Planner:
             return None
         _, steps = quotas(job.rows_of_ranks(), self.topology)
         return [int(count) for count in steps]
+
+    def rows_of_ranks(self, epoch: int) -> list[int] | None:
+        """Rows of every rank, padding left out; None where a rank knows its own rows alone."""
+        if self._segments is None:
+            return [self.plan(epoch, rank).plan.own_rows for rank in range(self.topology.num_ranks)]
+        job = self._epoch(self._segments, epoch)
+        if self._filtered and (job.segments.live_rows()[job.order] < 0).any():
+            return None
+        return [int(count) for count in job.rows_of_ranks()]
 
     def _segment(self, splits: SplitTable) -> SegmentTable:
         return SegmentTable.of(splits, filtered=self._filtered)

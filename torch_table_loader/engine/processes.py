@@ -14,7 +14,7 @@ from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.engine.work import LaneBatches, LaneClock
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.policy import Block, Rows
+    from torch_table_loader.batching.rows import Block, Rows
     from torch_table_loader.engine.work import EpochWork
 
 BLOCK_BYTES = 16 * 1024 * 1024
@@ -46,7 +46,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         info = get_worker_info()
         assert info is not None  # noqa: S101 a DataLoader with workers calls this in a worker
         slots = -(-self._work.lanes // info.num_workers)
-        lanes = [lane for lane in range(info.id, self._work.lanes, info.num_workers)]
+        lanes = range(info.id, self._work.lanes, info.num_workers)
         sources: list[Iterator[_Message] | None] = [self._messages(lane) for lane in lanes]
         sources += [None] * (slots - len(sources))
         while any(source is not None for source in sources):
@@ -74,7 +74,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         """Without one, several batches cross as one shared block."""
         clock = LaneClock()
         size = self._work.plan.batch_size
-        cutter: ExactBatches | None = None
+        cutter: ExactBatches[Any] | None = None
         for rows in self._work.rows(lane, self._begun[lane]):
             if cutter is None:
                 batch_bytes = max(1, rows.num_bytes * size // max(1, rows.num_rows))
@@ -101,12 +101,12 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         yield _Message(lane, clock, block=None if rest is None else self._pack(rest), done=True)
 
     def _pack(self, rows: Rows) -> Block:
-        return self._work.codec.pack(rows, _shared_bytes)
+        return self._work.codec.pack(rows, out=_shared_bytes)
 
 
 def _shared_bytes(num_bytes: int) -> torch.Tensor:
     """Allocate in shared memory, so that a block is written once and crosses without a copy."""
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes))
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes))  # type: ignore[no-untyped-call]
 
 
 def _as_is(message: Any) -> Any:
@@ -151,7 +151,7 @@ class ProcessServer:
         while not ready:
             if self._done[lane] or self._messages is None:
                 return None
-            message = next(self._messages, None)
+            message = next(self._messages)
             if message is not None:
                 self._sort_in(message)
         return ready.popleft()

@@ -14,6 +14,7 @@ from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.source.fingerprint import fingerprint
+from torch_table_loader.source.plan_cache import CacheEntry
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -125,18 +126,18 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 def _inspect(
     source: Source, files: Sequence[DataFile], given: pa.Schema | None, cache: PlanCache | None
 ) -> tuple[FileMeta, ...]:
-    known = {} if cache is None else cache.get_many(files)
+    known = [None] * len(files) if cache is None else cache.get_many(files)
 
-    def inspect(file: DataFile) -> FileMeta:
-        entry = known.get(file.name)
+    def inspect(pair: tuple[DataFile, CacheEntry | None]) -> FileMeta:
+        file, entry = pair
         if entry is not None:
             return entry.meta
         meta = reader_for(file.format).inspect(source.storage, file, given)
         if cache is not None:
-            cache.put(file, meta)
+            cache.put(file, CacheEntry(meta))
         return meta
 
-    return tuple(in_parallel(inspect, files))
+    return tuple(in_parallel(inspect, list(zip(files, known, strict=True))))
 
 
 __all__ = ["Table", "in_parallel", "survey"]

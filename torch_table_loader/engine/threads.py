@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch_table_loader.engine.work import LaneBatches
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.policy import Rows
+    from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work import EpochWork, LaneClock
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.policy import Rows
+    from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work import EpochWork, LaneClock
 
 

@@ -18,7 +18,7 @@ from torch_table_loader.planning.epoch import window_order
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.policy import Rows, RowsCodec
+    from torch_table_loader.batching.rows import Rows, RowsCodec
     from torch_table_loader.planning.lanes import RankPlan, Section
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
@@ -47,7 +47,7 @@ class EpochWork:
     plan: RankPlan
     segments: SegmentTable
     reader: TaskReader
-    codec: RowsCodec
+    codec: RowsCodec[Any]
     rank: int
     seed: int
     epoch: int
@@ -102,7 +102,7 @@ class EpochWork:
                 yield wanted
 
     @staticmethod
-    def _through(shuffle: WindowShuffle, source: Iterator[Rows]) -> Iterator[Rows]:
+    def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows]) -> Iterator[Rows]:
         for rows in source:
             yield from shuffle.push(rows)
         yield from shuffle.finish()

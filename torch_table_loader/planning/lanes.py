@@ -86,9 +86,14 @@ class RankPlan:
         return [lane.num_rows // self.batch_size for lane in self.lanes]
 
     @property
+    def own_rows(self) -> int:
+        """Rows of the lanes, whether or not they are delivered; no padding."""
+        return sum(lane.num_rows for lane in self.lanes)
+
+    @property
     def num_rows(self) -> int:
         """Rows delivered, padding included."""
-        total = sum(lane.num_rows for lane in self.lanes) + self.padding.num_rows
+        total = self.own_rows + self.padding.num_rows
         return min(total, self.steps * self.batch_size)
 
     def schedule(self) -> Iterator[int]:

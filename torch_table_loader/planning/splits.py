@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.planning.keys import as_int
 from torch_table_loader.records import ReadTask, RowRange, Segment, Split
 
 if TYPE_CHECKING:
@@ -51,11 +52,14 @@ class SplitTable(Sequence[Split]):
         rows = layout.file_rows
         table = np.empty((3, len(splits := list(splits))), dtype=np.int64)
         for at, split in enumerate(splits):
+            if not hasattr(split, "file") or not hasattr(split, "row_range"):
+                raise ConfigTypeError(f"{who} must return splits, got {type(split).__name__} {split!r}")
             number = index.get(split.file.path)
             if number is None:
                 raise ConfigError(f"{who} returned a split of {split.file.path!r}, which is no file of the table")
             part = split.row_range
-            start, stop = (0, int(rows[number])) if part is None else (part.offset, part.offset + part.length)
+            start, length = (0, int(rows[number])) if part is None else (_row(part.offset, who), _row(part.length, who))
+            stop = start + length
             if not 0 <= start <= stop <= rows[number]:
                 raise ConfigError(
                     f"{who} returned rows [{start}, {stop}) of {split.file.path!r}, which has {rows[number]} rows"
@@ -86,8 +90,11 @@ class SplitTable(Sequence[Split]):
             return
         want, got = int(expected[wrong[0]]), int(found[wrong[0]])
         file = int(np.searchsorted(starts, min(want, got), side="right")) - 1
-        low, high = sorted((want - int(starts[file]), got - int(starts[file])))
-        fault = "leaves out" if got > want else "holds more than once"
+        first = int(starts[file])
+        if got > want:
+            fault, low, high = "leaves out", want - first, min(got, int(starts[file + 1])) - first
+        else:
+            fault, low, high = "holds more than once", got - first, min(want, int(end[wrong[0]])) - first
         raise ConfigError(
             f"{who} must cover each row once, but {fault} rows [{low}, {high}) of {self.layout.files[file].name!r}"
         )
@@ -190,6 +197,11 @@ class SegmentTable:
         total = np.zeros(len(values) + 1, dtype=np.int64)
         np.cumsum(values, out=total[1:])
         return np.diff(total[self.offsets])
+
+
+def _row(value: object, who: str) -> int:
+    """Take a row number as the strategy gave it; a float would be cut off without a word."""
+    return as_int(f"the offset or length of a row range of {who}", value)
 
 
 __all__ = ["SegmentTable", "SplitTable"]

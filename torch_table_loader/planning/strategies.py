@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.layout import TableLayout
-    from torch_table_loader.records import Shard
+    from torch_table_loader.records import DataFileInfo, Shard
 
 ENTRY_POINT_GROUP = "torch_table_loader.strategies"
 
@@ -47,7 +48,7 @@ class Strategy:
 
     def cut(self, layout: TableLayout) -> SplitTable:
         """Run a cutter and check that it covers each row once."""
-        splits = SplitTable.of(layout, self.target(layout), self.name)
+        splits = SplitTable.of(layout, _listed(self.target(layout), self.name, "a list of splits"), self.name)
         splits.check_coverage(self.name)
         return splits
 
@@ -59,14 +60,12 @@ class Strategy:
         Returns:
             Its splits, shard by shard in reading order, and int64[S]: the lane of each.
         """
-        files = list(layout)
-        if self.form == "generator":
-            shards = self.target.generate(files, lanes, epoch)
-        else:
-            shards = self.target.generate(files, lanes, epoch, num_ranks, rank)
+        values = {"num_workers": lanes, "epoch": epoch, "num_ranks": num_ranks, "rank": rank}
+        shards = _listed(_generate(self.target, list(layout), values), f"{self.name}.generate", "a list of shards")
         lane_of = self._lanes(shards, lanes)
-        splits = SplitTable.of(layout, [split for shard in shards for split in shard.splits], self.name)
-        return splits, np.repeat(lane_of, [len(shard.splits) for shard in shards])
+        parts = [list(shard.splits) for shard in shards]
+        splits = SplitTable.of(layout, [split for part in parts for split in part], self.name)
+        return splits, np.repeat(lane_of, [len(part) for part in parts])
 
     def check_coverage(self, parts: Sequence[SplitTable]) -> None:
         """Refuse a generator whose ranks together leave a row out or read one twice.
@@ -99,50 +98,125 @@ def resolve_strategy(given: Any, arguments: Mapping[str, Any]) -> Strategy:
         arguments: what a factory found by name may take: shuffle, seed, target_bytes, target_rows.
 
     Raises:
-        ConfigError: no entry point of that name (the nearest are named).
+        ConfigError: no entry point of that name (the nearest are named), or one that cannot be loaded.
         ConfigTypeError: the object has neither form.
     """
     if given is None:
         given = TargetSizeStrategy(**_accepted(TargetSizeStrategy, arguments))
     elif isinstance(given, str):
-        factory = _installed(given)
-        given = factory(**_accepted(factory, arguments))
-    return Strategy(given, _form(given), getattr(given, "__name__", type(given).__name__))
+        given = _installed(given)
+        if _is_factory(given):
+            given = given(**_accepted(given, arguments))
+    named = given.func if isinstance(given, functools.partial) else given
+    return Strategy(given, _form(given), getattr(named, "__name__", type(named).__name__))
 
 
-def _installed(name: str) -> Callable[..., Any]:
-    found = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+def _installed(name: str) -> Any:
+    found: dict[str, set[EntryPoint]] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        found.setdefault(point.name, set()).add(point)
     if name not in found:
         near = difflib.get_close_matches(name, found) or sorted(found)
         raise ConfigError(f"no split strategy is installed under the name {name!r}; did you mean {', '.join(near)}?")
-    factory: Callable[..., Any] = found[name].load()
-    return factory
+    places = sorted({point.value for point in found[name]})
+    if len(places) > 1:
+        raise ConfigError(
+            f"the name {name!r} must mean one split strategy, but {' and '.join(places)} are installed under it; "
+            "uninstall one, or pass the object itself"
+        )
+    try:
+        return found[name].pop().load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the split strategy {name!r} is installed as {places[0]} but cannot be loaded ({error}); "
+            "reinstall its package"
+        ) from error
 
 
-def _accepted(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _is_factory(loaded: Any) -> bool:
+    """Whether an entry point names what makes a strategy (a class, a function without required parameters)."""
+    if isinstance(loaded, type):
+        return True
+    return not hasattr(loaded, "generate") and callable(loaded) and _binds(inspect.signature(loaded))
+
+
+def _accepted(factory: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Keep the arguments that the caller chose and the factory has a parameter for."""
-    parameters = inspect.signature(factory).parameters
-    return {name: value for name, value in arguments.items() if value is not None and name in parameters}
+    names = _named(inspect.signature(factory))
+    return {name: value for name, value in arguments.items() if value is not None and name in names}
 
 
 def _form(given: Any) -> Form:
+    if isinstance(given, type):
+        raise ConfigTypeError(f"split_strategy must be an instance, got the class {given.__name__}; call it first")
     generate = getattr(given, "generate", None)
     if callable(generate):
-        parameters = inspect.signature(generate).parameters
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters.values()) or len(parameters) >= 5:
-            return "generator_with_ranks"
-        if len(parameters) == 3:
-            return "generator"
+        calling = _calling(signature := inspect.signature(generate))
+        if calling is None:
+            raise ConfigTypeError(
+                f"generate must take (files, num_workers, epoch) or (files, num_workers, epoch, num_ranks, rank), "
+                f"got {type(given).__name__}.generate{signature}"
+            )
+        return "generator_with_ranks" if "rank" in calling[0] + calling[1] else "generator"
+    if not callable(given):
         raise ConfigTypeError(
-            f"generate must take (files, num_workers, epoch) or (files, num_workers, epoch, num_ranks, rank), "
-            f"got {type(given).__name__}.generate{inspect.signature(generate)}"
+            f"split_strategy must be a callable that cuts files into splits, an object with generate(), or the name "
+            f"of an entry point, got {given!r}"
         )
-    if callable(given) and not isinstance(given, type):
-        return "cutter"
-    raise ConfigTypeError(
-        f"split_strategy must be a callable that cuts files into splits, an object with generate(), or the name of "
-        f"an entry point, got {given!r}" + ("; pass an instance, not the class" if isinstance(given, type) else "")
-    )
+    if not _binds(signature := inspect.signature(given), "files"):
+        raise ConfigTypeError(f"a strategy that cuts must take the files alone, got a callable with {signature}")
+    return "cutter"
+
+
+def _generate(target: Any, files: list[DataFileInfo], values: Mapping[str, int]) -> Any:
+    by_place, by_name = _calling(inspect.signature(target.generate)) or ((), ())
+    return target.generate(files, *(values[name] for name in by_place), **{name: values[name] for name in by_name})
+
+
+def _calling(signature: inspect.Signature) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Say how `generate` takes what follows the files: which by place, which by name; None if it cannot be called.
+
+    Parameters that are named as in the contract go by name, so that their order and defaults do not matter. Further
+    ones with a default are the strategy's own: ``generate(files, num_workers, epoch, seed=0, salt=0)`` takes no ranks.
+    """
+    names = _named(signature)
+    variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
+    base, ranks = ("num_workers", "epoch"), ("num_ranks", "rank")
+    candidates: list[tuple[tuple[str, ...], tuple[str, ...]]]
+    if names.issuperset(ranks):
+        candidates = [((), base + ranks), (base, ranks)]
+    elif names.intersection(ranks):
+        candidates = []
+    elif variadic or not _binds(signature, "files", *base):
+        candidates = [(base + ranks, ()), ((), base)]
+    else:
+        candidates = [((), base), (base, ())]
+    for by_place, by_name in candidates:
+        known = names.issuperset(by_name)
+        if known and _binds(signature, "files", *by_place, **dict.fromkeys(by_name)):
+            return by_place, by_name
+    return None
+
+
+def _named(signature: inspect.Signature) -> set[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, parameter in signature.parameters.items() if parameter.kind in kinds}
+
+
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _listed(answer: Any, who: str, what: str) -> Sequence[Any]:
+    if isinstance(answer, SplitTable):
+        return answer
+    if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
+        raise ConfigTypeError(f"{who} must return {what}, got {type(answer).__name__}")
+    return list(answer)
 
 
 __all__ = ["ENTRY_POINT_GROUP", "Strategy", "resolve_strategy"]

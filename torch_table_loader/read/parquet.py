@@ -55,7 +55,7 @@ class ParquetReader:
 
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
         """Say which row groups may hold a passing row: see `FormatReader.prune`."""
-        return kept_row_groups(file, meta, pa.py_buffer(_footer_of(file, meta)), filters, schema)
+        return kept_row_groups(file, meta, _parse(_footer_of(file, meta)), filters, schema)
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
         """Name flat columns with a proven null in a kept row group: see `FormatReader.null_columns`."""

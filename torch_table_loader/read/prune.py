@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from torch_table_loader.read.expressions import expression_columns
 
@@ -37,19 +38,20 @@ def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
 
 
 def kept_row_groups(
-    file: DataFile, meta: FileMeta, source: pa.Buffer, filters: Any, schema: pa.Schema
+    file: DataFile, meta: FileMeta, parsed: pq.FileMetaData, filters: Any, schema: pa.Schema
 ) -> Sequence[bool]:
     """Say for each Parquet row group whether its statistics leave any row a chance to pass.
 
     Parquet statistics leave NaN out of minimum and maximum, and pyarrow trusts them: it drops a row group of
     ``[0, 1, NaN]`` under ``~(x < 3)``, which NaN passes. So the filter is asked again with each set of its
-    float columns taken to be NaN, and a row group goes only where all answers agree. Columns whose statistics
-    cannot be compared in the table's type (nested, or of another type in this file) count as unknown.
+    float columns taken to be NaN, and a row group goes only where all answers agree. They write 0 as −0 too,
+    which ``isin`` tells from 0: a row group of zeros stays. Columns whose statistics cannot be compared in the
+    table's type (nested, or of another type in this file) count as unknown.
 
     Args:
         file: which, with its partition values.
         meta: its metadata.
-        source: a Parquet file, or its footer alone.
+        parsed: its footer, parsed.
         filters: an expression over `schema`.
         schema: the table's unified schema, partition columns included.
 
@@ -70,25 +72,39 @@ def kept_row_groups(
     )
     if not comparable or len(floats) > _MOST_FLOATS:
         return [True] * count
-    kept: set[int] = set()
+    kept = _groups_of_zeros(parsed, floats)
     for size in range(len(floats) + 1):
         for chosen in itertools.combinations(floats, size):
             nans = [_equals(name, pa.scalar(math.nan, schema.field(name).type)) for name in chosen]
-            passing = _passing_row_groups(source, [*([] if known is None else [known]), *nans], filters, schema)
+            passing = _passing_row_groups(meta.footer, [*([] if known is None else [known]), *nans], filters, schema)
             if passing is None:
                 return [True] * count
             kept |= passing
     return [group in kept for group in range(count)]
 
 
-def _passing_row_groups(source: pa.Buffer, known: Sequence[Any], filters: Any, schema: pa.Schema) -> set[int] | None:
+def _passing_row_groups(footer: bytes | None, known: Sequence[Any], filters: Any, schema: pa.Schema) -> set[int] | None:
     try:
         fragment = ds.ParquetFileFormat().make_fragment(
-            pa.BufferReader(source), partition_expression=reduce(and_, known) if known else None
+            pa.BufferReader(footer), partition_expression=reduce(and_, known) if known else None
         )
         return {group.id for group in fragment.subset(filters, schema=schema).row_groups}
     except pa.ArrowException:
         return None  # pyarrow cannot decide: keep all
+
+
+def _groups_of_zeros(parsed: pq.FileMetaData, floats: Sequence[str]) -> set[int]:
+    if not floats:
+        return set()
+    leaves = [index for index in range(parsed.num_columns) if parsed.schema.column(index).path in floats]
+    return {
+        group
+        for group in range(parsed.num_row_groups)
+        for leaf in leaves
+        if (statistics := parsed.row_group(group).column(leaf).statistics) is not None
+        and statistics.has_min_max
+        and statistics.min == 0 == statistics.max
+    }
 
 
 def _can_pass(known: Any, filters: Any, schema: pa.Schema) -> bool:
@@ -122,7 +138,7 @@ def _statistics_compare(file_type: pa.DataType, table_type: pa.DataType) -> bool
         return False
     if file_type.equals(table_type):
         return True
-    return pa.types.is_integer(file_type) and pa.types.is_integer(table_type)
+    return bool(pa.types.is_integer(file_type) and pa.types.is_integer(table_type))
 
 
 __all__ = ["kept_row_groups", "partition_can_pass"]

@@ -145,8 +145,11 @@ def _s3_address(url: str) -> Address:
 def _http_address(protocol: str, url: str) -> Address:
     parts = urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")
-    if not host:
-        raise ConfigError(f"a {protocol} URL must name a host")
+    if not re.fullmatch(r"(\[[^\]]+\]|[^:]+)(:\d*)?", host):  # a bare "/" in a login ends the host early
+        raise ConfigError(
+            f"a {protocol} URL must read {protocol}://host/path or {protocol}://user:password@host/path with '/' "
+            "in the password written as %2F"
+        )
     if not at:
         return Address(protocol, url)
     basic = base64.b64encode(unquote(login).encode()).decode("ascii")

@@ -126,7 +126,7 @@ class PlanCache:
         return hashlib.sha256(json.dumps([*identity, *told]).encode("utf-8")).digest()
 
     def _path(self, key: bytes) -> str:
-        return f"{self.root}/{key.hex()}.plan"
+        return f"{self.root}/_{key.hex()}.plan"  # hidden, should the cache lie inside a table
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:

@@ -1,0 +1,60 @@
+"""What must be reached: every duel with its bar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """Two contenders on a table.
+
+    Args:
+        table: a key of `bench.tables.TABLES`.
+        batch_size: rows of a batch.
+        left: a contender.
+        right: a contender, or "rival:best" for the best setting of a sweep.
+        bar: the least median ratio, left over right; None where it is only reported.
+    """
+
+    table: str
+    batch_size: int
+    left: str
+    right: str
+    bar: float | None = None
+
+
+_THEIRS = "torch-dataloader-utils"
+
+DUELS = (
+    *(Duel(table, 8192, "ours:thread", "floor", 0.88) for table in ("A-zstd", "A-snappy", "B", "C")),
+    *(Duel(table, 1024, "ours:thread", "floor", 0.70) for table in ("A-zstd", "A-snappy")),
+    Duel("D", 8192, "ours:thread", "floor", 0.80),
+    *(Duel(table, 8192, "ours:process", "ours:thread", 0.40) for table in ("A-zstd", "B")),
+    Duel("A-zstd", 8192, "ours:thread", f"{_THEIRS}:best", 2.2),
+    Duel("B", 8192, "ours:thread", f"{_THEIRS}:best", 1.8),
+    Duel("A-zstd", 1024, "ours:thread", f"{_THEIRS}:best", 4.0),
+    Duel("A-zstd", 8192, "ours:thread", f"{_THEIRS}:num_workers=2", 8.0),
+    Duel("D", 8192, "ours:thread", f"{_THEIRS}:best", 40.0),
+    *(
+        Duel(table, 8192, "ours:thread", f"{rival}:best")
+        for rival in ("datasets", "polars", "lance")
+        for table in ("A-zstd", "B", "D")
+    ),
+)
+
+PLANNING_SECONDS = 2.0
+NEXT_EPOCH_SECONDS = 0.5
+FIRST_BATCH_SECONDS = 0.5
+MEMORY_GROWTH = 1.05
+MEMORY_OVER_FLOOR = 1.2
+
+__all__ = [
+    "DUELS",
+    "FIRST_BATCH_SECONDS",
+    "MEMORY_GROWTH",
+    "MEMORY_OVER_FLOOR",
+    "NEXT_EPOCH_SECONDS",
+    "PLANNING_SECONDS",
+    "Duel",
+]

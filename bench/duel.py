@@ -1,0 +1,82 @@
+"""One duel in a process of its own: two contenders on one table, interleaved; prints JSON.
+
+A contender is "floor", "ours:thread", "ours:process", or "package:setting" of a rival.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import floor, ours
+from bench.pairing import ROUNDS, Sample, best_rate, interleave, measure
+from bench.rivals import RIVALS
+from bench.tables import BenchTable, build
+
+
+def contender(name: str, table: BenchTable, batch_size: int) -> Callable[[], int]:
+    """Find a contender by its name.
+
+    Args:
+        name: see above.
+        table: what it reads.
+        batch_size: rows of a batch.
+    """
+    if name == "floor":
+        return lambda: floor.decode(table.files)
+    kind, _, setting = name.partition(":")
+    if kind == "ours":
+        return ours.epochs(table, batch_size, "process" if setting == "process" else "thread")
+    return RIVALS[kind](table, batch_size)[setting]
+
+
+def sweep(rival: str, table: BenchTable, batch_size: int) -> dict[str, float | str]:
+    """Give a rival's rows per second by setting, the better of two epochs; or why a setting does not work."""
+    rates: dict[str, float | str] = {}
+    for setting, run in RIVALS[rival](table, batch_size).items():
+        try:
+            samples = (measure(run), measure(run))
+        except (ValueError, TypeError, RuntimeError, NotImplementedError, OSError) as error:
+            rates[setting] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        else:
+            rates[setting] = best_rate(samples)
+    return rates
+
+
+def main() -> None:
+    """Read the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", required=True)
+    parser.add_argument("--root", type=Path, default=Path("build/bench"))
+    parser.add_argument("--batch-size", type=int, default=8192)
+    parser.add_argument("--left", default="ours:thread")
+    parser.add_argument("--right", default="floor")
+    parser.add_argument("--sweep", help="a rival: rows per second by setting, instead of a duel")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    table = build(options.table, options.root)
+    result: object
+    if options.sweep:
+        result = sweep(options.sweep, table, options.batch_size)
+    else:
+        left, right = (contender(name, table, options.batch_size) for name in (options.left, options.right))
+        pairs = interleave(left, right, options.rounds)
+        result = {side: [_plain(sample) for sample in getattr(pairs, side)] for side in ("left", "right")}
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # a rival's threads may abort a process that ends; what was measured is out
+
+
+def _plain(sample: Sample) -> dict[str, float]:
+    return dataclasses.asdict(sample)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The report: what was measured against what bar, on which machine, when, with which versions."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.bars import Duel
+from bench.pairing import Pairs, best_rate, cpu_micros
+
+_PACKAGES = (
+    "torch-table-loader",
+    "torch",
+    "pyarrow",
+    "numpy",
+    "torch-dataloader-utils",
+    "datasets",
+    "polars",
+    "pylance",
+    "tpchgen-cli",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A duel that was fought.
+
+    Args:
+        table: the table's name.
+        batch_size: rows of a batch.
+        left: the contender.
+        right: what it was measured against, with its setting.
+        pairs: the samples; None where there are none.
+        bar: the least median ratio, or None.
+        remark: why there are no samples.
+    """
+
+    table: str
+    batch_size: int
+    left: str
+    right: str
+    pairs: Pairs | None
+    bar: float | None
+    remark: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median reached the bar; None where there is no bar."""
+        return None if self.bar is None else self.pairs is not None and self.pairs.median >= self.bar
+
+    def line(self) -> str:
+        """Say it in one line of a Markdown table."""
+        cells = [self.table, f"{self.batch_size:,}", self.left, self.right]
+        if self.pairs is None:
+            return _line([*cells, self.remark, "", "", "", _bar(self.bar, "≥"), _verdict(self.met)])
+        ratios = self.pairs.ratios
+        sides = (self.pairs.left, self.pairs.right)
+        return _line(
+            [
+                *cells,
+                f"**{self.pairs.median:.2f}**",
+                f"{min(ratios):.2f} to {max(ratios):.2f}",
+                " / ".join(f"{best_rate(side) / 1e6:.3g}" for side in sides),
+                " / ".join(f"{cpu_micros(side):.3g}" for side in sides),
+                _bar(self.bar, "≥"),
+                _verdict(self.met),
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A number that must stay below a bar.
+
+    Args:
+        name: what was measured, with its unit.
+        value: the median.
+        bar: the most it may be, or None.
+    """
+
+    name: str
+    value: float
+    bar: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it stayed below; None where there is no bar."""
+        return None if self.bar is None else self.value <= self.bar
+
+    def line(self) -> str:
+        """Say it in one line of a Markdown table."""
+        return _line([self.name, f"**{self.value:.3g}**", _bar(self.bar, "≤"), _verdict(self.met)])
+
+
+def duel_row(duel: Duel, right: str, pairs: Pairs) -> Row:
+    """Make the row of a duel, with the setting that the right side really had."""
+    return Row(duel.table, duel.batch_size, duel.left, right, pairs, duel.bar)
+
+
+def write(
+    path: Path,
+    rows: Sequence[Row],
+    outcomes: Sequence[Outcome],
+    sweeps: Mapping[tuple[str, str, int], Mapping[str, float | str]],
+    rounds: int,
+) -> None:
+    """Write the report, whole.
+
+    Args:
+        path: a Markdown file.
+        rows: the duels.
+        outcomes: the other numbers.
+        sweeps: rows per second of each rival's settings.
+        rounds: pairs behind each median.
+    """
+    now = dt.datetime.now(tz=dt.UTC)
+    lines = [
+        "# What was measured",
+        "",
+        f"{now:%Y-%m-%d %H:%M} UTC, by `make bench`. {_machine()}",
+        "",
+        ", ".join(f"{name} {_version(name)}" for name in _PACKAGES) + f", Python {platform.python_version()}.",
+        "",
+        "A ratio is the speed of the left over the speed of the right, in one process, the two in turn;",
+        f"the median of {rounds} such pairs decides. The floor is two threads that decode each row group with",
+        "pyarrow and drop it. Tables: A is TPC-H lineitem SF1 (8 numeric columns × 6,001,215 rows), B 40 columns",
+        "(1 + 13 float32 + 26 int32) × 4,000,000, C 500 float32 × 200,000, D 20,000 documents of about 800 tokens and",
+        "two strings. B, C and D are snappy, pyarrow's default. Ours always has `num_workers=2`.",
+        "",
+    ]
+    if rows:
+        lines += [
+            _line(["table", "batch", "left", "right", "median", "range", "best, M rows/s", "CPU µs/row", "bar", "met"]),
+            _line(["---"] * 10),
+            *(row.line() for row in rows),
+            "",
+        ]
+    if outcomes:
+        lines += [
+            _line(["measured", "value", "bar", "met"]),
+            _line(["---"] * 4),
+            *(entry.line() for entry in outcomes),
+            "",
+        ]
+    if sweeps:
+        lines += [
+            "## Settings of the others that were tried",
+            "",
+            _line(["package", "table", "batch", "setting", "M rows/s"]),
+        ]
+        lines.append(_line(["---"] * 5))
+        for (rival, table, batch_size), rates in sweeps.items():
+            for setting, rate in rates.items():
+                shown = f"{rate / 1e6:.3g}" if isinstance(rate, float) else rate
+                lines.append(_line([rival, table, f"{batch_size:,}", f"`{setting}`", shown]))
+        lines.append("")
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text("\n".join(lines))
+    unfinished.replace(path)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _bar(bar: float | None, sign: str) -> str:
+    return "" if bar is None else f"{sign} {bar:g}"
+
+
+def _verdict(met: bool | None) -> str:
+    return "" if met is None else "yes" if met else "**no**"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _machine() -> str:
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores of {model}, {memory:.0f} GiB, {platform.system()} {platform.release()}."
+
+
+__all__ = ["Outcome", "Row", "duel_row", "write"]

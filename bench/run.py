@@ -1,0 +1,144 @@
+"""Runs every comparison, each in a process of its own, and writes bench/RESULTS.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench import bars
+from bench.bars import DUELS, Duel
+from bench.pairing import ROUNDS, Pairs, Sample
+from bench.report import Outcome, Row, duel_row, write
+from bench.tables import build
+
+_WHAT = ("duels", "planning", "first-batch", "memory")
+
+
+class Bench:
+    """Starts one child at a time and reads what it printed."""
+
+    def __init__(self, root: Path, rounds: int) -> None:
+        """Remember where the tables are and how many pairs to take."""
+        self._root, self._rounds = root, rounds
+        self._sweeps: dict[tuple[str, str, int], dict[str, float | str]] = {}
+
+    def duel(self, duel: Duel) -> Row:
+        """Measure one duel; a rival's best setting is found first."""
+        right = duel.right
+        if right.endswith(":best"):
+            rival = right.removesuffix(":best")
+            rates = self.sweep(rival, duel.table, duel.batch_size)
+            working = {setting: rate for setting, rate in rates.items() if isinstance(rate, float)}
+            if not working:
+                return Row(duel.table, duel.batch_size, duel.left, right, None, None, f"cannot read it: {rates}")
+            right = f"{rival}:{max(working, key=lambda setting: working[setting])}"
+        options = ("--left", duel.left, "--right", right, "--rounds", str(self._rounds))
+        sides = self._child("bench.duel", *self._table(duel.table, duel.batch_size), *options)
+        left, other = (tuple(Sample(**sample) for sample in sides[side]) for side in ("left", "right"))
+        return duel_row(duel, right, Pairs(left, other))
+
+    def sweep(self, rival: str, table: str, batch_size: int) -> dict[str, float | str]:
+        """Give a rival's rows per second by setting, measured once."""
+        key = (rival, table, batch_size)
+        if key not in self._sweeps:
+            self._sweeps[key] = self._child("bench.duel", *self._table(table, batch_size), "--sweep", rival)
+        return self._sweeps[key]
+
+    @property
+    def sweeps(self) -> dict[tuple[str, str, int], dict[str, float | str]]:
+        """What was swept: by rival, table and batch size."""
+        return dict(self._sweeps)
+
+    def planning(self) -> list[Outcome]:
+        """Plan a million row groups."""
+        runs = [self._child("bench.planning") for _ in range(3)]
+        first, following = (statistics.median(run[name] for run in runs) for name in ("first_seconds", "next_seconds"))
+        return [
+            Outcome("planning 1,000,000 row groups in 10,000 files, s", first, bars.PLANNING_SECONDS),
+            Outcome("planning its next epoch, s", following, bars.NEXT_EPOCH_SECONDS),
+        ]
+
+    def first_batch(self) -> list[Outcome]:
+        """Time the first batch of fifty files."""
+        build("fifty-files", self._root)
+        seconds = [self._child("bench.first_batch", "--root", str(self._root)) for _ in range(5)]
+        return [Outcome("first batch of 50 local files, s", statistics.median(seconds), bars.FIRST_BATCH_SECONDS)]
+
+    def memory(self) -> list[Outcome]:
+        """Compare peaks over epochs, and with the floor's."""
+        outcomes: list[Outcome] = []
+        for table, workers in (("A-zstd", "thread"), ("B", "thread"), ("D", "thread")):
+            ours, floor = (
+                self._child("bench.memory", *self._table(table, 8192), "--who", who)["peaks"]
+                for who in (f"ours:{workers}", "floor")
+            )
+            growth = statistics.median(ours[-3:]) / statistics.median(ours[1:4])
+            bar = bars.MEMORY_OVER_FLOOR if table == "A-zstd" else None
+            outcomes += [
+                Outcome(f"{table}: peak of the last epochs over that of the first", growth, bars.MEMORY_GROWTH),
+                Outcome(f"{table}: peak over the floor's", max(ours) / max(floor), bar),
+                Outcome(f"{table}: peak, MiB (the floor's: {max(floor):.0f})", max(ours), None),
+            ]
+        return outcomes
+
+    def _table(self, table: str, batch_size: int) -> tuple[str, ...]:
+        build(table, self._root)
+        return ("--table", table, "--root", str(self._root), "--batch-size", str(batch_size))
+
+    @staticmethod
+    def _child(module: str, *arguments: str) -> Any:
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def chosen(duels: Sequence[Duel], only: str | None) -> list[Duel]:
+    """Keep the duels whose description holds a text."""
+    return [duel for duel in duels if only is None or only in f"{duel.table} {duel.batch_size} {duel.right}"]
+
+
+def main() -> None:
+    """Read the command line, measure, write the report; exit with 1 where a bar was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", choices=[*_WHAT, []], help="all, if none is named")
+    parser.add_argument("--only", help="only duels of which 'TABLE BATCH_SIZE RIGHT' holds this text")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of a duel")
+    parser.add_argument("--root", type=Path, default=Path("build/bench"), help="folder of the tables")
+    parser.add_argument("--out", type=Path, default=Path("bench/RESULTS.md"))
+    options = parser.parse_args()
+    what = options.what or _WHAT
+    bench = Bench(options.root, options.rounds)
+    rows: list[Row] = []
+    outcomes: list[Outcome] = []
+    if "duels" in what:
+        for duel in (bar := tqdm(chosen(DUELS, options.only), unit="duel")):
+            bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")
+            rows.append(bench.duel(duel))
+            tqdm.write(rows[-1].line())
+    for name, measure in (
+        ("planning", bench.planning),
+        ("first-batch", bench.first_batch),
+        ("memory", bench.memory),
+    ):
+        if name in what:
+            outcomes += measure()
+    for outcome in outcomes:
+        print(outcome.line())
+    write(options.out, rows, outcomes, bench.sweeps, options.rounds)
+    print(f"written: {options.out}")
+    if False in {*(row.met for row in rows), *(outcome.met for outcome in outcomes)}:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,368 @@
+"""Laws of the batching room, for random schemas, values, chunkings and batch sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.batching.outputs import Codes, Padded, Ragged
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.batching.window import WindowShuffle
+
+Make = Callable[[np.random.Generator], Any]
+
+
+def _ints(low: int, high: int) -> Make:
+    return lambda rng: int(rng.integers(low, high))
+
+
+def _some(make: Make, longest: int = 4) -> Make:
+    return lambda rng: [make(rng) for _ in range(rng.integers(0, longest + 1))]
+
+
+def _just(make: Make, size: int) -> Make:
+    return lambda rng: [make(rng) for _ in range(size)]
+
+
+def _word(rng: np.random.Generator) -> str:
+    return str(rng.choice(["", "a", "ä", "bcd", "日本", "long " * 9]))
+
+
+def _float(rng: np.random.Generator) -> float:
+    return float(np.float16(rng.normal()))
+
+
+def _gappy(rng: np.random.Generator) -> float | None:
+    return None if rng.random() < 0.2 else _float(rng)
+
+
+def _record(rng: np.random.Generator) -> dict[str, Any]:
+    inner = {"n": int(rng.integers(0, 9)), "l": [1] * int(rng.integers(3))} if rng.random() < 0.9 else None
+    return {"x": _float(rng), "s": _word(rng), "in": inner}
+
+
+_RECORD = pa.struct(
+    [("x", pa.float32()), ("s", pa.string()), ("in", pa.struct([("n", pa.int16()), ("l", pa.list_(pa.int8()))]))]
+)
+
+TYPES: dict[str, tuple[pa.DataType, Make]] = {
+    "bool": (pa.bool_(), lambda rng: bool(rng.integers(2))),
+    "i8": (pa.int8(), _ints(-128, 128)),
+    "i64": (pa.int64(), _ints(-(2**63), 2**63 - 1)),
+    "u16": (pa.uint16(), _ints(0, 2**16)),
+    "u32": (pa.uint32(), _ints(0, 2**32)),
+    "u64": (pa.uint64(), _ints(0, 2**62)),
+    "f16": (pa.float16(), lambda rng: np.float16(rng.normal())),
+    "f32": (pa.float32(), _float),
+    "f64": (pa.float64(), _float),
+    "date32": (pa.date32(), _ints(0, 20000)),
+    "time32": (pa.time32("ms"), _ints(0, 86_400_000)),
+    "time64": (pa.time64("us"), _ints(0, 86_400_000_000)),
+    "ts": (pa.timestamp("us", "UTC"), _ints(-(10**12), 10**15)),
+    "dur": (pa.duration("ms"), _ints(-1000, 1000)),
+    "dict": (pa.dictionary(pa.int8(), pa.int32()), _ints(0, 5)),
+    "fsl": (pa.list_(pa.int16(), 3), _just(_ints(0, 99), 3)),
+    "fslb": (pa.list_(pa.bool_(), 2), _just(lambda rng: bool(rng.integers(2)), 2)),
+    "grid": (pa.list_(pa.list_(pa.float32(), 2), 3), _just(_just(_gappy, 2), 3)),
+    "list": (pa.list_(pa.int32()), _some(_ints(0, 999))),
+    "biglist": (pa.large_list(pa.float64()), _some(_gappy, 80)),
+    "boollist": (pa.list_(pa.bool_()), _some(lambda rng: bool(rng.integers(2)))),
+    "pairs": (pa.list_(pa.list_(pa.int8(), 2)), _some(_just(_ints(0, 9), 2))),
+    "str": (pa.string(), _word),
+    "bin": (pa.binary(), lambda rng: rng.bytes(3)),
+    "fsb": (pa.binary(3), lambda rng: rng.bytes(3)),
+    "view": (pa.string_view(), _word),
+    "dstr": (pa.dictionary(pa.int32(), pa.string()), _word),
+    "lstr": (pa.list_(pa.string()), _some(_word)),
+    "rec": (_RECORD, _record),
+}
+
+
+def _array(kind: pa.DataType, make: Make, rng: np.random.Generator, length: int, nulls: float) -> pa.Array:
+    values = [None if rng.random() < nulls else make(rng) for _ in range(length)]
+    if pt.is_dictionary(kind):
+        return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+    return pa.array(values, kind)
+
+
+def _table(names: list[str], seed: int, length: int, nulls: float) -> pa.RecordBatch:
+    rng = np.random.default_rng(seed)
+    schema = pa.schema([(name, TYPES[name][0]) for name in names])
+    return pa.RecordBatch.from_arrays([_array(*TYPES[name], rng, length, nulls) for name in names], schema=schema)
+
+
+def _wanted(kind: pa.DataType, value: Any, default: Callable[[pa.DataType], Any]) -> Any:
+    """What a value must become, from its Python form alone; `default` stands for null."""
+    if pt.is_dictionary(kind):
+        return _wanted(kind.value_type, value, default)
+    if pt.is_struct(kind):
+        return {
+            field.name: _wanted(field.type, None if value is None else value[field.name], default)
+            for field in (kind.field(index) for index in range(kind.num_fields))
+        }
+    if value is None:
+        return default(kind)
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        return [_wanted(kind.value_type, item, default) for item in value]
+    if pt.is_temporal(kind):
+        wide = pa.scalar(value, kind).cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+        return wide.as_py()
+    return float(value) if pt.is_floating(kind) else value
+
+
+def _null_value(kind: pa.DataType) -> Any:
+    if pt.is_floating(kind):
+        return math.nan
+    if pt.is_fixed_size_list(kind):
+        return [_zero(kind.value_type)] * kind.list_size
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return None if pt.is_string(kind.value_type) else []
+    return _zero(kind) if pt.is_primitive(kind) else None
+
+
+def _zero(kind: pa.DataType) -> Any:
+    if pt.is_fixed_size_list(kind):
+        return [_zero(kind.value_type)] * kind.list_size
+    return False if pt.is_boolean(kind) else 0.0 if pt.is_floating(kind) else 0
+
+
+def _values(output: Any) -> list[Any]:
+    """The rows of one key of a batch, as Python values."""
+    if isinstance(output, dict):
+        columns = {name: _values(value) for name, value in output.items() if not name.endswith(".valid")}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    if isinstance(output, Ragged):
+        bounds, items = output.offsets.tolist(), output.values.tolist()
+        assert bounds[0] == 0
+        assert bounds[-1] == len(items)
+        return [items[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    if isinstance(output, Padded):
+        rows = zip(output.values.tolist(), output.lengths.tolist(), strict=True)
+        return [row[:length] for row, length in rows]
+    if isinstance(output, Codes):
+        return [None if code < 0 else output.values[code] for code in output.codes.tolist()]
+    if isinstance(output, torch.Tensor) and output.is_nested:
+        return [row.tolist() for row in output.unbind()]
+    return list(output if isinstance(output, list) else output.tolist())
+
+
+def _same(left: Any, right: Any) -> bool:
+    return repr(left) == repr(right)
+
+
+tables = st.builds(
+    _table,
+    names=st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=5, unique=True),
+    seed=st.integers(0, 2**32),
+    length=st.integers(0, 70),
+    nulls=st.sampled_from([0.0, 0.3, 1.0]),
+)
+policies = st.one_of(
+    st.builds(
+        TypePolicy,
+        output_format=st.just("torch"),
+        ragged=st.sampled_from([None, "nested", "pad", "offsets"]),
+        strings=st.just("list"),
+        nulls=st.just("mask"),
+    ),
+    st.builds(
+        TypePolicy,
+        output_format=st.just("numpy"),
+        ragged=st.sampled_from([None, "pad", "offsets"]),
+        strings=st.just("list"),
+        nulls=st.just("mask"),
+    ),
+)
+
+
+def _chunks(batch: pa.RecordBatch, cuts: list[int]) -> list[pa.RecordBatch]:
+    bounds = [0, *sorted(min(cut, batch.num_rows) for cut in cuts), batch.num_rows]
+    return [batch.slice(start, stop - start) for start, stop in zip(bounds, bounds[1:], strict=False)]
+
+
+chunkings = st.lists(st.integers(0, 70), max_size=5)
+
+
+@settings(max_examples=120, deadline=None)
+@given(table=tables, policy=policies, cuts=chunkings, batch_size=st.integers(1, 40), packed=st.booleans())
+def test_all_batches_together_are_the_table(
+    table: pa.RecordBatch, policy: TypePolicy, cuts: list[int], batch_size: int, packed: bool
+) -> None:
+    codec = make_codec(table.schema, policy)
+    exact = ExactBatches(codec, batch_size)
+    batches = []
+    for chunk in _chunks(table, cuts):
+        rows = codec.decode(chunk)
+        batches += exact.push(codec.unpack(codec.pack(rows)) if packed else rows)
+    batches += exact.finish()
+    sizes = [len(_values(next(iter(batch.values())))) for batch in batches]
+    assert sum(sizes) == table.num_rows
+    assert all(size == batch_size for size in sizes[:-1])
+    assert all(0 < size <= batch_size for size in sizes)
+    for field, column in zip(table.schema, table.columns, strict=True):
+        came = [value for batch in batches for value in _values(batch[field.name])]
+        wanted = [_wanted(field.type, value, _null_value) for value in column.to_pylist()] if sizes else []
+        assert _same(came, wanted), field
+        if f"{field.name}.valid" in (batches[0] if batches else {}):
+            mask = [value for batch in batches for value in _values(batch[f"{field.name}.valid"])]
+            assert mask == column.is_valid().to_pylist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(table=tables, cuts=chunkings, batch_size=st.integers(1, 40), python=st.booleans())
+def test_arrow_and_dict_batches_are_the_table(
+    table: pa.RecordBatch, cuts: list[int], batch_size: int, python: bool
+) -> None:
+    codec = make_codec(table.schema, TypePolicy(output_format="dict" if python else "arrow"))
+    exact = ExactBatches(codec, batch_size)
+    batches = [batch for chunk in _chunks(table, cuts) for batch in exact.push(codec.decode(chunk))]
+    batches += exact.finish()
+    plain = batches if python else [batch.to_pydict() for batch in batches]
+    assert all(python or batch.schema.equals(table.schema) for batch in batches)
+    sizes = [len(batch[table.schema.names[0]]) for batch in plain]
+    assert all(size == batch_size for size in sizes[:-1])
+    for name in table.schema.names:
+        assert _same([value for batch in plain for value in batch[name]], table[name].to_pylist())
+
+
+def _taken(table: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:
+    """Rows of a table by way of Python values."""
+    arrays = []
+    for column in table.columns:
+        kind = column.type
+        values = [column[row].as_py() for row in rows]
+        plain = pa.array(values, kind.value_type if pt.is_dictionary(kind) else kind)
+        arrays.append(plain.dictionary_encode().cast(kind) if pt.is_dictionary(kind) else plain)
+    return pa.RecordBatch.from_arrays(arrays, schema=table.schema)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    table=tables,
+    output=st.sampled_from(["torch", "numpy", "arrow"]),
+    cuts=chunkings,
+    data=st.data(),
+)
+def test_slice_take_and_concat_agree_with_arrow(
+    table: pa.RecordBatch, output: Any, cuts: list[int], data: st.DataObject
+) -> None:
+    nulls: Any = None if output == "arrow" else "mask"
+    codec = make_codec(table.schema, TypePolicy(output_format=output, nulls=nulls, ragged=None))
+
+    def plain(rows: Any) -> Any:
+        batches = rows.batches(max(1, rows.num_rows))
+        if output == "arrow":
+            return [batch.to_pydict() for batch in batches]
+        return [{name: _values(value) for name, value in batch.items()} for batch in batches]
+
+    start = data.draw(st.integers(0, table.num_rows))
+    stop = data.draw(st.integers(start, table.num_rows))
+    rows = codec.decode(table)
+    assert _same(plain(rows.slice(start, stop)), plain(codec.decode(_taken(table, range(start, stop)))))
+    order = data.draw(st.permutations(range(stop - start)))
+    indices = np.array(order, np.int64)
+    arrow = _taken(table.slice(start, stop - start), order)
+    assert _same(plain(rows.slice(start, stop).take(indices)), plain(codec.decode(arrow)))
+    parts = [codec.decode(chunk) for chunk in _chunks(table, cuts)]
+    assert _same(plain(codec.concat(parts)), plain(rows))
+    assert _same(plain(codec.unpack(codec.pack(*parts))), plain(rows))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(0, 90),
+    window=st.integers(1, 40),
+    first=st.integers(0, 5),
+    cuts=st.lists(st.integers(0, 90), max_size=6),
+)
+def test_a_window_is_permuted_whatever_the_chunks(length: int, window: int, first: int, cuts: list[int]) -> None:
+    def permutation_of(index: int, size: int) -> Any:
+        return np.random.default_rng([index, size]).permutation(size)
+
+    batch = pa.record_batch({"x": np.arange(length), "t": pa.array([f"{i}" for i in range(length)], pa.string())})
+    codec = make_codec(batch.schema, TypePolicy())
+    shuffle = WindowShuffle(codec, window, permutation_of, first)
+    runs = [run for chunk in _chunks(batch, cuts) for run in shuffle.push(codec.decode(chunk))]
+    runs += shuffle.finish()
+    came = [row for run in runs for out in run.batches(7) for row in out["x"].tolist()]
+    texts = [row for run in runs for out in run.batches(7) for row in out["t"]]
+    wanted = []
+    for index, start in enumerate(range(0, length, window), start=first):
+        rows = np.arange(start, min(start + window, length))
+        wanted += rows[permutation_of(index, len(rows))].tolist()
+    assert came == wanted
+    assert texts == [str(row) for row in wanted]
+    assert all(run.num_rows == window for run in runs[:-1])
+
+
+_DENSE = ["bool", "i8", "u16", "f32", "ts", "date32", "fsl", "grid", "list", "pairs", "rec"]
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, dict):
+        return [tensor for value in output.values() for tensor in _tensors(value)]
+    if isinstance(output, Ragged | Padded):
+        return [output[0], output[1]]
+    if isinstance(output, torch.Tensor):
+        return [output.values(), output.offsets()] if output.is_nested else [output]
+    return []
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(_DENSE), min_size=1, max_size=4, unique=True),
+    cuts=chunkings,
+    batch_size=st.integers(1, 20),
+    ragged=st.sampled_from(["nested", "pad", "offsets"]),
+    packed=st.booleans(),
+)
+def test_writing_into_one_batch_changes_no_other(
+    names: list[str], cuts: list[int], batch_size: int, ragged: Any, packed: bool
+) -> None:
+    table = _table(names, 1, 50, 0.2)
+    codec = make_codec(table.schema, TypePolicy(ragged=ragged, nulls="mask"))
+    exact = ExactBatches(codec, batch_size)
+    batches = []
+    for chunk in _chunks(table, cuts):
+        # A deep copy: the reader hands over memory that nobody else has.
+        rows = codec.decode(_taken(chunk, range(chunk.num_rows)))
+        batches += exact.push(codec.unpack(codec.pack(rows)) if packed else rows)
+    batches += exact.finish()
+    before = [[tensor.clone() for tensor in _tensors(batch)] for batch in batches]
+    for index, batch in enumerate(batches):
+        for tensor in _tensors(batch):
+            tensor.zero_()
+        for later in range(index + 1, len(batches)):
+            for tensor, old in zip(_tensors(batches[later]), before[later], strict=True):
+                torch.testing.assert_close(tensor, old, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("output", ["torch", "numpy"])
+@settings(max_examples=30, deadline=None)
+@given(
+    words=st.lists(st.one_of(st.none(), st.sampled_from("abcdef")), max_size=40),
+    known=st.lists(st.sampled_from("abcdefgh"), unique=True),
+    batch_size=st.integers(1, 20),
+)
+def test_codes_are_places_in_the_vocabulary(
+    output: Any, words: list[str | None], known: list[str], batch_size: int
+) -> None:
+    batch = pa.record_batch({"w": pa.array(words, pa.string()), "own": pa.array(words, pa.string())})
+    policy = TypePolicy(output_format=output, strings="codes", vocabulary={"w": known})
+    codec = make_codec(batch.schema, policy)
+    batches = codec.decode(batch).batches(batch_size)
+    codes = [code for each in batches for code in each["w"].tolist()]
+    assert codes == [known.index(word) if word in known else -1 for word in words]
+    assert [word for each in batches for word in _values(each["own"])] == words
+    assert all(len(set(each["own"].values)) == len(each["own"].values) for each in batches)

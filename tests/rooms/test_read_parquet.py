@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.read.formats import FORMATS, reader_for
+from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.records import FileMeta
+
+
+def _dotted() -> pa.Table:
+    return pa.table(
+        {
+            "a": pa.array([{"b": i, "c": str(i)} for i in range(25)]),
+            "a.b": pa.array(range(100, 125), pa.int32()),
+            "ab": pa.array(range(200, 225), pa.int32()),
+            "l": pa.array([[i] * (i % 3) for i in range(25)]),
+            "d": pa.array([str(i % 4) for i in range(25)]).dictionary_encode(),
+        }
+    )
+
+
+def test_the_footer_says_rows_bytes_and_schema_of_each_row_group(tmp_path: Path) -> None:
+    table = _dotted()
+    meta = inspect(write_parquet(tmp_path / "x.parquet", table))
+    assert meta.group_rows == (10, 10, 5)
+    assert meta.schema.equals(table.schema)
+    parsed = pq.read_metadata(tmp_path / "x.parquet")
+    assert meta.group_bytes == tuple(parsed.row_group(i).total_byte_size for i in range(3))
+
+
+def test_the_footer_is_one_read_and_opening_reads_nothing_of_it_again(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "x.parquet", pa.table({"a": np.random.default_rng(0).random(50_000)}), 10_000)
+    storage = LocalStorage(counting=True)
+    meta = ParquetReader().inspect(storage, file, None)
+    assert len(storage.log) == 1
+    assert storage.all_closed
+    storage.log.clear()
+    assert meta.footer is not None
+    footer_start = file.version.num_bytes - len(meta.footer) + 4
+    assert as_table(all_batches(file, meta, ["a"], storage=storage, max_rows=9_999), meta.schema).num_rows == 50_000
+    assert storage.log
+    assert all(start + length <= footer_start for start, length in storage.log)
+
+
+def test_a_footer_longer_than_the_first_read_is_fetched_whole(tmp_path: Path) -> None:
+    table = pa.table({f"column_{i}_{'x' * 40}": [1, 2] for i in range(800)})
+    file = write_parquet(tmp_path / "x.parquet", table)
+    storage = LocalStorage(counting=True)
+    meta = ParquetReader().inspect(storage, file, None)
+    assert meta.footer is not None
+    assert len(meta.footer) > 64 * 1024
+    assert len(storage.log) == 2
+    assert meta.schema.equals(table.schema)
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ["a"],
+        ["a.b"],
+        ["a.b", "a"],
+        ["ab", "a.b"],
+        ["l", "a"],
+        ["d", "l", "ab", "a.b", "a"],
+        ["a", "a.b", "ab", "l", "d"],
+    ],
+)
+def test_columns_come_by_their_top_level_name_and_in_the_order_asked(
+    tmp_path: Path, columns: list[str], is_local: bool
+) -> None:
+    table = _dotted()
+    file = write_parquet(tmp_path / "x.parquet", table)
+    batches = all_batches(file, inspect(file), columns, storage=LocalStorage(is_local=is_local))
+    assert all(batch.schema.names == columns for batch in batches)
+    assert max(batch.num_rows for batch in batches) <= 7
+    assert pa.Table.from_batches(batches).equals(table.select(columns))
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_no_columns_still_have_rows(tmp_path: Path, is_local: bool) -> None:
+    file = write_parquet(tmp_path / "x.parquet", _dotted())
+    batches = all_batches(file, inspect(file), (), range(1, 3), storage=LocalStorage(is_local=is_local))
+    assert sum(batch.num_rows for batch in batches) == 15
+    assert {batch.num_columns for batch in batches} == {0}
+
+
+def test_a_range_of_row_groups_comes_alone(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "x.parquet", pa.table({"a": range(45)}))
+    batches = all_batches(file, inspect(file), ["a"], range(1, 4))
+    assert pa.Table.from_batches(batches)["a"].to_pylist() == list(range(10, 40))
+    assert all_batches(file, inspect(file), ["a"], range(4, 5))[0]["a"].to_pylist() == list(range(40, 45))
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "snappy"])
+def test_decoded_buffers_are_fresh_and_may_be_written(tmp_path: Path, compression: str) -> None:
+    table = pa.table({"i": np.arange(1000), "f": np.random.default_rng(0).random(1000).astype("f4")})
+    file = write_parquet(tmp_path / "x.parquet", table, 1000, compression=compression, use_dictionary=False)
+    meta = inspect(file)
+    first, second = (all_batches(file, meta, ["i", "f"], max_rows=1000)[0] for _ in range(2))
+    for column in range(2):
+        one, other = first.column(column).buffers()[1], second.column(column).buffers()[1]
+        assert one.is_mutable
+        assert one.address != other.address
+        np.frombuffer(one, np.uint8)[:] = 0
+    assert pa.Table.from_batches([second]).equals(table)
+    assert pa.Table.from_batches(all_batches(file, meta, ["i", "f"], max_rows=1000)).equals(table)
+
+
+def test_empty_files_and_empty_row_groups_have_no_rows(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int32())])
+    with pq.ParquetWriter(tmp_path / "groups.parquet", schema) as writer:
+        for rows in (0, 3, 0, 1, 0):
+            writer.write_table(pa.table({"a": pa.array(range(rows), pa.int32())}), row_group_size=10)
+    file = data_file(tmp_path / "groups.parquet")
+    meta = inspect(file)
+    assert meta.num_rows == 4
+    assert as_table(all_batches(file, meta, ["a"]), meta.schema)["a"].to_pylist() == [0, 1, 2, 0]
+    pq.ParquetWriter(tmp_path / "none.parquet", schema).close()
+    empty = inspect(data_file(tmp_path / "none.parquet"))
+    assert (empty.num_rows, empty.group_rows, empty.schema) == (0, (), schema)
+
+
+def test_nulls_that_statistics_prove_are_named_for_kept_row_groups_alone(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "a": pa.array([None, *range(19)]),
+            "b": pa.array([*range(19), None]),
+            "c": range(20),
+            "l": [[1, None]] * 20,
+            "s": [{"x": None}] * 20,
+        }
+    )
+    file = write_parquet(tmp_path / "x.parquet", table)
+    meta, reader = inspect(file), ParquetReader()
+    assert reader.null_columns(meta, ["a", "b", "c", "l", "s"], [True, True]) == {"a", "b"}
+    assert reader.null_columns(meta, ["a", "b", "c"], [False, True]) == {"b"}
+    assert reader.null_columns(meta, ["c"], [True, True]) == frozenset()
+    silent = write_parquet(tmp_path / "y.parquet", table, write_statistics=False)
+    assert reader.null_columns(inspect(silent), ["a", "b"], [True, True]) == frozenset()
+
+
+def _damaged(tmp_path: Path, how: str) -> Path:
+    path = tmp_path / "bad.parquet"
+    write_parquet(path, pa.table({"a": range(1000)}), 100)
+    raw = path.read_bytes()
+    footer = int.from_bytes(raw[-8:-4], "little")
+    path.write_bytes(
+        {
+            "torn": raw[: len(raw) // 2],
+            "zeros": raw[: -footer - 8] + bytes(footer + 8),
+            "zero footer": raw[: -footer - 8] + bytes(footer) + raw[-8:],
+            "zero length": raw[:-8] + bytes(4) + raw[-4:],
+            "long length": raw[:-8] + b"\xff\xff\xff\x7f" + raw[-4:],
+            "csv": b"a,b\n" * 100,
+            "tiny": b"PAR1",
+            "encrypted": raw[:-4] + b"PARE",
+            "garbage": raw[: -footer - 8] + b"\x19" * footer + raw[-8:],
+        }[how]
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    "how", ["torn", "zeros", "zero footer", "zero length", "long length", "csv", "tiny", "encrypted", "garbage"]
+)
+def test_a_damaged_footer_names_the_file_what_was_expected_and_what_to_do(tmp_path: Path, how: str) -> None:
+    file = data_file(_damaged(tmp_path, how))
+    with pytest.raises(TableError, match=r"^bad.parquet must .*, got .*(write it again|decrypt it)") as caught:
+        inspect(file)
+    assert ("encrypted" in str(caught.value)) == (how == "encrypted")
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(TableError, match=r"x.parquet .*'a' 2 times"):
+        inspect(write_parquet(tmp_path / "x.parquet", table))
+
+
+def test_metadata_without_a_footer_is_refused_by_name(tmp_path: Path) -> None:
+    file = write_parquet(tmp_path / "x.parquet", pa.table({"a": [1]}))
+    meta = inspect(file)
+    with pytest.raises(TableError, match="x.parquet must come with the Parquet footer"):
+        ParquetReader().open(LocalStorage(), file, FileMeta(meta.schema, meta.group_rows, meta.group_bytes))
+
+
+def test_an_unknown_format_names_the_known_and_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="'parquet'.*got 'parqet'; did you mean 'parquet'"):
+        reader_for("parqet")
+    assert [reader_for(name).name for name in FORMATS] == list(FORMATS)

@@ -1,0 +1,424 @@
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.rooms.reading import LocalStorage, as_table, data_file, inspect, whole_task, write_parquet
+from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
+from torch_table_loader.read.expressions import check_filter, expression_columns, row_mask
+from torch_table_loader.read.parquet import ParquetFile
+from torch_table_loader.read.tasks import TaskReader
+from torch_table_loader.read.unify import resolve_schema
+from torch_table_loader.records import DataFile, FileMeta, FileVersion, ReadTask, Segment
+
+ROWS = 45
+TABLE = pa.table(
+    {
+        "a": pa.array(range(ROWS), pa.int32()),
+        "x": pa.array([None if i % 5 == 0 else i / 2 for i in range(ROWS)]),
+        "s": [str(i % 3) for i in range(ROWS)],
+    }
+)
+
+
+def _file(
+    folder: Path, partition: tuple[tuple[str, Any], ...] = (), name: str = "x.parquet"
+) -> tuple[DataFile, FileMeta]:
+    write_parquet(folder / name, TABLE)
+    file = data_file(folder / name, partition=partition)
+    return file, inspect(file)
+
+
+def _reader(
+    files: Sequence[tuple[DataFile, FileMeta]],
+    columns: Sequence[str] = ("a", "x", "s"),
+    storage: LocalStorage | None = None,
+    partition: pa.Schema | None = None,
+    **options: Any,
+) -> TaskReader:
+    schema = resolve_schema([(file.name, meta.schema) for file, meta in files], partition=partition)
+    return TaskReader(
+        storage or LocalStorage(), [file for file, _ in files], [meta for _, meta in files], schema, columns, **options
+    )
+
+
+def _rows(reader: TaskReader, task: ReadTask) -> pa.Table:
+    return as_table(reader.read(task), reader.schema)
+
+
+def test_a_whole_task_is_the_whole_file(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    storage = LocalStorage()
+    reader = _reader([(file, meta)], storage=storage, max_rows=8)
+    batches = list(reader.read(whole_task(meta)))
+    assert as_table(batches, reader.schema).equals(TABLE)
+    assert max(batch.num_rows for batch in batches) == 8
+    assert storage.open_calls == 1
+    assert storage.all_closed
+
+
+FILTERS = [
+    None,
+    pc.field("x") > 8,
+    (pc.field("s") == "1") & ~(pc.field("a") < 12),
+    pc.field("x").is_null(),
+    pc.field("day") == 3,
+    pc.field("day") == 4,
+    (pc.field("day") == 3) & (pc.field("a") > 30),
+    pc.scalar(True),
+    pc.field("a") < 0,
+]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(FILTERS),
+    st.lists(st.integers(0, ROWS), max_size=6),
+    st.integers(0, 50),
+    st.integers(-1, 50),
+    st.booleans(),
+    st.sampled_from([["a", "x", "s"], ["s"], [], ["day", "a"]]),
+    st.integers(1, 20),
+    st.booleans(),
+)
+def test_a_task_is_exactly_its_live_rows(
+    tmp_path: Path,
+    filters: Any,
+    cuts: list[int],
+    skip: int,
+    take: int,
+    counted: bool,
+    columns: list[str],
+    max_rows: int,
+    is_local: bool,
+) -> None:
+    if not (tmp_path / "x.parquet").exists():
+        _file(tmp_path)
+    file = data_file(tmp_path / "x.parquet", partition=(("day", 3),))
+    meta = inspect(file)
+    reader = _reader(
+        [(file, meta), (file, meta)],
+        columns,
+        LocalStorage(is_local=is_local),
+        pa.schema([("day", pa.int32())]),
+        filters=filters,
+        row_id_bases=np.array([0, 1000]),
+        max_rows=max_rows,
+    )
+    edges = sorted({*cuts})
+    spans = [(low, high) for low, high in zip(edges[::2], edges[1::2], strict=False)]
+    segments = [
+        Segment(group, max(low, 10 * group), min(high, 10 * group + 10), -1)
+        for low, high in spans
+        for group in range(5)
+        if max(low, 10 * group) < min(high, 10 * group + 10)
+    ]
+    table = TABLE.append_column("day", pa.array([3] * ROWS, pa.int32())).append_column(
+        "row_id", pa.array(range(1000, 1000 + ROWS))
+    )
+    pieces = [table.slice(part.row_start, part.row_stop - part.row_start) for part in segments]
+    live = [piece if filters is None else piece.filter(filters) for piece in pieces]
+    counts = [piece.num_rows for piece in live]
+    task = ReadTask(1, tuple(segments))
+    assert reader.count(task) == counts
+    if counted:
+        segments = [part._replace(live=count) for part, count in zip(segments, counts, strict=True)]
+    task = ReadTask(1, tuple(segments), skip, take)
+    expected = (pa.concat_tables(live) if live else table.slice(0, 0)).select([*columns, "row_id"])
+    expected = expected.slice(skip) if take < 0 else expected.slice(skip, take)
+    batches = list(reader.read(task))
+    assert all(0 < batch.num_rows <= max_rows for batch in batches)
+    assert as_table(batches, reader.schema).to_pydict() == expected.to_pydict()
+
+
+class _Calls:
+    """Writes down which row groups and columns are read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[range, tuple[str, ...]]] = []
+        real = ParquetFile.batches
+
+        def batches(handle: ParquetFile, groups: range, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+            self.calls.append((groups, tuple(columns)))
+            return real(handle, groups, columns, rows)
+
+        monkeypatch.setattr(ParquetFile, "batches", batches)
+
+
+def test_only_the_row_groups_and_columns_that_are_needed_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, meta = _file(tmp_path, (("day", 3),))
+    calls = _Calls(monkeypatch)
+    day = pa.schema([("day", pa.int32())])
+    reader = _reader([(file, meta)], ["s", "day"], partition=day, filters=(pc.field("x") > 8) & (pc.field("day") == 3))
+    whole = whole_task(meta)
+    list(reader.read(whole))
+    reader.count(whole)
+    assert calls.calls == [(range(5), ("s", "x")), (range(5), ("x",))]
+    calls.calls.clear()
+    # Segments whose live rows are known and skipped, and those after the last row to take, are not read.
+    known = whole_task(meta, live=reader.count(whole))
+    calls.calls.clear()
+    live = [segment.live for segment in known.segments]
+    assert live == [0, 2, 8, 8, 4]
+    got = _rows(reader, ReadTask(0, known.segments, 3, 9))
+    assert got.num_rows == 9
+    assert calls.calls == [(range(2, 4), ("s", "x"))]
+    calls.calls.clear()
+    partition_only = _reader([(file, meta)], ["s"], partition=day, filters=pc.field("day") == 4)
+    assert _rows(partition_only, whole).num_rows == 0
+    assert partition_only.count(whole) == [0] * 5
+    assert calls.calls == []
+
+
+def test_segments_apart_are_read_apart_and_those_in_a_row_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, meta = _file(tmp_path)
+    calls = _Calls(monkeypatch)
+    segments = (Segment(0, 7, 10, 3), Segment(1, 10, 20, 10), Segment(3, 30, 33, 3), Segment(3, 35, 40, 5))
+    got = _rows(_reader([(file, meta)], ["a"]), ReadTask(0, segments))
+    assert got["a"].to_pylist() == [*range(7, 20), *range(30, 33), *range(35, 40)]
+    assert [groups for groups, _ in calls.calls] == [range(2), range(3, 4)]
+
+
+def test_files_of_different_schemas_come_as_one(tmp_path: Path) -> None:
+    one = write_parquet(tmp_path / "one.parquet", pa.table({"a": pa.array([1, 2], pa.int32()), "only": ["x", "y"]}))
+    two = write_parquet(tmp_path / "two.parquet", pa.table({"a": pa.array([2**40]), "f": [0.5]}))
+    files = [(one, inspect(one)), (two, inspect(two))]
+    reader = _reader(files, ["f", "a", "only"], filters=pc.field("a") > 1)
+    rows = [row for place, (_, meta) in enumerate(files) for row in _rows(reader, whole_task(meta, place)).to_pylist()]
+    assert rows == [{"f": None, "a": 2, "only": "y"}, {"f": 0.5, "a": 2**40, "only": None}]
+
+
+def test_leaving_early_closes_the_file(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    storage = LocalStorage()
+    stream = iter(_reader([(file, meta)], storage=storage, max_rows=5).read(whole_task(meta)))
+    next(stream)
+    assert not storage.all_closed
+    stream.close()  # type: ignore[attr-defined]
+    assert storage.opened
+    assert storage.all_closed
+
+
+def _touch(path: Path) -> None:
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+
+
+def test_a_file_that_changed_is_named_with_what_changed(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    reader = _reader([(file, meta)], max_rows=5)
+    stream = reader.read(whole_task(meta))
+    next(stream)
+    _touch(tmp_path / "x.parquet")
+    with pytest.raises(TableError, match=r"x.parquet changed under us: mtime in ns was \d+ and is \d+"):
+        list(stream)
+    with pytest.raises(TableError, match=r"x.parquet changed under us"):
+        list(reader.read(whole_task(meta)))
+
+
+def test_a_file_that_changed_is_told_when_the_last_row_to_take_is_out(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    stream = _reader([(file, meta)], filters=pc.field("a") >= 0, max_rows=5).read(whole_task(meta, take=7))
+    assert next(stream).num_rows == 5
+    assert next(stream).num_rows == 2
+    _touch(tmp_path / "x.parquet")
+    with pytest.raises(TableError, match="x.parquet changed under us"):
+        next(stream)
+
+
+def test_a_change_explains_a_failure_better_than_the_failure(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    stream = _reader([(file, meta)], max_rows=5).read(whole_task(meta))
+    next(stream)
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(TableError, match="x.parquet changed under us: size in bytes"):
+        list(stream)
+
+
+def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    (tmp_path / "x.parquet").unlink()
+    with pytest.raises(TableError, match=r"x.parquet is gone"):
+        list(_reader([(file, meta)]).read(whole_task(meta)))
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_torn_page_names_file_row_group_and_column(tmp_path: Path, is_local: bool) -> None:
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "x.parquet"
+    table = pa.table({name: np.random.default_rng(0).random(4000) for name in ("a", "b", "c")})
+    write_parquet(path, table, 1000, compression="zstd")
+    chunk = pq.read_metadata(path).row_group(2).column(1)
+    raw = bytearray(path.read_bytes())
+    start = chunk.data_page_offset
+    raw[start + 40 : start + chunk.total_compressed_size] = bytes(chunk.total_compressed_size - 40)
+    path.write_bytes(raw)
+    file = data_file(path)
+    meta = inspect(file)
+    storage = LocalStorage(is_local=is_local)
+    with pytest.raises(TableError, match=r"x.parquet, row group 2, column 'b' as parquet") as caught:
+        list(_reader([(file, meta)], ["a", "b", "c"], storage, max_rows=1500).read(whole_task(meta)))
+    assert isinstance(caught.value.__cause__, OSError | pa.ArrowException)
+    assert storage.all_closed
+
+
+class _FailingStorage(LocalStorage):
+    error: BaseException = OSError()
+
+    def open(self, path: str) -> pa.NativeFile:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "is_local"),
+    [
+        (OSError(5, "Input/output error"), StorageError, True),
+        (ConnectionResetError("reset"), StorageError, False),
+        (OSError("AWS Error ACCESS_DENIED during GetObject"), StorageError, False),
+        (OSError("Couldn't deserialize thrift"), TableError, False),
+        (pa.ArrowInvalid("page"), TableError, True),
+        (MemoryError(), MemoryError, True),
+        (KeyboardInterrupt(), KeyboardInterrupt, True),
+    ],
+)
+def test_the_type_says_whose_fault_it_is(
+    tmp_path: Path, error: BaseException, kind: type[BaseException], is_local: bool
+) -> None:
+    file, meta = _file(tmp_path)
+    storage = _FailingStorage(is_local=is_local)
+    storage.error = error
+    with pytest.raises(kind) as caught:
+        list(_reader([(file, meta)], storage=storage).read(whole_task(meta)))
+    if kind in {StorageError, TableError}:
+        assert "x.parquet" in str(caught.value)
+        assert caught.value.__cause__ is error
+
+
+def test_other_live_rows_than_were_counted_are_an_error(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    task = whole_task(meta, live=[10, 10, 9, 10, 5])
+    with pytest.raises(TableError, match=r"x.parquet, row group 2: rows 20 to 30 must hold 9 .* got 10"):
+        list(_reader([(file, meta)]).read(task))
+    with pytest.raises(TableError, match=r"x.parquet, row group 2: rows 20 to 30 must hold 9 .* got 10"):
+        list(_reader([(file, meta)], filters=pc.field("a") >= 0).read(task))
+
+
+@pytest.mark.parametrize("groups", [(10, 10, 10, 10, 6), (10, 10, 10, 10, 4), (10, 10, 10, 10)])
+def test_other_physical_rows_than_the_metadata_says_are_an_error(tmp_path: Path, groups: tuple[int, ...]) -> None:
+    file, meta = _file(tmp_path)
+    wrong = FileMeta(meta.schema, groups, (1,) * len(groups), meta.footer)
+    if len(groups) == 4:
+        assert _rows(_reader([(file, wrong)]), whole_task(wrong)).num_rows == 40
+        return
+    with pytest.raises(TableError, match=r"x.parquet: row groups 0 to 4 must end at row 4[46] of the file, got .*1 "):
+        list(_reader([(file, wrong)]).read(whole_task(wrong)))
+
+
+def test_a_segment_outside_its_row_group_is_refused(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    for segment in (Segment(0, 5, 15, 10), Segment(7, 70, 71, 1), Segment(1, 5, 8, 3)):
+        with pytest.raises(TableError, match="a segment must lie inside its row group"):
+            list(_reader([(file, meta)]).read(ReadTask(0, (segment,))))
+
+
+def test_a_reader_pickles_and_row_ids_may_be_written(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    reader = pickle.loads(  # noqa: S301 - what this test is about
+        pickle.dumps(_reader([(file, meta)], ["a"], filters=pc.field("a") > 40, row_id_bases=[7]))
+    )
+    assert reader.schema.names == ["a", "row_id"]
+    batches = list(reader.read(whole_task(meta)))
+    assert pa.Table.from_batches(batches)["row_id"].to_pylist() == [48, 49, 50, 51]
+    unfiltered = _reader([(file, meta)], ["a"], row_id_bases=[7])
+    assert next(iter(unfiltered.read(whole_task(meta))))["row_id"].buffers()[1].is_mutable
+
+
+def test_what_does_not_fit_the_table_is_refused_at_construction(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+    with pytest.raises(ConfigError, match="'nope'"):
+        _reader([(file, meta)], ["nope"])
+    with pytest.raises(ConfigError, match="max_rows"):
+        _reader([(file, meta)], max_rows=0)
+    with pytest.raises(ConfigError, match="FileMeta for each file"):
+        TaskReader(LocalStorage(), [file], [], meta.schema, ["a"])
+    own = write_parquet(tmp_path / "own.parquet", pa.table({"row_id": [1]}))
+    with pytest.raises(ConfigError, match="'row_id'"):
+        _reader([(own, inspect(own))], ["row_id"], row_id_bases=[0])
+
+
+SCHEMA = pa.schema(
+    [(f"c{i}", pa.int64()) for i in range(30)]
+    + [("price", pa.float64()), ("s", pa.struct([("x", pa.int32())])), ("t", pa.timestamp("us")), ("a.b", pa.string())]
+)
+
+
+@pytest.mark.parametrize(
+    ("filters", "columns"),
+    [
+        (pc.field("c3") > 1, {"c3"}),
+        (
+            (pc.field("c3") > 1) | (pc.field("c29") + pc.field("c0") == 4) & pc.field("a.b").is_null(),
+            {"c3", "c29", "c0", "a.b"},
+        ),
+        (pc.field("s", "x") == 3, {"s"}),
+        (pc.starts_with(pc.field("a.b"), "c1"), {"a.b"}),
+        (pc.year(pc.field("t")) == 2024, {"t"}),
+        (pc.scalar(True), set()),
+    ],
+)
+def test_the_columns_of_a_filter_are_found_without_reading_its_text(filters: Any, columns: set[str]) -> None:
+    check_filter(filters, SCHEMA)
+    assert expression_columns(filters, SCHEMA) == columns
+
+
+@pytest.mark.parametrize(
+    ("filters", "kind", "words"),
+    [
+        ("price > 3", ConfigTypeError, "Expression such as .* got str 'price > 3'"),
+        ([("price", ">", 3)], ConfigTypeError, "got list"),
+        (pc.field("prize") > 3, ConfigError, "'prize', which the table does not have; the nearest are 'price'"),
+        (pc.field("a.c") == "x", ConfigError, "'a.c', which"),
+        (pc.field("price") > "x", ConfigError, "must fit the table's types"),
+        (pc.field("s", "y") > 3, ConfigError, "must fit the table's types"),
+        (pc.field("price") + 1, ConfigError, "gives double"),
+        (pc.field(0) > 1, ConfigError, "by name"),
+    ],
+)
+def test_a_filter_that_does_not_fit_says_why(filters: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        check_filter(filters, SCHEMA)
+
+
+def test_a_mask_is_in_row_order_and_as_long_as_the_batch() -> None:
+    batch = pa.record_batch({"a": np.arange(200_000)})
+    assert row_mask(batch, pc.field("a") >= 150_000).true_count == 50_000
+    assert row_mask(batch, pc.field("a") >= 150_000)[149_999].as_py() is False
+    assert row_mask(batch.select([]), pc.scalar(True)).true_count == 200_000
+    assert len(row_mask(batch.slice(0, 0), pc.field("a") > 1)) == 0
+
+
+def test_versions_differ_by_etag_too(tmp_path: Path) -> None:
+    file, meta = _file(tmp_path)
+
+    class Tagged(LocalStorage):
+        def version(self, path: str) -> FileVersion:
+            plain = super().version(path)
+            return FileVersion(plain.num_bytes, plain.mtime_ns, "new")
+
+    with pytest.raises(TableError, match="etag was None and is 'new'"):
+        list(_reader([(file, meta)], storage=Tagged()).read(whole_task(meta)))

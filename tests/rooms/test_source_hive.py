@@ -1,0 +1,161 @@
+"""Hive partitioning and the fingerprint: the same on every rank, whatever order files come in."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import random
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.source.fingerprint import fingerprint
+from torch_table_loader.source.hive import NULL_SEGMENT, decode_hive, hive_segments
+
+
+def typed(*values: str | None) -> tuple[pa.DataType, list[Any]]:
+    """Decode one column ``k`` with these texts."""
+    names = [f"k={NULL_SEGMENT if value is None else quote(value, safe='')}/f{at}" for at, value in enumerate(values)]
+    schema, decoded = decode_hive(names)
+    return schema.field("k").type, [dict(pairs)["k"] for pairs in decoded]
+
+
+@pytest.mark.parametrize(
+    ("texts", "kind", "values"),
+    [
+        (["1", "-20", "0"], pa.int64(), [1, -20, 0]),
+        (["1", None], pa.int64(), [1, None]),
+        (["9223372036854775807", "-9223372036854775808"], pa.int64(), [2**63 - 1, -(2**63)]),
+        (["9223372036854775808"], pa.string(), ["9223372036854775808"]),
+        (["1", "007"], pa.string(), ["1", "007"]),
+        (["+1"], pa.string(), ["+1"]),
+        (["-0"], pa.string(), ["-0"]),
+        (["1 "], pa.string(), ["1 "]),
+        (["1\n"], pa.string(), ["1\n"]),
+        (["١"], pa.string(), ["١"]),
+        (["2024-02-29"], pa.date32(), [dt.date(2024, 2, 29)]),
+        (["2024-02-29", None], pa.date32(), [dt.date(2024, 2, 29), None]),
+        (["2023-02-29"], pa.string(), ["2023-02-29"]),
+        (["2024-02-29", "1"], pa.string(), ["2024-02-29", "1"]),
+        (["20240229", "2024-02-29"], pa.string(), ["20240229", "2024-02-29"]),
+        (["2024-W01-1"], pa.string(), ["2024-W01-1"]),
+        ([None, None], pa.string(), [None, None]),
+        ([""], pa.string(), [""]),
+        (["a/b=c é%"], pa.string(), ["a/b=c é%"]),
+        (["1.5"], pa.string(), ["1.5"]),
+    ],
+)
+def test_types_follow_all_values(texts: list[str | None], kind: pa.DataType, values: list[Any]) -> None:
+    assert typed(*texts) == (kind, values)
+
+
+texts = st.one_of(
+    st.none(),
+    st.integers(-(2**65), 2**65).map(str),
+    st.dates().map(str),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+    st.sampled_from(["007", "-0", "+5", "2024-13-01", " 1"]),
+)
+
+
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_types_and_values_never_depend_on_the_order_of_files(
+    rows: list[tuple[str | None, str | None]], shuffler: random.Random
+) -> None:
+    def segment(key: str, value: str | None) -> str:
+        return f"{key}={NULL_SEGMENT if value is None else quote(value, safe='')}"
+
+    names = [f"{segment('a', a)}/{segment('b c', b)}/{at}" for at, (a, b) in enumerate(rows)]
+    schema, values = decode_hive(names)
+    order = list(range(len(names)))
+    shuffler.shuffle(order)
+    again, shuffled = decode_hive([names[at] for at in order])
+    assert again == schema
+    assert shuffled == [values[at] for at in order]
+    # What was written comes back: the types lose nothing.
+    texts_back = [tuple(None if value is None else str(value) for _, value in pairs) for pairs in values]
+    assert texts_back == [tuple(row) for row in rows]
+    for column in schema:
+        pa.array([dict(pairs)[column.name] for pairs in values], column.type)
+
+
+def test_keys_are_percent_decoded_and_other_segments_ignored() -> None:
+    assert hive_segments("x/a%20b=c%2Fd/=1/plain/k=v.parquet") == (("a b", "c/d"),)
+    assert hive_segments("file=1.parquet") == ()
+
+
+def test_files_must_agree_on_their_columns() -> None:
+    with pytest.raises(TableError, match=r"^b/x: .*a=1/x has \['a'\].*none"):
+        decode_hive(["a=1/x", "b/x"])
+    with pytest.raises(TableError, match="twice"):
+        decode_hive(["a=1/a=2/x"])
+    with pytest.raises(TableError, match="UTF-8"):
+        decode_hive(["a=%ff/x"])
+    assert decode_hive(["a=1/b=2/x", "b=3/a=4/y"])[1] == [(("a", 1), ("b", 2)), (("a", 4), ("b", 3))]
+
+
+def test_no_files_have_no_columns() -> None:
+    assert decode_hive([]) == (pa.schema([]), [])
+    assert decode_hive(["x", "y"]) == (pa.schema([]), [(), ()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.string(), "7", "7"),
+        (pa.int32(), "007", 7),
+        (pa.float32(), "1.5", 1.5),
+        (pa.bool_(), "true", True),
+        (pa.timestamp("us"), "2024-01-02 03:04:05", dt.datetime(2024, 1, 2, 3, 4, 5)),  # noqa: DTZ001
+        (pa.decimal128(5, 2), "1.25", decimal.Decimal("1.25")),
+        (pa.large_string(), "x", "x"),
+    ],
+)
+def test_the_callers_schema_wins(kind: pa.DataType, text: str, value: object) -> None:
+    given_schema = pa.schema([pa.field("k", kind), pa.field("other", pa.int8())])
+    schema, values = decode_hive([f"k={quote(text, safe='')}/f", f"k={NULL_SEGMENT}/f"], given_schema)
+    assert schema == pa.schema([pa.field("k", kind)])
+    assert values == [(("k", value),), (("k", None),)]
+
+
+@pytest.mark.parametrize(("kind", "text"), [(pa.int64(), "x"), (pa.int8(), "300"), (pa.date32(), "1")])
+def test_a_value_that_does_not_fit_the_callers_schema_is_named(kind: pa.DataType, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"k={text}/f: hive value k='{text}' cannot be read as {kind}"):
+        decode_hive([f"k={text}/f"], pa.schema([("k", kind)]))
+
+
+def file(name: str, size: int) -> DataFile:
+    return DataFile(f"/root/{name}", name, FileVersion(size, 1, "tag"), "parquet")
+
+
+FILES = [file("a", 10), file("b", 20)]
+
+
+def test_the_fingerprint_is_frozen() -> None:
+    assert fingerprint(FILES, [1, 2]) == "FROZEN"
+
+
+def test_the_fingerprint_follows_names_sizes_rows_and_order_and_nothing_else() -> None:
+    base = fingerprint(FILES, [1, 2])
+    moved = [
+        replace(entry, path=f"/else/{entry.name}", version=FileVersion(entry.version.num_bytes)) for entry in FILES
+    ]
+    assert fingerprint(moved, [1, 2]) == base
+    others = [
+        fingerprint(FILES, [2, 1]),
+        fingerprint(FILES, [1, -1]),
+        fingerprint(FILES[::-1], [2, 1]),
+        fingerprint(FILES[:1], [1]),
+        fingerprint([file("a", 11), FILES[1]], [1, 2]),
+        fingerprint([file("c", 10), FILES[1]], [1, 2]),
+    ]
+    assert len({base, *others}) == 7
+    with pytest.raises(ConfigError, match="2 files and 1 counts"):
+        fingerprint(FILES, [1])

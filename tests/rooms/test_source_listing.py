@@ -1,0 +1,265 @@
+"""Listing: what a directory, a glob, a file, a list and pinned names give, in which order, and what they leave out."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from torch_table_loader.contracts import Source
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.source.clients import LocalClient
+from torch_table_loader.source.listing import PathSource
+
+TABLE = {
+    "b.parquet": 2,
+    "a.parquet": 1,
+    "é.parquet": 1,
+    "day=1/part-0.parquet": 3,
+    "day=10/part-0.parquet": 3,
+    "day=2/part-0.parquet": 3,
+    "day=2/empty.parquet": 0,
+    "_SUCCESS": 0,
+    "day=2/_SUCCESS": 4,
+    ".hidden.parquet": 1,
+    ".a.parquet.crc": 1,
+    "a.parquet.crc": 1,
+    "_temporary/0/part.parquet": 1,
+    ".git/x.parquet": 1,
+    "_zone=eu/part-0.parquet": 1,
+}
+SEEN = [
+    "_zone=eu/part-0.parquet",
+    "a.parquet",
+    "b.parquet",
+    "day=1/part-0.parquet",
+    "day=10/part-0.parquet",
+    "day=2/part-0.parquet",
+    "é.parquet",
+]
+
+
+@pytest.fixture(params=["local", "memory"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Write the table, in another order than any that it is listed in, and give its root as a URL."""
+    names = random.Random(0).sample(sorted(TABLE), len(TABLE))
+    if request.param == "local":
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(b"x" * TABLE[name])
+        return str(tmp_path)
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    for name in names:
+        files.pipe_file(f"/table/{name}", b"x" * TABLE[name])
+    return "memory://table"
+
+
+def names(path: Any, **options: Any) -> list[str]:
+    return [file.name for file in PathSource.open(path, "parquet", **options).files]
+
+
+def as_contract(source: PathSource) -> Source:
+    """Let the type checker compare the class with its socket."""
+    return source
+
+
+def test_a_directory_comes_sorted_and_without_what_is_no_data(table: str) -> None:
+    source = PathSource.open(table, "parquet")
+    assert [file.name for file in as_contract(source).files] == SEEN
+    for file in source.files:
+        assert file.version.num_bytes == TABLE[file.name]
+        assert file.version == source.storage.version(file.path)
+        assert source.storage.read_bytes(file.path) == b"x" * TABLE[file.name]
+        assert (file.format, file.partition) == ("parquet", ())
+    assert source.partition_schema == pa.schema([])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.parquet", ["a.parquet", "b.parquet", "é.parquet"]),
+        ("?.parquet", ["a.parquet", "b.parquet", "é.parquet"]),
+        ("[!a].parquet", ["b.parquet", "é.parquet"]),
+        ("day=1*/*.parquet", ["day=1/part-0.parquet", "day=10/part-0.parquet"]),
+        ("day=*", [name for name in SEEN if name.startswith("day=")]),
+        ("**/part-*.parquet", [name for name in SEEN if "part-" in name]),
+        ("**", SEEN),
+        ("*", SEEN),
+        ("_zone=*", ["_zone=eu/part-0.parquet"]),
+        ("_temp*/**", ["_temporary/0/part.parquet"]),
+        (".h*", [".hidden.parquet"]),
+    ],
+)
+def test_globs(table: str, pattern: str, expected: list[str]) -> None:
+    assert names(f"{table}/{pattern}") == expected
+
+
+def test_a_glob_names_files_below_its_fixed_part(table: str) -> None:
+    assert names(f"{table}/day=2/*.parquet") == ["part-0.parquet"]
+
+
+def test_what_exists_wins_over_the_glob_it_spells(tmp_path: Path) -> None:
+    for name in ("a[1].parquet", "a1.parquet", "[x]/b.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert names(tmp_path / "a[1].parquet") == ["a[1].parquet"]
+    assert names(tmp_path / "a[0-9].parquet") == ["a1.parquet"]
+    assert names(tmp_path / "[x]") == ["b.parquet"]
+
+
+def test_a_named_file_is_taken_even_if_hidden(table: str) -> None:
+    assert names(f"{table}/.hidden.parquet") == [".hidden.parquet"]
+    assert names(f"{table}/_temporary/0") == ["part.parquet"]
+    assert names(f"{table}/day=2/empty.parquet") == []
+
+
+def test_a_list_keeps_the_callers_order_below_a_common_root(table: str) -> None:
+    paths = [f"{table}/day=2", f"{table}/b.parquet", f"{table}/day=1*"]
+    source = PathSource.open(paths, "parquet")
+    expected = ["day=2/part-0.parquet", "b.parquet", "day=1/part-0.parquet", "day=10/part-0.parquet"]
+    assert [file.name for file in source.files] == expected
+    assert names([f"{table}/day=2"]) == names(f"{table}/day=2") == ["part-0.parquet"]
+
+
+def test_one_file_twice_is_refused(table: str) -> None:
+    with pytest.raises(ConfigError, match=r"a\.parquet twice"):
+        names([table, f"{table}/a.parquet"])
+    with pytest.raises(ConfigError, match=r"a\.parquet twice"):
+        names(table, files=["a.parquet", f"{table}/a.parquet"])
+
+
+@pytest.mark.parametrize("missing", ["nope", "nope.parquet", "nope/*.parquet", "*.orc", "day=1/*.csv"])
+def test_a_path_that_matches_nothing_is_an_error_that_says_what_was_looked_for(table: str, missing: str) -> None:
+    with pytest.raises(ConfigError, match="matches nothing") as caught:
+        names(f"{table}/{missing}")
+    assert f"{table}/{missing}" in str(caught.value)
+    with pytest.raises(ConfigError, match="matches nothing"):
+        names([table, f"{table}/{missing}"])
+
+
+def test_an_empty_directory_matches_nothing_but_an_empty_table_is_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="matches nothing"):
+        names(tmp_path)
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / "part.parquet").touch()
+    assert names(tmp_path) == names(tmp_path / "*.parquet") == []
+
+
+def test_bad_paths_are_refused(tmp_path: Path) -> None:
+    for bad in (None, 3, b"x", [3], {"a"}):
+        with pytest.raises(ConfigTypeError, match="path must be"):
+            names(bad)
+    for bad in ([], "", [""]):
+        with pytest.raises(ConfigError):
+            names(bad)
+    (tmp_path / "a").write_bytes(b"x")
+    fsspec.filesystem("memory").pipe_file("/other/a", b"x")
+    with pytest.raises(ConfigError, match="one file system"):
+        names([tmp_path, "memory://other"])
+
+
+def test_pinned_files_are_taken_as_they_are_and_nothing_is_listed(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("listed")
+
+    monkeypatch.setattr(LocalClient, "walk", refuse)
+    pins = ["day=2/part-0.parquet", f"{table}/a.parquet", ".hidden.parquet"]
+    source = PathSource.open(table, "parquet", files=pins)
+    assert [file.name for file in source.files] == ["day=2/part-0.parquet", "a.parquet", ".hidden.parquet"]
+    assert [file.version.num_bytes for file in source.files] == [3, 1, 1]
+    assert names(f"{table}/*.parquet", files=["b.parquet"]) == ["b.parquet"]
+    assert names(f"{table}/a.parquet", files=["b.parquet"]) == ["b.parquet"]
+
+
+def test_pins_of_a_listing_give_the_listing(table: str) -> None:
+    listed = PathSource.open(table, "parquet", partitioning=None)
+    assert PathSource.open(table, "parquet", files=[file.name for file in listed.files]) == listed
+    assert PathSource.open(table, "parquet", files=[listed.storage.shown(file.path) for file in listed.files]) == listed
+
+
+def test_a_missing_pin_is_a_table_error_and_one_elsewhere_a_config_error(table: str) -> None:
+    with pytest.raises(TableError, match=r"gone\.parquet"):
+        names(table, files=["a.parquet", "gone.parquet"])
+    for outside in ("/etc/passwd", "../x", "memory://elsewhere/x", "s3://bucket/x", ""):
+        with pytest.raises(ConfigError, match="files must name files below"):
+            names(table, files=[outside])
+
+
+def test_hive_columns_come_with_every_file(tmp_path: Path) -> None:
+    for name in ("day=2024-01-02/n=7/a", "day=2024-01-01/n=__HIVE_DEFAULT_PARTITION__/a"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"x")
+    source = PathSource.open(tmp_path, "parquet", partitioning="hive")
+    assert source.partition_schema == pa.schema([("day", pa.date32()), ("n", pa.int64())])
+    assert [dict(file.partition)["n"] for file in source.files] == [None, 7]
+    typed = PathSource.open(tmp_path, "parquet", partitioning="hive", schema=pa.schema([("day", pa.string())]))
+    assert [dict(file.partition)["day"] for file in typed.files] == ["2024-01-01", "2024-01-02"]
+    below = PathSource.open(tmp_path / "day=2024-01-02", "parquet", partitioning="hive")
+    assert below.partition_schema.names == ["n"]
+
+
+def test_a_source_pickles(tmp_path: Path) -> None:
+    (tmp_path / "k=1").mkdir()
+    (tmp_path / "k=1" / "a").write_bytes(b"x")
+    source = PathSource.open(tmp_path, "csv", partitioning="hive")
+    assert pickle.loads(pickle.dumps(source)) == source  # noqa: S301
+
+
+def test_a_moved_table_has_the_same_names(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    for name in ("b", "a"):
+        (tmp_path / "here" / name).write_bytes(b"x")
+    before = names(tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert names(tmp_path / "there") == before
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"a\xff.parquet")).write_bytes(b"x")
+    with pytest.raises(TableError, match="UTF-8"):
+        names(tmp_path)
+
+
+def test_a_directory_is_listed_in_one_walk_and_files_are_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(50):
+        (tmp_path / f"{index:02}").write_bytes(b"x")
+    walked: list[str] = []
+    asked: list[str] = []
+    walk, stat = LocalClient.walk, LocalClient.stat
+
+    def count_walk(self: LocalClient, root: str, *, recursive: bool) -> Any:
+        walked.append(root)
+        return walk(self, root, recursive=recursive)
+
+    def count_stat(self: LocalClient, path: str) -> Any:
+        asked.append(path)
+        return stat(self, path)
+
+    monkeypatch.setattr(LocalClient, "walk", count_walk)
+    monkeypatch.setattr(LocalClient, "stat", count_stat)
+    for path in (tmp_path, tmp_path / "*"):
+        walked.clear()
+        asked.clear()
+        assert len(names(path)) == 50
+        assert len(walked) == 1
+        assert len(asked) <= 2
+
+
+def test_order_is_that_of_utf8_bytes(tmp_path: Path) -> None:
+    written: Sequence[str] = ("Z", "a", "a-b", "a/b", "a.b", "ä", "\U0001f600", "\uffff")
+    for name in written:
+        target = tmp_path / (f"{name}/x" if name == "a" else name)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(b"x")
+    expected = sorted(["Z", "a-b", "a/b", "a/x", "a.b", "ä", "\U0001f600", "\uffff"], key=str.encode)
+    assert names(tmp_path) == expected

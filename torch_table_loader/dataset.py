@@ -1,0 +1,231 @@
+"""The datasets: a table that a loader of ours, or the caller's own DataLoader, iterates."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from torch_table_loader.engine.agreement import Agreement
+from torch_table_loader.engine.job import Job
+from torch_table_loader.engine.ranks import resolve_ranks
+from torch_table_loader.engine.work import LaneBatches
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
+from torch_table_loader.explain import Explanation, explain
+from torch_table_loader.loader import TableLoader
+from torch_table_loader.options import LoaderKeywords, LoaderOptions, defaults
+from torch_table_loader.read.formats import reader_for
+from torch_table_loader.source.listing import PathSource
+from torch_table_loader.source.plan_cache import PlanCache
+
+if TYPE_CHECKING:
+    from torch_table_loader.metrics import Metrics
+
+P = ParamSpec("P")
+D = TypeVar("D", bound="TableDataset")
+
+
+class TableDataset(IterableDataset[Any]):
+    """What the datasets share; make a `StructuredDataset`."""
+
+    def __init__(self, job: Job) -> None:
+        """Take a job that is ready to be planned.
+
+        Args:
+            job: this rank's share of a table.
+        """
+        super().__init__()
+        self._job = job
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._loader: TableLoader | None = None
+
+    @classmethod
+    def create_dataloader(cls: Callable[P, D], *args: P.args, **kwargs: P.kwargs) -> tuple[TableLoader, D]:
+        """Open the table and make its loader.
+
+        Takes what the class takes.
+
+        Returns:
+            ``(loader, dataset)``.
+        """
+        dataset = cls(*args, **kwargs)
+        dataset._loader = TableLoader(dataset)
+        return dataset._loader, dataset
+
+    @property
+    def job(self) -> Job:
+        """The rank's share of the table, for loaders and tools."""
+        return self._job
+
+    @property
+    def options(self) -> LoaderOptions:
+        """What the caller asked for."""
+        return self._job.options
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iterator reads."""
+        return int(self._epoch.item())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of what comes out."""
+        return self._job.schema(self.epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iterator reads, here and in worker processes that exist.
+
+        Args:
+            epoch: from 0.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int):
+            raise ConfigTypeError(f"epoch must be an int, got {type(epoch).__name__} {epoch!r}")
+        if epoch < 0:
+            raise ConfigError(f"epoch must be at least 0, got {epoch}")
+        self._epoch.fill_(epoch)
+
+    def explain(self) -> Explanation:
+        """Say what an epoch will read, and why; see `Explanation`."""
+        return explain(self._job, self.epoch)
+
+    def metrics(self) -> Metrics:
+        """Say what this rank's newest iterator has done; see `Metrics`.
+
+        Raises:
+            ConfigError: the dataset is iterated by a DataLoader of the caller's, whose workers we do not see.
+        """
+        if self._loader is None:
+            raise ConfigError("metrics are kept by our loader; make it with create_dataloader(...)")
+        return self._loader.metrics()
+
+    def __len__(self) -> int:
+        """Batches of this rank in the epoch.
+
+        Raises:
+            TypeError: the caller gave the counting pass up.
+        """
+        if not self._job.planner.counted:
+            msg = "the number of batches is not known: count_filtered=False gave the counting pass up"
+            raise TypeError(msg)
+        return self._job.planner.plan(self.epoch, self._job.rank).plan.steps
+
+    def __iter__(self) -> Iterator[Any]:
+        """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader."""
+        info = get_worker_info()
+        lane, lanes = (0, 1) if info is None else (info.id, info.num_workers)
+        return _lane_iterator(self._job.with_lanes(lanes), self.epoch, lane)
+
+    def __init_subclass__(cls) -> None:
+        """Show the options in the signature, where help() and inspect look for them."""
+        super().__init_subclass__()
+        cls.__init__.__signature__ = _signature(cls.__init__)  # type: ignore[attr-defined]
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    own = inspect.signature(function)
+    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    annotations = LoaderKeywords.__annotations__
+    parameters += [
+        inspect.Parameter(name, keyword, default=default, annotation=annotations[name])
+        for name, default in defaults().items()
+    ]
+    return own.replace(parameters=parameters)
+
+
+def _lane_iterator(job: Job, epoch: int, lane: int) -> Iterator[Any]:
+    work = job.work(epoch)
+    batches = LaneBatches(work, lane)
+    try:
+        while (block := batches.next_block()) is not None:
+            yield from block
+        if batches.rest is not None:
+            size = work.plan.batch_size
+            stop = batches.rest.num_rows // size * size if work.drop_last else batches.rest.num_rows
+            if stop:
+                yield from work.finish(batches.rest.slice(0, stop).batches(size))
+    finally:
+        batches.close()
+
+
+class StructuredDataset(TableDataset):
+    """A table that is a set of files: a directory, a glob, a file, or a list of them.
+
+    Put it into a ``DataLoader(dataset, batch_size=None)``, or let `create_dataloader` make a loader that also
+    knows its length, takes batches from threads, and can be resumed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        format: str = "parquet",  # noqa: A002 the name that callers write
+        **options: Unpack[LoaderKeywords],
+    ) -> None:
+        """List the files, read their footers, and plan the first epoch.
+
+        Args:
+            path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
+            format: "parquet", "orc", "csv", "json" ("jsonl") or "arrow" ("ipc", "feather").
+            options: the fields of `LoaderOptions`.
+
+        Raises:
+            ConfigError: an option is wrong, or nothing is at `path`.
+            TableError: a file is missing, torn, or does not fit the others.
+            StorageError: the store refused.
+        """
+        asked = make_options(options)
+        reader_for(format)
+        ranks = resolve_ranks(asked)
+        source = PathSource.open(
+            path,
+            format,
+            storage_options=asked.storage_options,
+            partitioning=asked.partitioning,
+            schema=asked.schema,
+            files=asked.files,
+        )
+        agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=asked.files is not None)
+        source = replace(source, files=agreement.common_files(source.files))
+        cache = None
+        if asked.plan_cache is not None:
+            scope = f"{source.storage.place} {asked.schema or ''}"
+            cache = PlanCache.open(asked.plan_cache, asked.storage_options, scope)
+        job = Job.open(source, asked, ranks, cache)
+        agreement.check(job.identity())
+        source.storage.close()
+        super().__init__(job)
+
+
+def make_options(keywords: LoaderKeywords) -> LoaderOptions:
+    """Pack the keyword arguments of a facade.
+
+    Raises:
+        TypeError: an unknown keyword, as Python raises it for any function.
+        ConfigError: a wrong value.
+    """
+    options = LoaderOptions(**keywords)
+    if options.schema is not None and not isinstance(options.schema, pa.Schema):
+        raise ConfigTypeError(f"schema must be a pyarrow Schema, got {type(options.schema).__name__}")
+    if options.filters is not None and not isinstance(options.filters, pc.Expression):
+        raise ConfigTypeError(
+            "filters must be a pyarrow compute Expression such as pc.field('x') > 3, "
+            f"got {type(options.filters).__name__}"
+        )
+    if options.show_progress:
+        try:
+            import tqdm  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                "show_progress=True needs tqdm; pip install 'torch-table-loader[progress]'"
+            ) from error
+    return options
+
+
+__all__ = ["StructuredDataset", "TableDataset", "make_options"]

@@ -1,0 +1,117 @@
+"""Ranks that plan at different moments could see different tables: they compare notes once, at construction."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.records import DataFile
+
+TIMEOUT = timedelta(minutes=5)
+"""How long a rank waits for rank 0 to say what it saw."""
+
+_constructed = itertools.count()
+
+
+class Agreement:
+    """The process group's key-value store, where there is one; each loader uses keys of its own.
+
+    Loaders must be constructed in the same order on every rank, as collectives are.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, *, check: bool, pinned: bool, timeout: timedelta = TIMEOUT) -> None:
+        """Find the store.
+
+        Args:
+            rank: this rank, among those that read different rows.
+            num_ranks: how many those are.
+            check: the caller's `check_plan`.
+            pinned: whether the caller said which files there are.
+            timeout: how long to wait for rank 0.
+        """
+        self._rank = rank
+        self._timeout = timeout
+        self._store: Any = None
+        if not check or num_ranks == 1:
+            return
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            self._rank = distributed.get_rank()
+            base = distributed.distributed_c10d._get_default_store()
+            self._store = distributed.PrefixStore(f"torch_table_loader/{next(_constructed)}", base)
+        elif not pinned:
+            warnings.warn(
+                f"{num_ranks} ranks list the table on their own, and there is no process group through which they "
+                "could compare what they saw; pass files= (or snapshot_id=), or construct the loader after "
+                "init_process_group",
+                stacklevel=6,
+            )
+
+    def common_files(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+        """Take the files that rank 0 saw.
+
+        Args:
+            files: those that this rank saw.
+
+        Raises:
+            TableError: rank 0 saw a file that is not here.
+        """
+        if self._store is None:
+            return tuple(files)
+        names = self._from_rank_0("files", json.dumps([file.name for file in files]))
+        here = {file.name: file for file in files}
+        wanted: list[str] = json.loads(names)
+        if missing := [name for name in wanted if name not in here]:
+            raise TableError(
+                f"rank 0 found {len(wanted)} files, of which rank {self._rank} misses {missing[0]!r} and "
+                f"{len(missing) - 1} more; check that the ranks read one and the same place"
+            )
+        return tuple(here[name] for name in wanted)
+
+    def check(self, plan: Mapping[str, Any]) -> None:
+        """Compare the plan with rank 0's.
+
+        Args:
+            plan: what decides the order, by name; JSON-able.
+
+        Raises:
+            TableError: names what differs.
+        """
+        if self._store is None:
+            return
+        own = {name: _digest(value) for name, value in plan.items()}
+        theirs = json.loads(self._from_rank_0("plan", json.dumps(own)))
+        differing = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+        if differing:
+            shown = ", ".join(f"{name} (here {plan.get(name)!r})" for name in differing)
+            raise TableError(
+                f"rank {self._rank} plans another epoch than rank 0: they differ in {shown}; give every rank the same "
+                "table and options"
+            )
+
+    def _from_rank_0(self, key: str, value: str) -> str:
+        if self._rank == 0:
+            self._store.set(key, value)
+            return value
+        try:
+            self._store.wait([key], self._timeout)
+        except RuntimeError as error:
+            raise StorageError(
+                f"rank {self._rank} waited {self._timeout} for rank 0 to say what it plans; every rank must construct "
+                "its loaders in the same order (check_plan=False switches the comparison off)"
+            ) from error
+        return str(self._store.get(key), "utf-8")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+__all__ = ["Agreement"]

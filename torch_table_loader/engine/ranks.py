@@ -1,0 +1,157 @@
+"""Which rank this process is, of how many."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import LoaderOptions
+
+DATA_PARALLEL_DIMS = frozenset(
+    {"data", "data_parallel", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard"}
+)
+"""Names of mesh dimensions along which ranks read different rows."""
+
+
+class RankInfo(NamedTuple):
+    """A rank among ranks, and who said so."""
+
+    rank: int
+    num_ranks: int
+    origin: str
+
+
+def resolve_ranks(options: LoaderOptions) -> RankInfo:
+    """Find rank and number of ranks, once.
+
+    Explicit numbers win; then `mesh`; then, under ``"auto"``, what is running: Accelerate, torch.distributed,
+    Horovod, Ray Train, and the environment of torchrun or Horovod. Nothing is imported to find out.
+
+    Args:
+        options: the caller's.
+
+    Raises:
+        ConfigError: the sources disagree, or a mesh has no data-parallel dimension.
+    """
+    if options.mesh is not None:
+        found = _of_mesh(options.mesh)
+        if options.num_ranks not in (1, "auto", found.num_ranks):
+            raise ConfigError(f"mesh has {found.num_ranks} data-parallel ranks, got num_ranks={options.num_ranks}")
+        return found
+    if options.num_ranks == "auto":
+        return _automatic(sys.modules, os.environ)
+    if options.num_ranks == 1:
+        _warn_alone(_automatic(sys.modules, os.environ, check=False))
+    elif options.rank is None:
+        raise ConfigError(
+            f"num_ranks={options.num_ranks} wants rank= in [0, {options.num_ranks}); pass dist.get_rank(), or "
+            'num_ranks="auto" and no rank'
+        )
+    return RankInfo(options.rank or 0, options.num_ranks, "the caller")
+
+
+def _automatic(modules: Mapping[str, Any], environ: Mapping[str, str], *, check: bool = True) -> RankInfo:
+    looks: tuple[Callable[[], RankInfo | None], ...] = (
+        lambda: _of_accelerate(modules),
+        lambda: _of_torch(modules),
+        lambda: _of_horovod(modules),
+        lambda: _of_ray(modules),
+        lambda: _of_environment(environ, "RANK", "WORLD_SIZE"),
+        lambda: _of_environment(environ, "HOROVOD_RANK", "HOROVOD_SIZE"),
+    )
+    found = [info for look in looks if (info := look()) is not None]
+    if not found:
+        return RankInfo(0, 1, "nothing that runs ranks")
+    first = found[0]
+    same_world = [info for info in found if info.origin != "Accelerate"]
+    if check and len({(info.rank, info.num_ranks) for info in same_world}) > 1:
+        said = "; ".join(f"{info.origin} says rank {info.rank} of {info.num_ranks}" for info in same_world)
+        raise ConfigError(f'num_ranks="auto" found ranks that disagree: {said}; pass rank= and num_ranks= yourself')
+    return first
+
+
+def _of_accelerate(modules: Mapping[str, Any]) -> RankInfo | None:
+    state = getattr(modules.get("accelerate.state"), "AcceleratorState", None)
+    shared = getattr(state, "_shared_state", None)
+    if not shared:
+        return None
+    mesh = shared.get("device_mesh")
+    if mesh is not None and getattr(mesh, "mesh_dim_names", None):
+        return _of_mesh(mesh)._replace(origin="Accelerate")
+    partial_state = getattr(modules["accelerate.state"], "PartialState", None)
+    known = getattr(partial_state, "_shared_state", {})
+    if "num_processes" not in known:
+        return None
+    return RankInfo(int(known["process_index"]), int(known["num_processes"]), "Accelerate")
+
+
+def _of_torch(modules: Mapping[str, Any]) -> RankInfo | None:
+    distributed = modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return RankInfo(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+
+
+def _of_horovod(modules: Mapping[str, Any]) -> RankInfo | None:
+    horovod = modules.get("horovod.torch")
+    if horovod is None or not horovod.is_initialized():
+        return None
+    return RankInfo(horovod.rank(), horovod.size(), "Horovod")
+
+
+def _of_ray(modules: Mapping[str, Any]) -> RankInfo | None:
+    session = getattr(modules.get("ray.train._internal.session"), "get_session", None)
+    train = modules.get("ray.train")
+    if train is None or session is None or session() is None:
+        return None
+    context = train.get_context()
+    return RankInfo(context.get_world_rank(), context.get_world_size(), "Ray Train")
+
+
+def _of_environment(environ: Mapping[str, str], rank: str, size: str) -> RankInfo | None:
+    if rank not in environ or size not in environ:
+        return None
+    try:
+        info = RankInfo(int(environ[rank]), int(environ[size]), f"the environment's {rank}/{size}")
+    except ValueError as error:
+        raise ConfigError(f"{rank} and {size} must be ints, got {environ[rank]!r} and {environ[size]!r}") from error
+    if not 0 <= info.rank < info.num_ranks:
+        raise ConfigError(f"{rank} must be in [0, {size}), got {info.rank} and {info.num_ranks}")
+    return info
+
+
+def _of_mesh(mesh: Any) -> RankInfo:
+    """Number the data-parallel coordinates of a mesh in row-major order."""
+    names = getattr(mesh, "mesh_dim_names", None)
+    dims = list(range(mesh.ndim))
+    if names is not None:
+        dims = [at for at, name in enumerate(names) if name in DATA_PARALLEL_DIMS]
+        if not dims:
+            raise ConfigError(
+                f"mesh has the dimensions {tuple(names)}, of which none is data-parallel "
+                f"({', '.join(sorted(DATA_PARALLEL_DIMS))}); pass the data-parallel submesh: mesh['your_dim']"
+            )
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ConfigError("this process is not part of the mesh; make the loader on the mesh's ranks alone")
+    rank, size = 0, 1
+    for dim in dims:
+        rank = rank * mesh.size(dim) + coordinate[dim]
+        size *= mesh.size(dim)
+    return RankInfo(rank, size, "mesh")
+
+
+def _warn_alone(job: RankInfo) -> None:
+    if job.num_ranks > 1:
+        warnings.warn(
+            f"this loader reads the whole table (num_ranks=1) in a job of {job.num_ranks} ranks ({job.origin} says); "
+            'pass num_ranks="auto", or num_ranks= and rank=, to give each rank its part',
+            stacklevel=5,
+        )
+
+
+__all__ = ["DATA_PARALLEL_DIMS", "RankInfo", "resolve_ranks"]

@@ -121,7 +121,7 @@ def main() -> None:
     rows: list[Row] = []
     outcomes: list[Outcome] = []
     if "duels" in what:
-        for duel in (bar := tqdm(chosen(DUELS, options.only), unit="duel")):
+        for duel in (bar := tqdm(chosen(DUELS, options.only), unit="duel", disable=None)):
             bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")
             rows.append(bench.duel(duel))
             tqdm.write(rows[-1].line())

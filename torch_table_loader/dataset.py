@@ -19,7 +19,7 @@ from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.engine.work import LaneBatches
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.explain import Explanation, explain
-from torch_table_loader.loader import TableLoader
+from torch_table_loader.loader import UNCOUNTED, TableLoader
 from torch_table_loader.options import LoaderKeywords, LoaderOptions, defaults
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.listing import PathSource
@@ -112,8 +112,7 @@ class TableDataset(IterableDataset[Any]):
             TypeError: the caller gave the counting pass up.
         """
         if not self._job.planner.counted:
-            msg = "the number of batches is not known: count_filtered=False gave the counting pass up"
-            raise TypeError(msg)
+            raise TypeError(UNCOUNTED)
         return self._job.planner.plan(self.epoch, self._job.rank).plan.steps
 
     def __iter__(self) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -18,7 +18,10 @@ from torch_table_loader.metrics import LaneMetrics, Metrics
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.job import Job
-    from torch_table_loader.engine.work import EpochWork
+    from torch_table_loader.engine.work import EpochWork, LaneClock
+
+
+UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
 
 
 class EpochDataset(Protocol):
@@ -72,7 +75,7 @@ class TableLoader(DataLoader[Any]):
         super().__init__(dataset, batch_size=None)
         object.__setattr__(self, "sampler", _EpochSampler(dataset))  # torch guards it against a plain assignment
         self._source: EpochDataset = dataset
-        self._newest: LoaderIterator | None = None
+        self._newest: Progress | None = None
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch; TypeError where the caller gave the counting pass up."""
@@ -80,8 +83,9 @@ class TableLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """Begin the epoch."""
-        self._newest = LoaderIterator(self._source)
-        return self._newest
+        batches = LoaderIterator(self._source)
+        self._newest = batches.progress
+        return batches
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads."""
@@ -94,6 +98,42 @@ class TableLoader(DataLoader[Any]):
         return self._newest.metrics()
 
 
+class Progress:
+    """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
+
+    def __init__(self, work: EpochWork, clocks: Sequence[LaneClock]) -> None:
+        """Begin to count.
+
+        Args:
+            work: the rank's.
+            clocks: the server's, which go on.
+        """
+        self.batches = 0
+        self.waited = 0.0
+        self._epoch = work.epoch
+        self._plan = work.plan
+        self._clocks = clocks
+        self._began = time.perf_counter()
+
+    def metrics(self) -> Metrics:
+        """Say what was done so far."""
+        plan = self._plan
+        rows = self.batches * plan.batch_size
+        if plan.counted and self.batches == plan.steps:
+            rows = plan.num_rows
+        return Metrics(
+            epoch=self._epoch,
+            batches=self.batches,
+            rows=rows,
+            seconds_waiting=self.waited,
+            seconds_total=time.perf_counter() - self._began,
+            workers=tuple(
+                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
+                for worker, clock in enumerate(self._clocks)
+            ),
+        )
+
+
 class LoaderIterator(Iterator[Any]):
     """One pass over an epoch. Leaving it ends its threads and processes."""
 
@@ -104,50 +144,33 @@ class LoaderIterator(Iterator[Any]):
             source: the dataset.
         """
         job = source.job
-        self._epoch = source.epoch
-        self._began = time.perf_counter()
-        self._taken = 0
-        self._work = job.work(self._epoch)
-        self._turns = BatchesInTurn(self._work, _server(job, self._work))
+        work = job.work(source.epoch)
+        self._turns = BatchesInTurn(work, _server(job, work))
+        self.progress = Progress(work, self._turns.clocks)
+        self._steps = work.plan.steps if work.plan.counted else None
         self._next: Iterator[Any] = self._turns
         options = job.options
         if options.pin_memory or options.device is not None:
             self._next = map(_placer(options.device, pin=options.pin_memory), self._next)
         if options.show_progress:
-            steps = self._work.plan.steps if self._work.plan.counted else None
-            self._next = iter(progress_bar(f"epoch {self._epoch}", show=True)(self._next, steps))
+            self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, self._steps))
 
     def __next__(self) -> Any:
         """Give the next batch."""
         batch = next(self._next)
-        self._taken += 1
+        self.progress.batches += 1
+        self.progress.waited = self._turns.waited
         return batch
 
     def __len__(self) -> int:
-        """Batches of the epoch."""
-        return self._work.plan.steps
+        """Batches of the epoch; TypeError where the caller gave the counting pass up."""
+        if self._steps is None:
+            raise TypeError(UNCOUNTED)
+        return self._steps
 
     def close(self) -> None:
         """End threads and processes now."""
         self._turns.close()
-
-    def metrics(self) -> Metrics:
-        """Say what was done so far."""
-        plan = self._work.plan
-        rows = self._taken * plan.batch_size
-        if plan.counted and self._taken == plan.steps:
-            rows = plan.num_rows
-        return Metrics(
-            epoch=self._epoch,
-            batches=self._taken,
-            rows=rows,
-            seconds_waiting=self._turns.waited,
-            seconds_total=time.perf_counter() - self._began,
-            workers=tuple(
-                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
-                for worker, clock in enumerate(self._turns.clocks)
-            ),
-        )
 
 
 def _server(job: Job, work: EpochWork) -> LaneServer:

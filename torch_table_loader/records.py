@@ -134,7 +134,7 @@ class DataFile:
         partition: ``(column, value)`` pairs that hold for all its rows.
     """
 
-    path: str
+    path: str = field(repr=False)  # a presigned URL is a credential
     name: str
     version: FileVersion
     format: str

@@ -102,9 +102,9 @@ def test_a_given_schema_is_taken_where_files_can_be_read_as_it() -> None:
     given = pa.schema([("a", pa.int64()), ("new", pa.string())])
     files = [("x.csv", pa.schema([("a", pa.int32()), ("rest", pa.string())]))]
     assert resolve_schema(files, given=given) is given
-    with pytest.raises(TableError, match="'a' is list.*x.csv it is int32"):
+    with pytest.raises(TableError, match=r"'a' is list.*x.csv it is int32"):
         resolve_schema(files, given=pa.schema([("a", LIST)]))
-    with pytest.raises(TableError, match="'new' is never null, but x.csv does not have it"):
+    with pytest.raises(TableError, match=r"'new' is never null, but x.csv does not have it"):
         resolve_schema(files, given=pa.schema([pa.field("new", pa.string(), nullable=False)]))
 
 
@@ -175,7 +175,7 @@ def test_a_null_where_the_given_schema_has_none_is_refused() -> None:
 
 
 def test_a_partition_value_that_does_not_fit_names_the_file() -> None:
-    with pytest.raises(TableError, match="'day' must be read as int32, but the path of x.parquet says 'monday'"):
+    with pytest.raises(TableError, match=r"'day' must be read as int32, but the path of x.parquet says 'monday'"):
         conform_plan(pa.schema([]), pa.schema([("day", pa.int32())]), [("day", "monday")], name="x.parquet")
 
 

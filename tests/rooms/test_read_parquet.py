@@ -187,11 +187,11 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_metadata_without_a_footer_is_refused_by_name(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "x.parquet", pa.table({"a": [1]}))
     meta = inspect(file)
-    with pytest.raises(TableError, match="x.parquet must come with the Parquet footer"):
+    with pytest.raises(TableError, match=r"x.parquet must come with the Parquet footer"):
         ParquetReader().open(LocalStorage(), file, FileMeta(meta.schema, meta.group_rows, meta.group_bytes))
 
 
 def test_an_unknown_format_names_the_known_and_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="'parquet'.*got 'parqet'; did you mean 'parquet'"):
+    with pytest.raises(ConfigError, match=r"'parquet'.*got 'parqet'; did you mean 'parquet'"):
         reader_for("parqet")
     assert [reader_for(name).name for name in FORMATS] == list(FORMATS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import random
+import re
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -127,7 +128,7 @@ def test_the_callers_schema_wins(kind: pa.DataType, text: str, value: object) ->
 
 @pytest.mark.parametrize(("kind", "text"), [(pa.int64(), "x"), (pa.int8(), "300"), (pa.date32(), "1")])
 def test_a_value_that_does_not_fit_the_callers_schema_is_named(kind: pa.DataType, text: str) -> None:
-    with pytest.raises(ConfigError, match=f"k={text}/f: hive value k='{text}' cannot be read as {kind}"):
+    with pytest.raises(ConfigError, match=re.escape(f"k={text}/f: hive value k='{text}' cannot be read as {kind}")):
         decode_hive([f"k={text}/f"], pa.schema([("k", kind)]))
 
 
@@ -139,7 +140,7 @@ FILES = [file("a", 10), file("b", 20)]
 
 
 def test_the_fingerprint_is_frozen() -> None:
-    assert fingerprint(FILES, [1, 2]) == "FROZEN"
+    assert fingerprint(FILES, [1, 2]) == "30c247ad149066fe6c22f6b7e60a9fb2a6139a33b48d358cc64922bcff15c2de"
 
 
 def test_the_fingerprint_follows_names_sizes_rows_and_order_and_nothing_else() -> None:

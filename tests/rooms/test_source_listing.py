@@ -157,9 +157,9 @@ def test_bad_paths_are_refused(tmp_path: Path) -> None:
     for bad in (None, 3, b"x", [3], {"a"}):
         with pytest.raises(ConfigTypeError, match="path must be"):
             names(bad)
-    for bad in ([], "", [""]):
+    for empty in ([], "", [""]):
         with pytest.raises(ConfigError):
-            names(bad)
+            names(empty)
     (tmp_path / "a").write_bytes(b"x")
     fsspec.filesystem("memory").pipe_file("/other/a", b"x")
     with pytest.raises(ConfigError, match="one file system"):

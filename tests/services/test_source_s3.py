@@ -112,7 +112,7 @@ def test_what_is_missing_or_refused(table: str, bucket: str, options: dict[str, 
             names(missing, options)
     storage, path = open_storage(f"{table}/gone", options)
     for call in (storage.open, storage.version, storage.read_bytes):
-        with pytest.raises(TableError, match="s3://.*/gone"):
+        with pytest.raises(TableError, match=r"s3://.*/gone"):
             call(path)
 
 

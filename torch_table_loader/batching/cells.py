@@ -58,8 +58,25 @@ def plain(array: pa.Array) -> pa.Array:
         elif isinstance(array, pa.RunEndEncodedArray):
             array = pc.run_end_decode(array)
         else:
-            array = array.cast(_unwrapped_once(array.type))
+            # pyarrow 26 casts a list view to an array with offsets that do not rise; `flatten` is right.
+            array = relisted(array, array.flatten())
     return array
+
+
+def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
+    """Make large lists with the lengths and nulls of `lists`.
+
+    Args:
+        lists: lists of any kind.
+        values: the values of the lists that are not null, one after another.
+
+    >>> relisted(pa.array([[1, 2], None, [3]]), pa.array(["a", "b", "c"])).to_pylist()
+    [['a', 'b'], None, ['c']]
+    """
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+    mask = lists.is_null() if lists.null_count else None
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=mask)
 
 
 def bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:
@@ -241,6 +258,7 @@ __all__ = [
     "null_mask",
     "plain",
     "refuse_null",
+    "relisted",
     "unwrapped",
     "valid_mask",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_table_loader.batching.cells import null_mask, plain, refuse_null, valid_mask
+from torch_table_loader.batching.cells import null_mask, plain, refuse_null, relisted, valid_mask
 from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
 
 if TYPE_CHECKING:
@@ -234,11 +234,8 @@ class CodeListsColumn:
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         """Decode; see `Column`."""
         wide = array.cast(pa.large_list(self.vocabulary.type))
-        codes = pa.array(_lookup(plain(wide.flatten()), self.vocabulary))
-        lengths = wide.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-        offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
-        mask = wide.is_null() if wide.null_count else None
-        self.lists.into(pa.LargeListArray.from_arrays(pa.array(offsets), codes, mask=mask), sink, seen)
+        codes = pa.array(_lookup(wide.flatten(), self.vocabulary))
+        self.lists.into(relisted(wide, codes), sink, seen)
 
 
 def _lookup(array: pa.Array, vocabulary: pa.Array) -> NDArray[np.int64]:

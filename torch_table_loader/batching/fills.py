@@ -56,7 +56,16 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
             cell = cell.item
     if pt.is_decimal(kind):
         kind = pa.float64()
-    return _typed("nulls", path, given, kind, lambda: cell.values(pa.array([given], kind), set())[0])
+
+    def make() -> Any:
+        found = cell.values(pa.array([given], kind), set())[0]
+        plain = np.asarray(given)
+        # pyarrow takes 1.5 as the integer 1.
+        if found.dtype.kind in "iub" and plain.dtype.kind in "iufb" and not np.array_equal(found, plain):
+            raise ValueError(f"{given!r} would become {found!r}")
+        return found
+
+    return _typed("nulls", path, given, kind, make)
 
 
 def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:

@@ -234,7 +234,7 @@ def rows_of_a_read(row_bytes: int, batch_size: int) -> int:
     >>> rows_of_a_read(64, 8192), rows_of_a_read(2000, 8192)
     (131072, 16384)
     """
-    most = CHUNK_BATCHES * CHUNK_BYTES // row_bytes
+    most = 8 * CHUNK_BYTES // row_bytes
     aimed = max(CHUNK_BYTES // row_bytes, min(CHUNK_BATCHES * batch_size, most), 1)
     return -(-aimed // batch_size) * batch_size
 

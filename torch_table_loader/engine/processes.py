@@ -151,7 +151,10 @@ class ProcessServer:
         while not ready:
             if self._done[lane] or self._messages is None:
                 return None
-            message = next(self._messages)
+            try:
+                message = next(self._messages)
+            except StopIteration:
+                return None
             if message is not None:
                 self._sort_in(message)
         return ready.popleft()
@@ -165,6 +168,8 @@ class ProcessServer:
         messages, self._messages = self._messages, None
         if messages is not None:
             messages._shutdown_workers()
+        for ready in self._ready:
+            ready.clear()
 
     def _sort_in(self, message: _Message) -> None:
         lane = message.lane

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch_table_loader.errors import TableError
+
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work import EpochWork, LaneClock
@@ -52,13 +54,16 @@ class BatchesInTurn(Iterator[Any]):
         self._work = work
         self._server = server
         self._ready: list[deque[Any]] = [deque() for _ in range(work.lanes)]
+        self._open = deque(range(work.lanes))
+        self._joined: deque[Any] | None = None
+        self._schedule = work.plan.schedule() if work.plan.counted else None
+        # No generator of ours may hold self: in a cycle it would wait for the collector, and so would the workers.
         self._close = weakref.finalize(self, server.close)
-        self._turns = self._scheduled() if work.plan.counted else self._rotating()
         for _ in range(start):
-            if work.plan.counted:
-                next(self._turns)
-            else:
+            if self._schedule is None:
                 next(self)
+            else:
+                next(self._schedule)
 
     @property
     def clocks(self) -> Sequence[LaneClock]:
@@ -67,32 +72,48 @@ class BatchesInTurn(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Give the next batch; an error of a lane comes where its batch would have."""
-        for lane in self._turns:
-            ready = self._ready[lane]
-            if ready or self._refill(lane):
-                return ready.popleft()
-        self.close()
-        raise StopIteration
+        if not self._close.alive:
+            raise StopIteration
+        ready = self._scheduled() if self._schedule is not None else self._rotated()
+        if ready is None:
+            self.close()
+            raise StopIteration
+        return ready.popleft()
 
     def close(self) -> None:
         """End the server; what was not taken is gone."""
         self._close()
+        for ready in self._ready:
+            ready.clear()
 
-    def _scheduled(self) -> Iterator[int]:
-        return self._work.plan.schedule()
+    def _scheduled(self) -> deque[Any] | None:
+        """Find the batches that the plan takes from now; None at the end."""
+        lane = next(self._schedule or iter(()), None)
+        if lane is None:
+            return None
+        if not (self._ready[lane] or self._refill(lane)):
+            self.close()
+            raise TableError(
+                f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
+                "before; build the loader again, without its plan_cache"
+            )
+        return self._ready[lane]
 
-    def _rotating(self) -> Iterator[int]:
+    def _rotated(self) -> deque[Any] | None:
         """Take lanes in turn until each is done; then join what they left over."""
-        open_lanes = list(range(self._work.lanes))
-        while open_lanes:
-            for lane in list(open_lanes):
-                if self._ready[lane] or self._refill(lane):
-                    yield lane
-                else:
-                    open_lanes.remove(lane)
-        self._ready[0].extend(self._joined_rests())
-        while self._ready[0]:
-            yield 0
+        while self._open:
+            lane = self._open[0]
+            if self._ready[lane] or self._refill(lane):
+                self._open.rotate(-1)
+                return self._ready[lane]
+            self._open.popleft()
+        if self._joined is None:
+            try:
+                self._joined = deque(self._joined_rests())
+            except BaseException:
+                self.close()
+                raise
+        return self._joined or None
 
     def _joined_rests(self) -> list[Any]:
         rests = [rest for lane in range(self._work.lanes) if (rest := self._server.rest(lane)) is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ class TargetSizeStrategy:
         weights = np.where(layout.group_kept, column, 0).tolist()
         offsets = layout.group_offsets.tolist()
         first_groups: list[int] = []
-        for begin, end in zip(offsets, offsets[1:], strict=False):
+        for begin, end in itertools.pairwise(offsets):
             total = 0
             for group in range(begin, end):
                 weight = weights[group]

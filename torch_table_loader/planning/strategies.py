@@ -52,6 +52,15 @@ class Strategy:
         splits.check_coverage(self.name)
         return splits
 
+    def shards(
+        self, files: Sequence[DataFileInfo], lanes: int, epoch: int, num_ranks: int, rank: int
+    ) -> Sequence[Shard]:
+        """Call a generator for one rank, as its signature wants it; see `contracts.Generator`."""
+        values = {"num_workers": lanes, "epoch": epoch, "num_ranks": num_ranks, "rank": rank}
+        by_place, by_name = _calling(inspect.signature(self.target.generate)) or ((), ())
+        placed, named = [values[name] for name in by_place], {name: values[name] for name in by_name}
+        return _listed(self.target.generate(files, *placed, **named), f"{self.name}.generate", "a list of shards")
+
     def deal(
         self, layout: TableLayout, lanes: int, epoch: int, num_ranks: int, rank: int
     ) -> tuple[SplitTable, NDArray[np.int64]]:
@@ -60,8 +69,7 @@ class Strategy:
         Returns:
             Its splits, shard by shard in reading order, and int64[S]: the lane of each.
         """
-        values = {"num_workers": lanes, "epoch": epoch, "num_ranks": num_ranks, "rank": rank}
-        shards = _listed(_generate(self.target, list(layout), values), f"{self.name}.generate", "a list of shards")
+        shards = self.shards(list(layout), lanes, epoch, num_ranks, rank)
         lane_of = self._lanes(shards, lanes)
         parts = [list(shard.splits) for shard in shards]
         splits = SplitTable.of(layout, [split for part in parts for split in part], self.name)
@@ -166,11 +174,6 @@ def _form(given: Any) -> Form:
     if not _binds(signature := inspect.signature(given), "files"):
         raise ConfigTypeError(f"a strategy that cuts must take the files alone, got a callable with {signature}")
     return "cutter"
-
-
-def _generate(target: Any, files: list[DataFileInfo], values: Mapping[str, int]) -> Any:
-    by_place, by_name = _calling(inspect.signature(target.generate)) or ((), ())
-    return target.generate(files, *(values[name] for name in by_place), **{name: values[name] for name in by_name})
 
 
 def _calling(signature: inspect.Signature) -> tuple[tuple[str, ...], tuple[str, ...]] | None:

@@ -6,15 +6,34 @@ import difflib
 from typing import TYPE_CHECKING
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.read.csv import CsvReader
+from torch_table_loader.read.ipc import IpcReader
+from torch_table_loader.read.json import JsonReader
+from torch_table_loader.read.orc import OrcReader
 from torch_table_loader.read.parquet import ParquetReader
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import FormatReader
 
-_READERS: dict[str, FormatReader] = {reader.name: reader for reader in (ParquetReader(),)}
+_READERS: dict[str, FormatReader] = {
+    reader.name: reader
+    for reader in (
+        ParquetReader(),
+        OrcReader(),
+        CsvReader(),
+        JsonReader(),
+        JsonReader("jsonl"),
+        IpcReader(),
+        IpcReader("ipc"),
+        IpcReader("feather"),
+    )
+}
 
 FORMATS = tuple(_READERS)
 """What the caller may write as ``format=``."""
+
+INFERRED = frozenset({"csv", "json", "jsonl"})
+"""Formats without types of their own: `resolve_schema(..., inferred=True)` where no ``schema=`` is given."""
 
 COLUMNAR = frozenset({"parquet", "orc", "arrow", "ipc", "feather"})
 """Formats that read one row group, and one column of it, without reading what comes before."""
@@ -41,4 +60,4 @@ def reader_for(name: str) -> FormatReader:
     )
 
 
-__all__ = ["COLUMNAR", "FORMATS", "reader_for"]
+__all__ = ["COLUMNAR", "FORMATS", "INFERRED", "reader_for"]

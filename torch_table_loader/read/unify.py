@@ -104,7 +104,7 @@ def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False)
     >>> unify_types(pa.uint32(), pa.int8())
     DataType(int64)
     >>> unify_types(pa.list_(pa.float32()), pa.list_(pa.float64()))
-    ListType(list<element: double>)
+    ListType(list<item: double>)
     """
     kinds = pa.types
     if one.equals(other) or kinds.is_null(other):

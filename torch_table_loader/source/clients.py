@@ -11,6 +11,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -174,13 +175,15 @@ class FsspecClient:
         """Open a file; of memory:// a copy, since fsspec hands every reader the same object and position."""
         if self._protocol == "memory":
             return pa.PythonFile(io.BytesIO(self._native.cat_file(path)), mode="r")
-        return pa.PythonFile(self._native.open(path, "rb", **self._open_options), mode="r")
+        with _honest(self._protocol):
+            return pa.PythonFile(self._native.open(path, "rb", **self._open_options), mode="r")
 
     def stat(self, path: str) -> Found:
         """Ask for one path, past the cache of listings."""
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
             return Found(path, None)
-        return _of_fsspec(path, self._native.info(path))
+        with _honest(self._protocol):
+            return _of_fsspec(path, self._native.info(path))
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one call, and ask for what a listing left out (http has no sizes in it)."""
@@ -237,6 +240,19 @@ def _of_arrow(info: Any) -> Found:
     # Listings carry milliseconds and HEAD answers carry seconds: both must name the same version.
     mtime = None if info.mtime_ns is None else info.mtime_ns // _SECOND * _SECOND
     return Found(info.path, FileVersion(info.size, mtime))
+
+
+@contextmanager
+def _honest(protocol: str) -> Iterator[None]:
+    """Undo fsspec's turning of every http failure into "not found"; it keeps the failure as the cause."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        status = getattr(error.__cause__, "status", None)
+        if protocol not in HTTP_PROTOCOLS or error.__cause__ is None or status in {404, 410}:
+            raise
+        kind = PermissionError if status in {401, 403} else OSError
+        raise kind(str(error.__cause__)) from error
 
 
 def _is_file(info: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from fsspec.utils import glob_translate
@@ -171,7 +172,7 @@ def _expand(storage: FileStorage, path: str) -> _Listing:
     everything = storage.walk(path)
     if not everything:
         raise _nothing(storage, path)
-    return _Listing(root, _kept(root, everything, allowed=""))
+    return _Listing(root, _kept(storage, root, everything, allowed=""))
 
 
 def _glob(storage: FileStorage, pattern: str) -> _Listing:
@@ -179,25 +180,26 @@ def _glob(storage: FileStorage, pattern: str) -> _Listing:
     root = _static_root(pattern)
     relative = pattern[len(root) + 1 :]
     matches = re.compile(glob_translate(relative)).match
-    start = storage.stat(root or "/")
-    if start is None or not start.is_dir:
+    start = f"{root}/" if storage.protocol in HTTP_PROTOCOLS else root or "/"
+    found = storage.stat(start)
+    if found is None or not found.is_dir:
         raise _nothing(storage, pattern)
     matched: list[Found] = []
     shallow = "/" not in relative and "**" not in relative
     if shallow:
         matched = [
-            entry for entry in storage.walk(root or "/", recursive=False) if matches(_relative(root, entry.path))
+            entry for entry in storage.walk(start, recursive=False) if matches(_relative(storage, root, entry.path))
         ]
     if not shallow or any(entry.is_dir for entry in matched):
         matched = [
             entry
-            for entry in storage.walk(root or "/")
-            if any(matches(prefix) for prefix in _prefixes(_relative(root, entry.path)))
+            for entry in storage.walk(start)
+            if any(matches(prefix) for prefix in _prefixes(_relative(storage, root, entry.path)))
         ]
     if not matched:
         raise _nothing(storage, pattern)
     spelled = "".join({segment[0] for segment in relative.split("/") if segment[:1] in {".", "_"}})
-    return _Listing(root, _kept(root, matched, allowed=spelled))
+    return _Listing(root, _kept(storage, root, matched, allowed=spelled))
 
 
 def _prefixes(name: str) -> Iterable[str]:
@@ -208,13 +210,15 @@ def _prefixes(name: str) -> Iterable[str]:
             yield name[:index]
 
 
-def _kept(root: str, found: Iterable[Found], allowed: str) -> list[Found]:
+def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str) -> list[Found]:
     kept = [
         entry
         for entry in found
-        if entry.version is not None and entry.version.num_bytes and not is_hidden(_relative(root, entry.path), allowed)
+        if entry.version is not None
+        and entry.version.num_bytes
+        and not is_hidden(_relative(storage, root, entry.path), allowed)
     ]
-    return sorted(kept, key=lambda entry: _utf8(_relative(root, entry.path)))
+    return sorted(kept, key=lambda entry: _utf8(_relative(storage, root, entry.path)))
 
 
 def _pinned(storage: FileStorage, root: str, files: Sequence[str]) -> list[Found]:
@@ -261,18 +265,17 @@ def _common_root(roots: Sequence[str]) -> str:
 def _names(storage: FileStorage, root: str, found: Sequence[Found]) -> list[str]:
     names: dict[str, None] = {}
     for entry in found:
-        name = _relative(root, entry.path)
+        name = _relative(storage, root, entry.path)
         _utf8(name)
-        if storage.protocol in HTTP_PROTOCOLS:
-            name = name.partition("?")[0]
         if name in names:
             raise ConfigError(f"path and files must name each file once, got {storage.shown(entry.path)} twice")
         names[name] = None
     return list(names)
 
 
-def _relative(root: str, path: str) -> str:
-    return path[len(root) :].lstrip("/") if path.startswith(root) else path.lstrip("/")
+def _relative(storage: FileStorage, root: str, path: str) -> str:
+    name = path.removeprefix(root).lstrip("/")
+    return unquote(name.partition("?")[0]) if storage.protocol in HTTP_PROTOCOLS else name
 
 
 def _utf8(name: str) -> bytes:

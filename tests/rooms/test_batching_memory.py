@@ -1,0 +1,210 @@
+"""What is viewed, what is copied, what is kept alive, and what is shared with nobody."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.batching.rows import Block
+from torch_table_loader.batching.window import WindowShuffle
+
+
+def _read(path: Path, rows: int) -> pa.RecordBatch:
+    table = pa.table({"f": np.arange(rows, dtype=np.float32), "i": np.arange(rows, dtype=np.int64)})
+    pq.write_table(table, path / "a.parquet")
+    return next(pq.ParquetFile(path / "a.parquet").iter_batches(batch_size=rows, use_threads=False))
+
+
+def test_a_decoded_parquet_column_is_viewed(tmp_path: Path) -> None:
+    chunk = _read(tmp_path, 1000)
+    addresses = {name: chunk.column(name).buffers()[1].address for name in ("f", "i")}
+    for part in (chunk, chunk.slice(100)):
+        batch = make_codec(chunk.schema, TypePolicy()).decode(part).batches(1000)[0]
+        for name, tensor in batch.items():
+            offset = part.column(name).offset * tensor.itemsize
+            assert tensor.data_ptr() == addresses[name] + offset
+
+
+def test_tensors_keep_their_memory_alive(tmp_path: Path) -> None:
+    chunk = _read(tmp_path, 50_000)
+    codec = make_codec(chunk.schema, TypePolicy())
+    kept = codec.decode(chunk).batches(1024)[7]
+    del chunk, codec
+    gc.collect()
+    noise = [pa.array(np.full(50_000, 77, np.int64)).cast(pa.float64()) for _ in range(50)]
+    noise += [pa.array(np.full(50_000, 77, np.int64)).cast(pa.float32()) for _ in range(50)]
+    assert kept["i"].tolist() == list(range(7 * 1024, 8 * 1024))
+    assert kept["f"].tolist() == list(range(7 * 1024, 8 * 1024))
+    assert len(noise) == 100
+
+
+def test_memory_that_others_have_is_copied(tmp_path: Path) -> None:
+    fresh = np.arange(100.0)
+    frozen = pa.array(np.arange(100.0)).buffers()[1].to_pybytes()
+    read_only = pa.Array.from_buffers(pa.float64(), 100, [None, pa.py_buffer(frozen)])
+    shared = pa.array(fresh)
+    batch = pa.record_batch({"once": shared, "twice": shared, "frozen": read_only})
+    for output in ("torch", "numpy"):
+        rows = make_codec(batch.schema, TypePolicy(output_format=output)).decode(batch)
+        out = rows.batches(100)[0]
+        out["twice"][:] = -1
+        out["frozen"][:] = -1
+        assert out["once"][5] == 5
+        assert np.frombuffer(frozen)[5] == 5
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pa.memory_map(str(tmp_path / "a.arrow")) as source:
+        mapped = pa.ipc.open_file(source).get_batch(0)
+        out = make_codec(batch.schema, TypePolicy()).decode(mapped).batches(100)[0]
+        out["once"].zero_()
+        assert mapped["once"][5].as_py() == 5
+
+
+def test_numpy_batches_can_be_written() -> None:
+    batch = pa.record_batch(
+        {"a": np.arange(10), "b": pa.array([True] * 10), "l": pa.array([[1]] * 10), "d": pa.array([[1, 2]] * 10)}
+    ).cast(pa.schema({"a": pa.int64(), "b": pa.bool_(), "l": pa.list_(pa.int8()), "d": pa.list_(pa.int8(), 2)}))
+    for out in make_codec(batch.schema, TypePolicy(output_format="numpy")).decode(batch).batches(4):
+        arrays = [out["a"], out["b"], out["d"], *out["l"]]
+        assert all(array.flags.writeable for array in arrays)
+
+
+def test_autograd_does_not_tie_batches_together() -> None:
+    batch = pa.record_batch({"x": np.arange(12, dtype=np.float32)})
+    first, second, third = make_codec(batch.schema, TypePolicy()).decode(batch).batches(4)
+    weight = torch.full((4,), 2.0, requires_grad=True)
+    loss = (first["x"] * weight).sum()
+    second["x"].add_(1)  # would void what autograd saved of `first`, were the version shared
+    third["x"].mul_(weight)  # would make all of them part of the graph, were the base shared
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert not second["x"].requires_grad
+
+
+class _Watched(np.ndarray[Any, Any]):
+    """An array that can be watched for its end."""
+
+
+def _watched_chunk(rows: int) -> tuple[pa.RecordBatch, weakref.ref[Any]]:
+    values = np.arange(rows, dtype=np.int64).view(_Watched)
+    watch = weakref.ref(values)
+    buffer = pa.py_buffer(values)
+    return pa.record_batch({"x": pa.Array.from_buffers(pa.int64(), rows, [None, buffer])}), watch
+
+
+def test_the_rest_does_not_keep_a_chunk_alive() -> None:
+    chunk, watch = _watched_chunk(1000)
+    codec = make_codec(chunk.schema, TypePolicy())
+    for waiting in (ExactBatches(codec, 300), WindowShuffle(codec, 300, lambda _, size: np.arange(size))):
+        chunk, watch = _watched_chunk(1000)
+        ready = waiting.push(codec.decode(chunk))
+        assert len(ready) == 3
+        del chunk, ready
+        gc.collect()
+        assert watch() is None
+        assert waiting.finish()
+
+
+class _Counting:
+    """A codec that counts the rows it copies."""
+
+    def __init__(self, codec: Any) -> None:
+        self._codec = codec
+        self.copied: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codec, name)
+
+    def concat(self, parts: Any) -> Any:
+        self.copied.append(sum(part.num_rows for part in parts))
+        return self._codec.concat(parts)
+
+
+def test_only_the_batch_that_spans_chunks_is_copied() -> None:
+    chunk = pa.record_batch({"x": np.arange(10_000)})
+    codec = _Counting(make_codec(chunk.schema, TypePolicy()))
+    exact = ExactBatches(codec, 64)
+    for _ in range(5):
+        runs = exact.push_rows(codec.decode(chunk))
+        assert all(run.num_rows % 64 == 0 for run in runs)
+        assert len(runs) <= 2
+    # At a border at most one batch is joined, and at most one rest made small.
+    assert all(rows <= 64 for rows in codec.copied)
+    assert len(codec.copied) <= 10
+    codec.copied.clear()
+    small = ExactBatches(codec, 1000)
+    for _ in range(100):
+        small.push(codec.decode(chunk.slice(0, 30)))
+    assert sum(codec.copied) <= 100 * 30 + 3 * 30
+
+
+def test_the_rest_can_be_joined_by_someone_else() -> None:
+    chunk = pa.record_batch({"x": np.arange(10)})
+    codec = make_codec(chunk.schema, TypePolicy())
+    exact = ExactBatches(codec, 4)
+    assert len(exact.push(codec.decode(chunk))) == 2
+    rest = exact.rest()
+    assert rest is not None
+    assert rest.batches(4)[0]["x"].tolist() == [8, 9]
+    assert exact.rest() is None
+    assert exact.finish() == []
+
+
+def test_a_block_is_one_flat_piece_with_aligned_columns(tmp_path: Path) -> None:
+    chunk = pa.record_batch(
+        {"a": np.arange(7, dtype=np.int8), "b": np.arange(7.0), "t": pa.array(["x"] * 7), "m": pa.array([[1]] * 7)}
+    )
+    codec = make_codec(chunk.schema, TypePolicy(ragged="offsets"))
+    asked: list[int] = []
+
+    def shared(num_bytes: int) -> torch.Tensor:
+        asked.append(num_bytes)
+        return torch.from_file(str(tmp_path / "block"), shared=True, size=num_bytes, dtype=torch.uint8)
+
+    rows = codec.decode(chunk)
+    block = codec.pack(rows, rows.slice(0, 0), rows, out=shared)
+    assert isinstance(block, Block)
+    assert asked == [block.data.nbytes]
+    assert block.num_rows == 14
+    assert all(isinstance(size, int) for size in block.sizes)
+    batch = codec.unpack(block).batches(14)[0]
+    start, stop = block.data.data_ptr(), block.data.data_ptr() + block.data.nbytes
+    for tensor in (batch["a"], batch["b"], *batch["m"][:1]):
+        assert start <= tensor.data_ptr() < stop
+        assert (tensor.data_ptr() - start) % 64 == 0
+    del block
+    gc.collect()
+    assert batch["b"].tolist() == [*range(7), *range(7)]
+    assert batch["t"] == ["x"] * 14
+
+
+@pytest.mark.parametrize("ragged", ["nested", "pad", "offsets"])
+def test_lists_survive_the_crossing_and_the_shuffle(ragged: Any) -> None:
+    lists = pa.array([[row] * (row % 50) for row in range(300)], pa.list_(pa.int32()))
+    chunk = pa.record_batch({"x": lists, "grid": pa.array([[row, row] for row in range(300)], pa.list_(pa.int16(), 2))})
+    codec = make_codec(chunk.schema, TypePolicy(ragged=ragged))
+    order = np.random.default_rng(0).permutation(300)
+    rows = codec.unpack(codec.pack(codec.decode(chunk.slice(10)).take(order[order < 290])))
+    wanted = [[row + 10] * ((row + 10) % 50) for row in order[order < 290].tolist()]
+    came = []
+    for batch in rows.batches(100):
+        out = batch["x"]
+        if ragged == "nested":
+            came += [row.tolist() for row in out.unbind()]
+        elif ragged == "pad":
+            came += [row[:n] for row, n in zip(out.values.tolist(), out.lengths.tolist(), strict=True)]
+        else:
+            came += [row.tolist() for row in out.values.split(out.offsets.diff().tolist())]
+    assert came == wanted

@@ -1,0 +1,127 @@
+"""What nulls become: errors, fills and masks."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.errors import ConfigError, TableError
+
+
+def _one(array: pa.Array, **policy: Any) -> Any:
+    """Decode one column, cut one batch, and give the column's output."""
+    return _batch(pa.record_batch({"x": array}), **policy)["x"]
+
+
+def _batch(batch: pa.RecordBatch, **policy: Any) -> Any:
+    codec = pickle.loads(pickle.dumps(make_codec(batch.schema, TypePolicy(**policy))))  # noqa: S301
+    return codec.decode(batch).batches(max(1, batch.num_rows))[0]
+
+
+def test_nulls_are_errors_unless_something_was_chosen() -> None:
+    batch = pa.record_batch({"n": pa.array([1, 2, None]), "f": pa.array([None, 0.5, 1.0])})
+    codec = make_codec(batch.schema, TypePolicy())
+    assert codec.null_sensitive == {"n"}
+    with pytest.raises(TableError, match=r"column 'n' has a null at row 2 .*nulls=\{'n': fill\}.*mask"):
+        codec.decode(batch)
+    assert math.isnan(codec.decode(batch.slice(0, 2)).batches(2)[0]["f"][0])
+    filled = _batch(batch, nulls={"n": -7, "f": 2})
+    assert (filled["n"].tolist(), filled["f"].tolist()) == ([1, 2, -7], [2.0, 0.5, 1.0])
+    masked = _batch(batch, nulls="mask")
+    assert list(masked) == ["n", "n.valid", "f"]
+    assert masked["n"].tolist() == [1, 2, 0]
+    assert masked["n.valid"].tolist() == [True, True, False]
+
+
+def test_masks_follow_the_schema_and_never_the_content() -> None:
+    schema = pa.schema([pa.field("a", pa.int8()), pa.field("b", pa.int8(), nullable=False)])
+    batch = pa.record_batch([pa.array([1], pa.int8())] * 2, schema=schema)
+    masked = _batch(batch, nulls="mask")
+    assert list(masked) == ["a", "a.valid", "b"]
+    codec = make_codec(schema, TypePolicy(nulls="mask"))
+    assert codec.null_sensitive == {"b"}
+    broken = pa.record_batch([pa.array([1], pa.int8()), pa.nulls(1, pa.int8())], names=["a", "b"])
+    with pytest.raises(TableError, match="column 'b' has a null at row 0"):
+        codec.decode(broken)
+
+
+def test_null_lists_and_null_values_in_lists() -> None:
+    lists = pa.array([[1], None, [2, 3]], pa.list_(pa.int16()))
+    with pytest.raises(TableError, match=r"column 'x' has a null at row 1"):
+        _one(lists)
+    assert _one(lists, ragged="offsets", nulls={"x": []}).offsets.tolist() == [0, 1, 1, 3]
+    assert _one(lists, ragged="offsets", nulls={"x": [8, 9]}).values.tolist() == [1, 8, 9, 2, 3]
+    gaps = pa.array([[1, None], [2]], pa.list_(pa.int16()))
+    with pytest.raises(TableError, match=r"column 'x' has a null at value 1 of the lists.*'x\.item': fill"):
+        _one(gaps, nulls="mask")
+    assert _one(gaps, ragged="offsets", nulls={"x.item": 5}).values.tolist() == [1, 5, 2]
+    floats = pa.array([[0.5, None]], pa.list_(pa.float32()))
+    assert math.isnan(_one(floats, ragged="pad").values[0, 1])
+
+
+def test_values_under_a_null_list_do_not_come() -> None:
+    values = pa.array([1, 2, 3], pa.int16())
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), values, mask=pa.array([False, True, False]))
+    assert _one(lists, ragged="offsets", nulls="mask").values.tolist() == [1, 3]
+
+
+def test_null_fixed_size_lists() -> None:
+    pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2))
+    with pytest.raises(TableError, match=r"column 'x' has a null at row 1"):
+        _one(pairs)
+    assert _one(pairs, nulls={"x": 9}).tolist() == [[1, 2], [9, 9], [3, 4]]
+    assert _one(pairs, nulls={"x": [8, 9]}).tolist() == [[1, 2], [8, 9], [3, 4]]
+    with pytest.raises(ConfigError, match="does not fit"):
+        _one(pairs, nulls={"x": [1, 2, 3]})
+    gaps = pa.array([[1, None], [3, 4]], pa.list_(pa.int16(), 2))
+    with pytest.raises(TableError, match=r"'x\.item': fill"):
+        _one(gaps, nulls="mask")
+    assert _one(gaps, nulls={"x.item": 7}).tolist() == [[1, 7], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("nulls", "message"),
+    [
+        ({"colour": 0}, r"nulls names 'colour', which is no column here; the nearest are 'color'"),
+        ({"color": 1.5}, r"'color': 1\.5.* does not fit the column's type int8"),
+        ({"color": 300}, r"does not fit the column's type int8"),
+        ({"color": "red"}, r"does not fit"),
+        ({"color": None}, r"fills nothing"),
+        ({"tags": 0}, r"must be a list.*'tags\.item'"),
+        ({"tags": [0.5]}, r"values must be int16"),
+        ({"tags": [[1]]}, r"shape"),
+        ({"name": 3}, r"does not fit the column's type large_string"),
+        ({"words": []}, r"list of strings, where null comes as None"),
+        ({"rec": {}}, r"struct, whose children are named 'rec\.<child>'"),
+    ],
+)
+def test_fills_are_checked_at_construction(nulls: dict[str, Any], message: str) -> None:
+    schema = pa.schema(
+        {
+            "color": pa.int8(),
+            "tags": pa.list_(pa.int16()),
+            "name": pa.string(),
+            "words": pa.list_(pa.string()),
+            "rec": pa.struct([("a", pa.int8())]),
+        }
+    )
+    with pytest.raises(ConfigError, match=message):
+        make_codec(schema, TypePolicy(nulls=nulls))
+
+
+def test_fills_follow_the_column_type() -> None:
+    moments = pa.array([None], pa.timestamp("s"))
+    fill = dt.datetime(1970, 1, 1, 0, 0, 5)  # noqa: DTZ001 - the column has no zone
+    assert _one(moments, nulls={"x": fill}).tolist() == [5]
+    assert _one(pa.array([None], pa.date32()), nulls={"x": 3}).tolist() == [3]
+    assert _one(pa.array([None], pa.bool_()), nulls={"x": True}).tolist() == [True]
+    assert _one(pa.array([None], pa.string()), nulls={"x": ""}) == [""]
+    encoded = pa.array([None, 4], pa.int8()).dictionary_encode()
+    assert _one(encoded, nulls={"x": 1}).tolist() == [1, 4]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.rooms.reading import LocalStorage, all_batches, data_file, inspect
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.ipc import IpcReader
+from torch_table_loader.records import DataFile
+
+TABLE = pa.table(
+    {
+        "wide": ["x" * 500 + str(i) for i in range(1000)],
+        "d": pa.array([f"key {i % 5}" for i in range(1000)]).dictionary_encode(),
+        "n": pa.array(range(1000), pa.int16()),
+        "l": [[i, i + 1] for i in range(1000)],
+    }
+)
+
+
+def _write(path: Path, *, stream: bool, compression: str | None = None, table: pa.Table = TABLE) -> DataFile:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    make = pa.ipc.new_stream if stream else pa.ipc.new_file
+    with make(str(path), table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=300)
+    return data_file(path, "arrow")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
+@pytest.mark.parametrize("columns", [["d"], ["l", "d"], ["n", "wide", "l", "d"]])
+def test_columns_come_alone_and_in_order(
+    tmp_path: Path, stream: bool, compression: str | None, columns: list[str]
+) -> None:
+    file = _write(tmp_path / "x.arrow", stream=stream, compression=compression)
+    meta = inspect(file)
+    assert meta.group_rows == ((1000,) if stream else (300, 300, 300, 100))
+    got = pa.Table.from_batches(all_batches(file, meta, columns, max_rows=77))
+    assert got.equals(TABLE.select(columns))
+
+
+def test_counting_a_file_reads_one_cheap_column(tmp_path: Path) -> None:
+    file = _write(tmp_path / "x.arrow", stream=False)
+    storage = LocalStorage(counting=True)
+    meta = IpcReader().inspect(storage, file, None)
+    assert meta.num_rows == 1000
+    assert sum(length for _, length in storage.log) < file.version.num_bytes / 10
+
+
+def test_batches_do_not_share_memory_with_a_mapped_source(tmp_path: Path) -> None:
+    class Mapped(LocalStorage):
+        def open(self, path: str) -> pa.NativeFile:
+            return pa.memory_map(path, "r+")
+
+    table = pa.table({"a": np.arange(1000), "d": pa.array(["x", "y"] * 500).dictionary_encode()})
+    for stream in (False, True):
+        file = _write(tmp_path / f"{stream}.arrow", stream=stream, table=table)
+        before = Path(file.path).read_bytes()
+        for batch in all_batches(file, inspect(file), ["a", "d"], max_rows=300, storage=Mapped()):
+            assert isinstance(batch.column("d"), pa.DictionaryArray)
+            for buffer in (batch.column("a").buffers()[1], batch.column("d").indices.buffers()[1]):
+                assert buffer.is_mutable
+                memoryview(buffer).cast("B")[:] = bytes(buffer.size)
+        assert Path(file.path).read_bytes() == before
+
+
+def test_empty_batches_and_no_columns(tmp_path: Path) -> None:
+    path = tmp_path / "x.arrow"
+    batch = pa.record_batch({"a": [1, 2]})
+    with pa.ipc.new_file(str(path), batch.schema) as writer:
+        for part in (batch.slice(0, 0), batch, batch.slice(0, 0)):
+            writer.write_batch(part)
+    file = data_file(path, "arrow")
+    meta = inspect(file)
+    assert meta.group_rows == (0, 2, 0)
+    assert pa.Table.from_batches(all_batches(file, meta, ["a"]))["a"].to_pylist() == [1, 2]
+    nothing = _write(tmp_path / "y.arrow", stream=False, table=pa.table({}))
+    assert (inspect(nothing).schema.names, inspect(nothing).num_rows) == ([], 0)
+
+
+def test_feather_version_1_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "x.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
+    with pytest.raises(TableError, match=r"x\.feather must be .* got Feather version 1; write it again"):
+        inspect(data_file(tmp_path / "x.feather", "feather"))

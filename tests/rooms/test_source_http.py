@@ -1,0 +1,74 @@
+"""Tables behind an HTTP server: index pages are directories, queries are secrets, failures keep their kind."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torch_table_loader.errors import ConfigError, StorageError, TableError
+from torch_table_loader.source.listing import PathSource
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    """Serve files; whatever lies below ``/closed`` is forbidden."""
+
+    def send_head(self) -> object:  # type: ignore[override]
+        if self.path.startswith("/closed"):
+            self.send_error(403)
+            return None
+        return super().send_head()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Keep quiet."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    root = tmp_path_factory.mktemp("site")
+    for name in ("t/b.csv", "t/day=1/é a.csv", "t/_SUCCESS"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(Path(name).name.encode())
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=root)) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_index_page_is_a_directory_and_its_names_are_decoded(site: str) -> None:
+    source = PathSource.open(f"{site}/t/", "csv")
+    assert [file.name for file in source.files] == ["b.csv", "day=1/é a.csv"]
+    for file in source.files:
+        assert source.storage.version(file.path) == file.version
+        with source.storage.open(file.path) as opened:
+            assert opened.read() == Path(file.name).name.encode()
+    hive = PathSource.open(f"{site}/t/day=*/*.csv", "csv", partitioning="hive")
+    assert [file.partition for file in hive.files] == [(("day", 1),)]
+
+
+def test_a_signature_is_kept_for_requests_and_shown_nowhere(site: str) -> None:
+    source = PathSource.open([f"{site}/t/b.csv?sig=hunter2"], "csv")
+    assert source.files[0].name == "b.csv"
+    assert source.files[0].path.endswith("?sig=hunter2")
+    assert "hunter2" not in repr(source)
+    url = f"{site}/closed/b.csv?sig=hunter2"
+    with pytest.raises(StorageError, match="refuses access") as caught:
+        PathSource.open(url, "csv")
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_missing_is_told_from_unreachable(site: str) -> None:
+    with pytest.raises(ConfigError, match="matches nothing"):
+        PathSource.open(f"{site}/t/gone.csv", "csv")
+    source = PathSource.open(f"{site}/t/b.csv", "csv")
+    with pytest.raises(TableError, match=r"gone\.csv"):
+        source.storage.open(f"{site}/t/gone.csv")
+    with pytest.raises(StorageError, match="Cannot connect"):
+        PathSource.open("http://127.0.0.1:9/b.csv", "csv")

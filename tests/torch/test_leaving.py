@@ -1,0 +1,191 @@
+"""Leaving an epoch early, in whatever way, stops every thread and process; iterators do not disturb each other."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+
+from tests.torch.leaks import children, lane_threads, open_files
+from tests.torch.tables import as_values, write_table
+from torch_table_loader import StructuredDataset, TableLoader
+
+ENGINES = ["thread", "process"]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    write_table(tmp_path / "table", [[40, 40, 40]] * 6)
+    return tmp_path / "table"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(table: Path) -> Iterator[None]:
+    """Hold every test of this file to it."""
+    assert not lane_threads()
+    assert not children()
+    yield
+    assert not lane_threads()
+    assert not children()
+    assert not open_files(table)
+
+
+def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
+    options = {"batch_size": 4, "num_workers": 2, "worker_type": worker_type} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **options)[0]
+
+
+def is_quiet(table: Path) -> bool:
+    return not lane_threads() and not children() and not open_files(table)
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+@pytest.mark.parametrize("counted", [True, False])
+def test_break_stops_the_workers_though_the_loader_lives(table: Path, worker_type: str, counted: bool) -> None:
+    loader = make(table, worker_type, filters=pc.field("k") < 7, count_filtered=counted)
+    gc.disable()  # leaving alone must do it, not a collection of cycles some time later
+    try:
+        for _ in loader:
+            assert not is_quiet(table)
+            break
+        assert is_quiet(table)
+    finally:
+        gc.enable()
+    assert loader.metrics().batches == 1
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_an_exception_in_the_loop_stops_the_workers(table: Path, worker_type: str) -> None:
+    loader = make(table, worker_type)
+
+    def train() -> None:
+        for _ in loader:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        train()
+    del caught
+    gc.collect()
+    assert is_quiet(table)
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_forgetting_the_iterator_stops_the_workers(table: Path, worker_type: str) -> None:
+    loader = make(table, worker_type)
+    batches = iter(loader)
+    next(batches)
+    gone = weakref.ref(batches)
+    del batches
+    assert gone() is None
+    assert is_quiet(table)
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_forgetting_the_loader_leaves_its_iterator_alone(table: Path, worker_type: str) -> None:
+    loader = make(table, worker_type)
+    batches, steps = iter(loader), len(loader)
+    del loader
+    gc.collect()
+    assert sum(1 for _ in batches) == steps
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_close_stops_the_workers_and_ends_the_epoch(table: Path, worker_type: str) -> None:
+    batches = iter(make(table, worker_type))
+    next(batches)
+    batches.close()
+    assert is_quiet(table)
+    batches.close()
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_the_end_of_the_epoch_stops_the_workers(table: Path, worker_type: str) -> None:
+    batches = iter(make(table, worker_type))
+    assert len(list(batches)) == 180
+    assert is_quiet(table)
+    assert next(batches, "ended") == "ended"
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_the_callers_interrupt_stops_the_workers(table: Path, worker_type: str) -> None:
+    loader = make(table, worker_type)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in loader:
+            raise KeyboardInterrupt
+    gc.collect()
+    assert is_quiet(table)
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_iterating_again_begins_anew(table: Path, worker_type: str) -> None:
+    loader = make(table, worker_type)
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    first = [as_values(batch) for batch in loader]
+    assert len(first) == 180
+    assert [as_values(batch) for batch in loader] == first
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_two_iterators_at_once_each_deliver_all(table: Path, worker_type: str) -> None:
+    loader = make(table, worker_type)
+    wanted = [as_values(batch) for batch in loader]
+    one, other = iter(loader), iter(loader)
+    pairs = [(as_values(a), as_values(b)) for a, b in zip(one, other, strict=True)]
+    assert [a for a, _ in pairs] == wanted
+    assert [b for _, b in pairs] == wanted
+
+
+def test_two_loaders_of_both_engines_at_once(table: Path) -> None:
+    threads, processes = make(table, "thread"), make(table, "process")
+    for a, b in zip(threads, processes, strict=True):
+        assert as_values(a) == as_values(b)
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_an_iterator_that_nobody_takes_from_stops_when_forgotten(table: Path, worker_type: str) -> None:
+    iter(make(table, worker_type))
+    assert is_quiet(table)
+
+
+def test_nothing_runs_before_the_first_iterator(table: Path) -> None:
+    loader = make(table)
+    assert len(loader) == 180
+    assert is_quiet(table)
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+@pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise SystemExit(3)", "1 / 0"])
+def test_the_interpreter_ends_in_the_middle_of_an_epoch(table: Path, worker_type: str, ending: str) -> None:
+    script = (
+        "import sys\n"
+        "from torch_table_loader import StructuredDataset\n"
+        "loader, _ = StructuredDataset.create_dataloader(sys.argv[1], 'parquet', batch_size=4, num_workers=2,\n"
+        "    worker_type=sys.argv[2])\n"
+        "batches = iter(loader)\n"
+        "next(batches)\n"
+        "print('in the middle')\n"
+        f"{ending}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, str(table), worker_type],
+        env=os.environ,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "in the middle\n"
+    assert done.returncode == {"pass": 0, "1 / 0": 1}.get(ending, 3)
+    assert done.stderr.count("Traceback") == (ending == "1 / 0"), done.stderr
+    assert "Exception ignored" not in done.stderr

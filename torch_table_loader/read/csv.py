@@ -1,0 +1,93 @@
+"""CSV with a header: types from ``schema=`` or one parse, rows streamed in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.failures import as_reading_error
+from torch_table_loader.read.parquet import refuse_duplicates
+from torch_table_loader.read.sequential import (
+    SequentialFile,
+    one_group,
+    prune_by_partition,
+    refuse_large_inference,
+)
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile, FileMeta
+
+_BLOCK_BYTES = 1 << 20
+"""pyarrow reads up to 32 blocks ahead of decoding: this bounds the text in memory at 32 MiB a reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class CsvReader:
+    """Reads comma-separated values with a header (RFC 4180); nulls are what pyarrow takes for null."""
+
+    name: str = "csv"
+
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+        """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
+        try:
+            with storage.open(file.path) as source:
+                if schema is None:
+                    refuse_large_inference(file, source.size())
+                    table = csv.read_csv(source, _read_options(), _parse_options())
+                    refuse_duplicates(table.schema, file)
+                    return one_group(table.schema, table.num_rows, file)
+                header = csv.open_csv(source, _read_options(), _parse_options()).schema
+            refuse_duplicates(header, file)
+            own = [pa.field(field.name, field.type) for field in schema if field.name in header.names]
+            # With no column to parse there would be no rows to count.
+            known = pa.schema(own or [pa.field(header.names[0], pa.string())])
+            with storage.open(file.path) as source:
+                num_rows = sum(batch.num_rows for batch in _decode(source, known.names, known))
+            return one_group(known, num_rows, file)
+        except (OSError, pa.ArrowException) as error:
+            if "straddl" in str(error):
+                raise TableError(
+                    f"{file.name} must have rows of at most {_BLOCK_BYTES} bytes, got a longer one, or a quote that "
+                    "does not end; write such rows as Parquet or JSON lines"
+                ) from error
+            raise as_reading_error(error, file, is_local=storage.is_local) from error
+
+    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
+        """Say whether the partition values let rows pass."""
+        return prune_by_partition(file, meta, filters, schema)
+
+    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
+        """Prove nothing: there are no statistics."""
+        return frozenset()
+
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
+        """Open for decoding with the types of `meta`: see `FormatReader.open`."""
+        return SequentialFile(storage, file, partial(_decode, schema=meta.schema))
+
+
+def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Stream columns; where none is asked for, the first one stands in, to have the rows."""
+    read = list(columns) or schema.names[:1]
+    types = {name: schema.field(name).type for name in read}
+    convert = csv.ConvertOptions(column_types=types, include_columns=read)
+    with csv.open_csv(source, _read_options(), _parse_options(), convert) as batches:
+        yield from batches
+
+
+def _read_options() -> csv.ReadOptions:
+    return csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
+
+
+def _parse_options() -> csv.ParseOptions:
+    # Without it, a quoted line break at the edge of a block is an error or a wrong row.
+    return csv.ParseOptions(newlines_in_values=True)
+
+
+__all__ = ["CsvReader"]

@@ -1,0 +1,111 @@
+"""JSON lines: one object a line; types from ``schema=`` or one parse, rows in blocks of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow import json
+
+from torch_table_loader.read.failures import as_reading_error
+from torch_table_loader.read.sequential import (
+    SequentialFile,
+    one_group,
+    prune_by_partition,
+    refuse_large_inference,
+)
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile, FileMeta
+
+_BLOCK_BYTES = 4 << 20
+"""Lines are parsed in blocks of about so many bytes, which bounds the memory of a reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonReader:
+    """Reads JSON lines (https://jsonlines.org); keys that a line lacks are null."""
+
+    name: str = "json"
+
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+        """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
+        try:
+            with storage.open(file.path) as source:
+                if schema is None:
+                    refuse_large_inference(file, source.size())
+                    table = _infer(source)
+                    return one_group(table.schema, table.num_rows, file)
+                own = pa.schema([pa.field(field.name, _as_json_reads(field.type)) for field in schema])
+                num_rows = sum(batch.num_rows for batch in _decode(source, own.names, own))
+                return one_group(own, num_rows, file)
+        except (OSError, pa.ArrowException) as error:
+            raise as_reading_error(error, file, is_local=storage.is_local) from error
+
+    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
+        """Say whether the partition values let rows pass."""
+        return prune_by_partition(file, meta, filters, schema)
+
+    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
+        """Prove nothing: there are no statistics."""
+        return frozenset()
+
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
+        """Open for decoding with the types of `meta`: see `FormatReader.open`."""
+        return SequentialFile(storage, file, partial(_decode, schema=meta.schema))
+
+
+def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    options = json.ParseOptions(
+        explicit_schema=pa.schema([schema.field(name) for name in columns]), unexpected_field_behavior="ignore"
+    )
+    for block in _blocks_of_lines(source):
+        yield from _parse(pa.BufferReader(block), len(block), options).to_batches()
+
+
+def _parse(source: Any, num_bytes: int, options: json.ParseOptions | None = None) -> pa.Table:
+    return json.read_json(source, json.ReadOptions(use_threads=False, block_size=num_bytes), options)
+
+
+def _infer(source: pa.NativeFile) -> pa.Table:
+    """Parse the whole file; a line that is longer than a block asks for a larger one."""
+    size = source.size()
+    block = _BLOCK_BYTES
+    while block < size:
+        try:
+            return _parse(source, block)
+        except pa.ArrowInvalid as error:
+            if "straddl" not in str(error):
+                raise
+        block *= 8
+        source.seek(0)
+    return _parse(source, max(size, 1))
+
+
+def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
+    """Cut a file into blocks of whole lines; only a line that is longer makes a block longer."""
+    parts: list[bytes] = []
+    while chunk := source.read(_BLOCK_BYTES):
+        cut = chunk.rfind(b"\n") + 1
+        if not cut:
+            parts.append(chunk)
+            continue
+        yield b"".join((*parts, chunk[:cut]))
+        parts = [chunk[cut:]]
+    if any(parts):
+        yield b"".join(parts)
+
+
+def _as_json_reads(kind: pa.DataType) -> pa.DataType:
+    """Give the type to parse as; text that pyarrow's JSON parser does not turn into a type is cast later."""
+    kinds = pa.types
+    if kinds.is_date(kind) or kinds.is_time(kind):
+        return pa.string()
+    return kind.value_type if kinds.is_dictionary(kind) else kind
+
+
+__all__ = ["JsonReader"]

@@ -1,0 +1,27 @@
+"""The sockets' contracts as checks that a plug-in's author runs, with pytest or without.
+
+```python
+from torch_table_loader.testing import check_split_strategy
+
+def test_contract() -> None:
+    check_split_strategy(MyStrategy())
+```
+
+Each check returns nothing, or raises `ContractError` and says which rule was broken, and where.
+"""
+
+from torch_table_loader.testing.errors import ContractError
+from torch_table_loader.testing.readers import check_format_reader
+from torch_table_loader.testing.sources import check_source
+from torch_table_loader.testing.storages import check_storage
+from torch_table_loader.testing.strategies import check_split_strategy
+from torch_table_loader.testing.tables import zoo
+
+__all__ = [
+    "ContractError",
+    "check_format_reader",
+    "check_source",
+    "check_split_strategy",
+    "check_storage",
+    "zoo",
+]

@@ -1,0 +1,261 @@
+"""The contract of format readers: metadata, pruning, and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.records import FileMeta
+from torch_table_loader.testing.errors import ContractError, blaming, expecting_table_error, pickled, require
+from torch_table_loader.testing.places import Damaged, Watched
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import FormatReader, Storage
+    from torch_table_loader.records import DataFile
+
+_MAX_ROWS = 7
+_PROBED_COLUMNS = 16
+_ORDERED = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_temporal)
+
+
+def check_format_reader(
+    reader: FormatReader, storage: Storage, files: Sequence[DataFile], schema: pa.Schema | None = None
+) -> None:
+    """Check a format reader by files of its format, reading them whole, several times.
+
+    It must pickle; say metadata that is true of what it reads; read any row groups, columns and batch sizes alike;
+    never prune a row group that holds a passing row; name null columns that do hold a null; open without reading
+    the footer again; and answer a missing, cut or damaged file with a TableError that names it.
+
+    Args:
+        reader: the reader.
+        storage: where the files are.
+        files: small files, best of several row groups, with nulls, and of all types that the format has.
+        schema: for a format without types of its own.
+
+    Raises:
+        ContractError: names the rule, the file, and the row group or column.
+    """
+    who = type(reader).__name__
+    require(isinstance(reader.name, str) and reader.name, f"{who} must have a name, got {reader.name!r}")
+    require(files, f"{who} must be checked by at least one file")
+    copy = pickled(reader, who)
+    for file in files:
+        where = f"{who} on {file.name!r}"
+        with blaming(where, "inspect raised"):
+            meta = reader.inspect(storage, file, schema)
+            again = copy.inspect(storage, file, schema)
+        _check_meta(where, meta, again)
+        table = _check_batches(where, reader, storage, file, meta)
+        groups = _groups(table, meta)
+        _check_pruning(where, reader, file, meta, groups)
+        _check_null_columns(where, reader, meta, groups)
+        _check_footer_is_not_read_again(where, reader, storage, file, meta)
+        _check_failures(where, reader, storage, file, meta, schema)
+
+
+def _check_meta(where: str, meta: FileMeta, again: FileMeta) -> None:
+    require(isinstance(meta, FileMeta), f"{where}: inspect must give a FileMeta, got {type(meta).__name__}")
+    require(meta == again, f"{where}: inspect must say the same each time, and after pickling the reader")
+    require(isinstance(meta.schema, pa.Schema), f"{where}: the schema must be Arrow's, got {type(meta.schema)}")
+    names = meta.schema.names
+    require(len(set(names)) == len(names), f"{where}: column names must be unique, got {names}")
+    counts = (*meta.group_rows, *meta.group_bytes)
+    require(
+        all(isinstance(count, int) and count >= 0 for count in counts),
+        f"{where}: rows and bytes of row groups must be ints of at least 0, got {meta.group_rows}, {meta.group_bytes}",
+    )
+    pickled(meta, f"{where}: its FileMeta")
+
+
+def _check_batches(where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta) -> pa.Table:
+    """Read the file in every way, and give it whole."""
+    everything, names = range(len(meta.group_rows)), meta.schema.names
+
+    def read(what: str, groups: range, columns: Sequence[str], max_rows: int = 1 << 20) -> pa.Table:
+        with blaming(where, f"reading {what} raised"), closing(reader.open(storage, file, meta)) as opened:
+            return _collect(f"{where}, {what}", opened.batches(groups, columns, max_rows), meta, columns, max_rows)
+
+    table = read("all of it", everything, names)
+    for group in everything:
+        part, start = read(f"row group {group}", range(group, group + 1), names), sum(meta.group_rows[:group])
+        rows = meta.group_rows[group]
+        require(
+            part.num_rows == rows,
+            f"{where}: row group {group} must have the {rows} rows of inspect, got {part.num_rows}",
+        )
+        _same(where, f"row group {group}", part, table.slice(start, rows))
+    require(
+        table.num_rows == meta.num_rows, f"{where} must have the {meta.num_rows} rows of inspect, got {table.num_rows}"
+    )
+    later = everything[len(everything) // 2 :]
+    tail = table.slice(sum(meta.group_rows[: later.start]))
+    _same(where, "its later row groups", read("later row groups", later, names), tail)
+    _same(where, "no row groups", read("no row groups", everything[:0], names), table.slice(0, 0))
+    _same(where, f"at most {_MAX_ROWS} rows a batch", read("small batches", everything, names, _MAX_ROWS), table)
+    _same(where, "columns the other way round", read("columns", everything, names[::-1]), table.select(names[::-1]))
+    require(
+        read("no columns", everything, []).num_rows == table.num_rows,
+        f"{where}: batches without columns must still have all rows",
+    )
+    return table
+
+
+def _collect(
+    what: str, batches: Iterator[pa.RecordBatch], meta: FileMeta, columns: Sequence[str], max_rows: int
+) -> pa.Table:
+    parts, rows = [], 0
+    schema = pa.schema([meta.schema.field(name) for name in columns])
+    for batch in batches:
+        require(isinstance(batch, pa.RecordBatch), f"{what}: expected RecordBatches, got {type(batch).__name__}")
+        require(batch.num_rows <= max_rows, f"{what}: a batch must have at most {max_rows} rows, got {batch.num_rows}")
+        require(
+            batch.schema.names == list(columns),
+            f"{what}: a batch must have exactly the columns {list(columns)}, in this order, got {batch.schema.names}",
+        )
+        for field in schema:
+            found = batch.schema.field(field.name).type
+            require(
+                found == field.type, f"{what}: column {field.name!r} must be {field.type} as inspect says, got {found}"
+            )
+        rows += batch.num_rows
+        parts.append(batch.replace_schema_metadata(None).columns)
+    if not columns:
+        return pa.table({"": pa.nulls(rows)}).select([])
+    chunks = [pa.chunked_array([part[at] for part in parts], field.type) for at, field in enumerate(schema)]
+    return pa.Table.from_arrays(chunks, names=list(columns))
+
+
+def _groups(table: pa.Table, meta: FileMeta) -> list[pa.Table]:
+    starts = [sum(meta.group_rows[:group]) for group in range(len(meta.group_rows))]
+    return [table.slice(start, rows) for start, rows in zip(starts, meta.group_rows, strict=True)]
+
+
+def _check_pruning(
+    where: str, reader: FormatReader, file: DataFile, meta: FileMeta, groups: Sequence[pa.Table]
+) -> None:
+    """Filter by values that are there: a row group with a passing row must be kept."""
+    constants = dict(file.partition)
+    fields = [pa.field(name, pa.scalar(value).type) for name, value in constants.items()]
+    schema = pa.schema([*meta.schema, *fields])
+    complete = [_with_constants(group, constants) for group in groups]
+    for name, probe in _probes(complete, schema):
+        with blaming(where, f"prune({probe}) raised"):
+            kept = reader.prune(file, meta, probe, schema)
+        require(
+            len(kept) == len(groups),
+            f"{where}: prune must say one mark for each of {len(groups)} row groups, got {kept}",
+        )
+        for number, group in enumerate(complete):
+            require(
+                kept[number] or not group.filter(probe).num_rows,
+                f"{where}: row group {number} holds rows that pass {probe}, but prune says False (column {name!r})",
+            )
+
+
+def _with_constants(group: pa.Table, constants: dict[str, Any]) -> pa.Table:
+    for name, value in constants.items():
+        group = group.append_column(name, pa.array([value] * group.num_rows, pa.scalar(value).type))
+    return group
+
+
+def _probes(groups: Sequence[pa.Table], schema: pa.Schema) -> Iterator[tuple[str, pc.Expression]]:
+    for column in schema.names[:_PROBED_COLUMNS]:
+        field = pc.field(column)
+        yield column, field.is_null()
+        yield column, field.is_valid()
+        yield column, field.is_valid() | field.is_null()
+        if not any(belongs(schema.field(column).type) for belongs in _ORDERED):
+            continue
+        values = [value for group in groups for value in _ends(group.column(column))]
+        yield from ((column, probe) for value in values for probe in _comparisons(field, value))
+
+
+def _comparisons(field: pc.Expression, value: pa.Scalar) -> list[pc.Expression]:
+    equal = field == value
+    return [
+        equal, ~equal, field != value, field <= value, field >= value, field < value, field > value, field.isin([value])
+    ]  # fmt: skip
+
+
+def _ends(column: pa.ChunkedArray) -> list[pa.Scalar]:
+    """The first, least and greatest value."""
+    known = column.drop_null()
+    if not len(known):
+        return []
+    bounds = pc.min_max(known)
+    return [known[0], bounds["min"], bounds["max"]]
+
+
+def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups: Sequence[pa.Table]) -> None:
+    names = meta.schema.names
+    marks = [[True] * len(groups), [False] * len(groups)]
+    marks += [[at == only for at in range(len(groups))] for only in range(len(groups))]
+    for kept in marks:
+        with blaming(where, "null_columns raised"):
+            found = reader.null_columns(meta, names, kept)
+        for name in found:
+            require(
+                name in names
+                and any(group.column(name).null_count for group, keep in zip(groups, kept, strict=True) if keep),
+                f"{where}: null_columns names {name!r}, which has no null in the row groups that are kept ({kept})",
+            )
+
+
+def _check_footer_is_not_read_again(
+    where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta
+) -> None:
+    if meta.footer is None:
+        return
+    watched = Watched(storage)
+    with blaming(where, "open raised"), closing(reader.open(watched, file, meta)) as opened:
+        for _ in opened.batches(range(min(1, len(meta.group_rows))), meta.schema.names, 1 << 20):
+            pass
+    with storage.open(file.path) as handle:
+        end = handle.size()
+    again = [(start, stop) for start, stop in watched.reads if stop >= end]
+    require(not again, f"{where}: open must use the footer of inspect, but read bytes {again} of {end} again")
+
+
+def _check_failures(
+    where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta, schema: pa.Schema | None
+) -> None:
+    gone = replace(file, path=f"{file.path}.is-not-there", name=f"{file.name}.is-not-there")
+    with expecting_table_error(where, "inspect of a file that is gone", naming="is-not-there"):
+        reader.inspect(storage, gone, schema)
+    with (
+        expecting_table_error(where, "open of a file that is gone, or its first batch,", naming="is-not-there"),
+        closing(reader.open(storage, gone, meta)) as opened,
+    ):
+        next(opened.batches(range(len(meta.group_rows)), meta.schema.names, 1 << 20), None)
+    for place in (Damaged(storage, "cut"), Damaged(storage, "noise")):
+        try:
+            reader.inspect(place, file, schema)
+        except TableError as error:
+            require(file.name in str(error), f"{where}: inspect of a {place.harm} file must name it, but says: {error}")
+        except Exception as error:
+            raise ContractError(
+                f"{where}: inspect of a {place.harm} file must raise TableError or nothing, but raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _same(where: str, what: str, found: pa.Table, expected: pa.Table) -> None:
+    for name in expected.schema.names:
+        require(
+            found.num_rows == expected.num_rows and _equal(found.column(name), expected.column(name)),
+            f"{where}: {what} must hold the rows that the whole file has there, but column {name!r} differs",
+        )
+
+
+def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+    return bool(one.equals(other)) or repr(one.to_pylist()) == repr(other.to_pylist())
+
+
+__all__ = ["check_format_reader"]

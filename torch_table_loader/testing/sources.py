@@ -1,0 +1,79 @@
+"""The contract of sources: a table's files, and where to open them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from torch_table_loader.records import DataFile
+from torch_table_loader.testing.errors import blaming, pickled, require
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Source
+
+
+def check_source(source: Source, *, opened: int = 16) -> None:
+    """Check a source.
+
+    It must pickle, list files in an order that stays, under names that are unique and relative, with the version that
+    its storage says, and give each file exactly the partition columns of its schema, of their types.
+
+    Args:
+        source: the source, of a table that nobody changes meanwhile.
+        opened: how many files to look up in the storage.
+
+    Raises:
+        ContractError: names the rule and the file.
+    """
+    who = type(source).__name__
+    with blaming(who, "must list its files, but raised"):
+        files = list(source.files)
+        require(files == list(source.files), f"{who} must list the same files in the same order each time")
+    for file in files:
+        require(isinstance(file, DataFile), f"{who} must list DataFiles, got {type(file).__name__}")
+    _check_names(who, files)
+    _check_partitions(who, files, source.partition_schema)
+    require(
+        list(pickled(source, who).files) == files, f"{who} must list the same files in the same order after pickling"
+    )
+    for file in files[:opened]:
+        with blaming(who, f"lists {file.name!r}, which its storage must open, but that raised"):
+            version = source.storage.version(file.path)
+            source.storage.open(file.path).close()
+        require(
+            version == file.version,
+            f"{who} lists {file.name!r} with {file.version}, but its storage says {version}; take both from one place",
+        )
+
+
+def _check_names(who: str, files: list[DataFile]) -> None:
+    for kind in ("name", "path"):
+        seen: set[str] = set()
+        for file in files:
+            value = getattr(file, kind)
+            require(value not in seen, f"{who} must list each file once, but the {kind} {value!r} comes twice")
+            seen.add(value)
+    for file in files:
+        require(
+            file.name and not file.name.startswith("/") and "://" not in file.name,
+            f"{who} must name files relative to the table's root, got {file.name!r}: names go into states and messages",
+        )
+        require(file.format, f"{who} must say each file's format, but {file.name!r} has none")
+
+
+def _check_partitions(who: str, files: list[DataFile], schema: Any) -> None:
+    require(isinstance(schema, pa.Schema), f"{who} must give a pyarrow.Schema, got {type(schema).__name__}")
+    for file in files:
+        names = [name for name, _ in file.partition]
+        require(
+            sorted(names) == sorted(schema.names),
+            f"{who}: {file.name!r} must have the partition columns {schema.names}, got {names}; null is a value too",
+        )
+        for name, value in file.partition:
+            doing = f"{file.name!r} must have a {schema.field(name).type} in partition column {name!r}, got {value!r}"
+            with blaming(who, doing):
+                pa.scalar(value, type=schema.field(name).type)
+
+
+__all__ = ["check_source"]

@@ -10,6 +10,7 @@ from torch_table_loader.errors import (
     StorageError,
     TableError,
     TableLoaderError,
+    WorkerError,
 )
 from torch_table_loader.explain import Explanation
 from torch_table_loader.loader import TableLoader
@@ -49,5 +50,6 @@ __all__ = [
     "TableLoader",
     "TableLoaderError",
     "TargetSizeStrategy",
+    "WorkerError",
     "parse_bytes",
 ]

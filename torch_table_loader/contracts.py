@@ -123,7 +123,7 @@ class Cutter(Protocol):
     """A split strategy that cuts; the library shuffles, slices by rank and assigns to workers."""
 
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
-        """Cut files into splits that cover each row once, in file order. Must be pure."""
+        """Cut files into splits that cover each row once, in the order of an unshuffled epoch. Must be pure."""
         ...
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import pyarrow as pa
@@ -22,11 +23,13 @@ from torch_table_loader.explain import Explanation, explain
 from torch_table_loader.loader import UNCOUNTED, TableLoader
 from torch_table_loader.options import LoaderKeywords, LoaderOptions, defaults
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.source.file_list import read_files, write_files
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.plan_cache import PlanCache
 
 if TYPE_CHECKING:
     from torch_table_loader.metrics import Metrics
+    from torch_table_loader.planning.cursor import Cursor
 
 P = ParamSpec("P")
 D = TypeVar("D", bound="TableDataset")
@@ -44,6 +47,10 @@ class TableDataset(IterableDataset[Any]):
         super().__init__()
         self._job = job
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._restored: Cursor | None = None
+        self._begun: int | None = None
+        """The epoch that was begun last, unless `set_epoch` or a state was heard since."""
+        self._said_repetition = False
         self._loader: TableLoader | None = None
 
     @classmethod
@@ -77,10 +84,57 @@ class TableDataset(IterableDataset[Any]):
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of what comes out."""
-        return self._job.schema(self.epoch)
+        return self._job.schema(self.cursor)
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next iterator begins: at a position that was loaded, else at the start of the epoch."""
+        return self._restored or self._job.start(self.epoch)
+
+    def begin(self) -> Cursor:
+        """Take the position at which an iterator begins; one that was loaded serves once."""
+        cursor, self._restored = self.cursor, None
+        if self._begun == cursor.epoch and self.options.shuffle and not self._said_repetition:
+            self._said_repetition = True
+            warnings.warn(
+                f"epoch {cursor.epoch} is iterated again, in the same order; call loader.set_epoch(epoch) before each "
+                "epoch to shuffle anew",
+                stacklevel=3,
+            )
+        self._begun = cursor.epoch
+        return cursor
+
+    def restore(self, cursor: Cursor, job: Job) -> None:
+        """Begin the next iterator at a position.
+
+        Args:
+            cursor: where.
+            job: the rank's, under the topology that goes on from there.
+        """
+        self._job = job
+        self._epoch.fill_(cursor.epoch)
+        self._restored, self._begun = cursor, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say what the job has done; see `TableLoader.state_dict`."""
+        return self._own_loader("state").state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; see `TableLoader.load_state_dict`."""
+        self._own_loader("state").load_state_dict(state)
+
+    def save_files(self, path: str) -> None:
+        """Keep the list of the table's files, so that ``files=path`` pins it.
+
+        Args:
+            path: where, on any fsspec file system; `storage_options` are used if it is the table's.
+        """
+        write_files(path, self._job.table.files, self.options.storage_options)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads, here and in worker processes that exist.
+
+        The epoch of a position that was loaded keeps that position; any other begins at its start.
 
         Args:
             epoch: from 0.
@@ -90,6 +144,9 @@ class TableDataset(IterableDataset[Any]):
         if epoch < 0:
             raise ConfigError(f"epoch must be at least 0, got {epoch}")
         self._epoch.fill_(epoch)
+        self._begun = None
+        if self._restored is not None and self._restored.epoch != epoch:
+            self._restored = None
 
     def explain(self) -> Explanation:
         """Say what an epoch will read, and why; see `Explanation`."""
@@ -101,9 +158,15 @@ class TableDataset(IterableDataset[Any]):
         Raises:
             ConfigError: the dataset is iterated by a DataLoader of the caller's, whose workers we do not see.
         """
+        return self._own_loader("metrics").metrics()
+
+    def _own_loader(self, what: str) -> TableLoader:
         if self._loader is None:
-            raise ConfigError("metrics are kept by our loader; make it with create_dataloader(...)")
-        return self._loader.metrics()
+            raise ConfigError(
+                f"{what}: the batches of a DataLoader of your own are taken where the dataset cannot see it; "
+                "make the loader with create_dataloader(...)"
+            )
+        return self._loader
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch.
@@ -113,7 +176,7 @@ class TableDataset(IterableDataset[Any]):
         """
         if not self._job.planner.counted:
             raise TypeError(UNCOUNTED)
-        return self._job.planner.plan(self.epoch, self._job.rank).plan.steps
+        return self._job.planned(self.cursor).plan.steps
 
     def __iter__(self) -> Iterator[Any]:
         """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader."""
@@ -140,7 +203,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _lane_iterator(job: Job, epoch: int, lane: int) -> Iterator[Any]:
-    work = job.work(epoch)
+    work = job.work(job.start(epoch))
     batches = LaneBatches(work, lane)
     try:
         while (block := batches.next_block()) is not None:
@@ -188,7 +251,7 @@ class StructuredDataset(TableDataset):
             storage_options=asked.storage_options,
             partitioning=asked.partitioning,
             schema=asked.schema,
-            files=asked.files,
+            files=read_files(asked.files, asked.storage_options) if isinstance(asked.files, str) else asked.files,
         )
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=asked.files is not None)
         source = replace(source, files=agreement.common_files(source.files))
@@ -197,7 +260,7 @@ class StructuredDataset(TableDataset):
             scope = f"{source.storage.place} {asked.schema or ''}"
             cache = PlanCache.open(asked.plan_cache, asked.storage_options, scope)
         job = Job.open(source, asked, ranks, cache)
-        agreement.check(job.identity())
+        agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
         source.storage.close()
         super().__init__(job)
 

@@ -7,7 +7,8 @@ TableLoaderError
 │   └── MissingExtraError(ImportError)     ... an optional package that is not installed
 ├── TableError                             the data's: missing, torn, changed, of another type
 ├── ResumeError                            the checkpoint's: it speaks of something else
-└── StorageError(OSError)                  the store's: it refused, or did not answer
+├── StorageError(OSError)                  the store's: it refused, or did not answer
+└── WorkerError(RuntimeError)              the machine's: a worker process was killed
 ```
 """
 
@@ -38,6 +39,10 @@ class StorageError(TableLoaderError, OSError):
     """A store refused a request or did not answer it."""
 
 
+class WorkerError(TableLoaderError, RuntimeError):
+    """A worker process ended before its work did."""
+
+
 class MissingExtraError(ConfigError, ImportError):
     """An optional package is needed that is not installed."""
 
@@ -50,4 +55,5 @@ __all__ = [
     "StorageError",
     "TableError",
     "TableLoaderError",
+    "WorkerError",
 ]

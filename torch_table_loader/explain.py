@@ -119,9 +119,10 @@ def explain(job: Job, epoch: int) -> Explanation:
         epoch: from 0.
     """
     layout, planner = job.table.layout, job.planner
-    planned = planner.plan(epoch, job.rank)
-    rows_per_rank = planner.rows_of_ranks(epoch)
-    steps = planner.steps_of_ranks(epoch) if planner.counted else None
+    start = planner.start(epoch)
+    planned = planner.plan(start, job.rank)
+    rows_per_rank = planner.rows_of_ranks(start)
+    steps = planner.steps_of_ranks(start) if planner.counted else None
     read = np.array([layout.group_kept[g.start : g.stop].any() for g in map(layout.groups_of, range(len(layout)))])
     live = planned.segments.live_rows()
     whole_table = job.strategy.cuts and planner.counted and bool((live >= 0).all())
@@ -144,7 +145,7 @@ def explain(job: Job, epoch: int) -> Explanation:
         steps=planned.plan.steps if planner.counted else None,
         workers=tuple(_load(job, planned.plan, epoch, lane) for lane in range(job.topology.lanes)),
         servers=job.servers,
-        schema=tuple((field.name, str(field.type)) for field in job.schema(epoch)),
+        schema=tuple((field.name, str(field.type)) for field in job.schema(start)),
         memory_bound=_memory_bound(job),
         footer_bytes=job.table.footer_bytes,
         notes=tuple(_notes(job)),
@@ -152,7 +153,7 @@ def explain(job: Job, epoch: int) -> Explanation:
 
 
 def _load(job: Job, plan: RankPlan, epoch: int, lane: int) -> WorkerLoad:
-    segments = job.planner.plan(epoch, job.rank).segments
+    segments = job.planner.plan(job.planner.start(epoch), job.rank).segments
     layout = job.table.layout
     runs = plan.lanes[lane]
     density = layout.group_bytes.sum() / max(1, layout.num_rows)
@@ -164,11 +165,17 @@ def _load(job: Job, plan: RankPlan, epoch: int, lane: int) -> WorkerLoad:
 
 
 def _memory_bound(job: Job) -> int:
-    """Three reads a lane (one being made, one waiting, one being taken), and a shuffle window twice as it turns."""
-    options = job.options
-    waiting = -(-(options.prefetch_batches or 1) * options.batch_size // job.read_rows)
-    rows = (2 + waiting) * job.read_rows + 2 * (options.shuffle_buffer_size or 0)
-    return job.topology.lanes * rows * job.row_bytes
+    """Three reads a lane (one being made, one waiting, one being taken), and a shuffle window twice as it turns.
+
+    From processes: one read, the block that it fills, one being packed, those that wait, and one being taken.
+    """
+    options, size = job.options, job.options.batch_size
+    if options.worker_type == "process" and options.num_workers != 0:
+        block_batches, blocks_ahead = job.blocks
+        rows = job.read_rows + (3 + blocks_ahead) * block_batches * size
+    else:
+        rows = (2 + -(-(options.prefetch_batches or 1) * size // job.read_rows)) * job.read_rows
+    return job.topology.lanes * (rows + 2 * (options.shuffle_buffer_size or 0)) * job.row_bytes
 
 
 def _notes(job: Job) -> list[str]:

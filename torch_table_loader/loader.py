@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
-from torch_table_loader.engine.job import progress_bar
 from torch_table_loader.engine.processes import ProcessServer
+from torch_table_loader.engine.progress import progress_bar
+from torch_table_loader.engine.state import write_state
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
 from torch_table_loader.engine.turns import BatchesInTurn, LaneServer
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.metrics import LaneMetrics, Metrics
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.job import Job
     from torch_table_loader.engine.work import EpochWork, LaneClock
+    from torch_table_loader.planning.cursor import Cursor
 
 
 UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
@@ -33,12 +36,20 @@ class EpochDataset(Protocol):
         ...
 
     @property
-    def epoch(self) -> int:
-        """The epoch that the next iterator reads."""
+    def cursor(self) -> Cursor:
+        """Where the next iterator begins."""
+        ...
+
+    def begin(self) -> Cursor:
+        """Take that position; one that was loaded serves once."""
+        ...
+
+    def restore(self, cursor: Cursor, job: Job) -> None:
+        """Begin the next iterator at a position."""
         ...
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose that epoch."""
+        """Choose the epoch of the next iterator."""
         ...
 
     def __len__(self) -> int:
@@ -82,14 +93,70 @@ class TableLoader(DataLoader[Any]):
         return len(self._source)
 
     def __iter__(self) -> Any:
-        """Begin the epoch."""
-        batches = LoaderIterator(self._source)
+        """Begin the epoch, or go on where a state that was loaded stands."""
+        cursor = self._source.begin()
+        batches = LoaderIterator(self._source.job, cursor)
         self._newest = batches.progress
         return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say what the job has done, as plain data that is the same on every rank.
+
+        It speaks of the newest iterator (what the trainer took, never what was read ahead), or of the position at
+        which the next one begins, where that was loaded or set since.
+
+        Returns:
+            Ints, strings and lists: JSON-able, and loadable under ``torch.load(weights_only=True)``.
+        """
+        return write_state(self._source.job.identity, self._cursor())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a job stood, on any number of ranks and workers; takes effect at the next ``iter()``.
+
+        Args:
+            state: what `state_dict` returned on any rank.
+
+        Raises:
+            ResumeError: it speaks of another table or other options; names what differs.
+        """
+        job, cursor = self._source.job.resume(state)
+        self._source.restore(cursor, job)
+        self._newest = None
+
+    def _cursor(self) -> Cursor:
+        """Where the newest iterator stands, unless the next one was told to begin elsewhere."""
+        ahead = self._source.cursor
+        if self._newest is None or ahead.epoch != self._newest.cursor.epoch:
+            return ahead
+        return self._newest.now()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads."""
         self._source.set_epoch(epoch)
+
+    def rows_of(self, step: int) -> list[RowSpan | LiveSpan]:
+        """Say which rows batch `step` of the current epoch delivers on this rank, without reading data.
+
+        Args:
+            step: counted as the state counts: from 0 at the epoch's start, or where the topology last changed.
+
+        Returns:
+            `RowSpan` and `LiveSpan` in delivery order, padding left out.
+
+        Raises:
+            ConfigError: there is no such step, or rows are not counted.
+        """
+        job, cursor = self._source.job, self._cursor()
+        planned = job.planned(cursor)
+        return spans_of_batch(
+            planned.plan,
+            planned.segments,
+            planned.windows,
+            job.topology.shuffle_buffer_size,
+            job.options.shuffle_seed,
+            cursor.epoch,
+            step,
+        )
 
     def metrics(self) -> Metrics:
         """Say what the newest iterator has done."""
@@ -101,28 +168,38 @@ class TableLoader(DataLoader[Any]):
 class Progress:
     """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
 
-    def __init__(self, work: EpochWork, clocks: Sequence[LaneClock]) -> None:
+    def __init__(self, cursor: Cursor, work: EpochWork, clocks: Sequence[LaneClock], longest: int | None) -> None:
         """Begin to count.
 
         Args:
+            cursor: where the iterator began.
             work: the rank's.
             clocks: the server's, which go on.
+            longest: steps of the rank that takes most; None if nobody knows.
         """
+        self.cursor = cursor
         self.batches = 0
         self.waited = 0.0
-        self._epoch = work.epoch
+        self.short = 0
         self._plan = work.plan
+        self._longest = longest
         self._clocks = clocks
         self._began = time.perf_counter()
+
+    def now(self) -> Cursor:
+        """Say where the job stands."""
+        taken = self.cursor.stage.steps + self.batches
+        plan = self._plan
+        return self.cursor.after(taken, ended=plan.counted and taken >= plan.steps and self._longest != taken)
 
     def metrics(self) -> Metrics:
         """Say what was done so far."""
         plan = self._plan
-        rows = self.batches * plan.batch_size
-        if plan.counted and self.batches == plan.steps:
-            rows = plan.num_rows
+        rows = self.batches * plan.batch_size - self.short
+        if plan.counted and self.batches and self.cursor.stage.steps + self.batches == plan.steps:
+            rows = plan.num_rows - min(self.cursor.stage.steps, plan.steps) * plan.batch_size
         return Metrics(
-            epoch=self._epoch,
+            epoch=self.cursor.epoch,
             batches=self.batches,
             rows=rows,
             seconds_waiting=self.waited,
@@ -137,29 +214,32 @@ class Progress:
 class LoaderIterator(Iterator[Any]):
     """One pass over an epoch. Leaving it ends its threads and processes."""
 
-    def __init__(self, source: EpochDataset) -> None:
+    def __init__(self, job: Job, cursor: Cursor) -> None:
         """Plan the epoch and start the lanes.
 
         Args:
-            source: the dataset.
+            job: the rank's share of the table.
+            cursor: where to begin.
         """
-        job = source.job
-        work = job.work(source.epoch)
-        self._turns = BatchesInTurn(work, _server(job, work))
-        self.progress = Progress(work, self._turns.clocks)
+        work = job.work(cursor)
+        start = cursor.stage.steps
+        self._turns = BatchesInTurn(work, _server(job, work, start), start)
+        self.progress = Progress(cursor, work, self._turns.clocks, job.planned(cursor).longest)
         self._steps = work.plan.steps if work.plan.counted else None
         self._next: Iterator[Any] = self._turns
         options = job.options
         if options.pin_memory or options.device is not None:
             self._next = map(_placer(options.device, pin=options.pin_memory), self._next)
         if options.show_progress:
-            self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, self._steps))
+            left = None if self._steps is None else self._steps - start
+            self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, left))
 
     def __next__(self) -> Any:
         """Give the next batch."""
         batch = next(self._next)
         self.progress.batches += 1
         self.progress.waited = self._turns.waited
+        self.progress.short = self._turns.short
         return batch
 
     def __len__(self) -> int:
@@ -173,9 +253,9 @@ class LoaderIterator(Iterator[Any]):
         self._turns.close()
 
 
-def _server(job: Job, work: EpochWork) -> LaneServer:
+def _server(job: Job, work: EpochWork, start: int) -> LaneServer:
     options = job.options
-    begun = [0] * work.lanes
+    begun = work.plan.batches_before(start) if work.plan.counted else [0] * work.lanes
     if options.num_workers == 0:
         return CallerServer(work, begun)
     if options.worker_type == "thread":

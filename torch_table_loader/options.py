@@ -92,7 +92,7 @@ class LoaderOptions:
         row_id: add the int64 column ``row_id``.
         mesh: a DeviceMesh (or an object with its methods); its data-parallel dimensions give rank and num_ranks.
         schema: an Arrow schema to read the table as.
-        files: the table's files, instead of listing `path`.
+        files: the table's files, instead of listing `path`: names, or the path of a list that `save_files` wrote.
         plan_cache: a directory on any fsspec file system that keeps footers and counts.
         check_plan: compare the plan over the ranks of a process group at construction.
         count_filtered: count the rows that pass a row filter before training.
@@ -130,8 +130,8 @@ class LoaderOptions:
     row_id: bool = False
     mesh: Any = None
     schema: Any = None
-    files: Sequence[str] | None = None
-    plan_cache: str | None = None
+    files: Sequence[str] | str | None = field(default=None, repr=False)
+    plan_cache: str | None = field(default=None, repr=False)
     check_plan: bool = True
     count_filtered: bool = True
 
@@ -191,7 +191,7 @@ class LoaderOptions:
     def _check_names(self) -> None:
         for name in ("columns", "files"):
             value = getattr(self, name)
-            if value is None:
+            if value is None or (name == "files" and isinstance(value, str)):
                 continue
             if isinstance(value, str) or not all(isinstance(entry, str) for entry in value):
                 raise ConfigTypeError(f"{name} must be a list of strings, got {value!r}")
@@ -244,7 +244,7 @@ class LoaderKeywords(TypedDict, total=False):
     row_id: bool
     mesh: Any
     schema: Any
-    files: Sequence[str] | None
+    files: Sequence[str] | str | None
     plan_cache: str | None
     check_plan: bool
     count_filtered: bool

@@ -105,7 +105,7 @@ def home_nodes(
         slack_percent: a node's rows stay below its share and so many percent, as far as whole files allow.
 
     >>> home_nodes((("a", 10), ("b", 10), ("c", 10), ("d", 10)), 2, 1, 0)
-    (0, 1, 1, 0)
+    (0, 0, 1, 1)
     """
     firsts = np.arange(0, num_ranks, ranks_per_node)
     ranks_of = np.diff(np.append(firsts, num_ranks)).tolist()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.worlds import as_counts, cutters, delivered, epoch_of, tables, topologies
+from tests.laws.worlds import World, as_counts, cutters, delivered, tables, topologies
+from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.cutting import TargetSizeStrategy
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
@@ -16,12 +17,12 @@ from torch_table_loader.planning.ranks import Topology
 def test_exactly_once_full_batches_known_length(
     layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, shuffle: bool, epoch: int
 ) -> None:
-    job = epoch_of(layout, cutter, topology, shuffle=shuffle, epoch=epoch)
+    world, cursor = World(layout, cutter, shuffle=shuffle), Cursor.at(epoch, topology)
     own: list[int] = []
     steps, widths, order = [], [], []
     for rank in range(topology.num_ranks):
-        plan = job.plan(rank)
-        batches = delivered(job.segments, plan)
+        planned = world.plan(cursor, rank)
+        plan, batches = planned.plan, delivered(planned, cursor)
         assert len(batches) == plan.steps
         assert sum(map(len, batches)) == plan.num_rows
         assert all(len(batch) == topology.batch_size for batch in batches[:-1])
@@ -53,10 +54,11 @@ def test_exactly_once_full_batches_known_length(
 def test_a_place_in_the_epoch_is_arithmetic(
     layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, step: int
 ) -> None:
-    job = epoch_of(layout, cutter, topology, shuffle=True, epoch=1)
+    world = World(layout, cutter)
     for rank in range(min(topology.num_ranks, 3)):
-        plan = job.plan(rank)
+        plan = world.plan(Cursor.at(1, topology), rank).plan
         order = list(plan.schedule())
+        assert list(plan.schedule(step)) == order[step:]
         taken = order[: min(step, plan.steps)]
         place = plan.batches_before(step)
         assert place == [taken.count(lane) for lane in range(topology.lanes)]
@@ -73,8 +75,8 @@ def expand(runs: object) -> list[tuple[int, int]]:
 @settings(max_examples=100, deadline=None)
 @given(layout=tables, cutter=cutters)
 def test_one_lane_unshuffled_is_file_order(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
-    job = epoch_of(layout, cutter, Topology(1, 1, 7), shuffle=False, epoch=0)
-    rows = [row for batch in delivered(job.segments, job.plan(0)) for row, _ in batch]
+    played = World(layout, cutter, shuffle=False).play(Cursor.at(0, Topology(1, 1, 7)), 0)
+    rows = [row for batch in played for row, _ in batch]
     assert rows == list(range(layout.num_rows))
 
 

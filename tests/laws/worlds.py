@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
+from torch_table_loader.engine.planner import PlannedEpoch, Planner
+from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.cutting import RowBalancedStrategy, SizeBalancedStrategy, TargetSizeStrategy
-from torch_table_loader.planning.epoch import CutEpoch, epoch_order
-from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.splits import SegmentTable
+from torch_table_loader.planning.strategies import resolve_strategy
+from torch_table_loader.planning.windows import Stretch, stretches
 from torch_table_loader.records import DataFile, FileVersion
+
+SEED = 3
 
 
 def table(group_rows: list[list[int]], kept: list[list[bool]] | None = None) -> TableLayout:
@@ -32,21 +38,37 @@ cutters = st.one_of(
 
 topologies = st.builds(
     Topology,
-    num_ranks=st.integers(1, 64),
+    num_ranks=st.one_of(st.integers(1, 4), st.integers(1, 64)),
     lanes=st.integers(1, 8),
     batch_size=st.integers(1, 40),
-    shuffle_buffer_size=st.none(),
+    shuffle_buffer_size=st.one_of(st.none(), st.integers(1, 50)),
     even_ranks=st.sampled_from([None, "balance", "drop", "pad"]),
     drop_last=st.booleans(),
 )
 
 
-def epoch_of(
-    layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, *, shuffle: bool, epoch: int
-) -> CutEpoch:
-    """Cut a table and order its splits."""
-    segments = SegmentTable.of(cutter(layout), filtered=False)  # type: ignore[arg-type]
-    return CutEpoch(segments, epoch_order(segments, shuffle=shuffle, seed=3, epoch=epoch), topology)
+class World:
+    """A table and how it is split, planned for any topology."""
+
+    def __init__(self, layout: TableLayout, strategy: Any, *, shuffle: bool = True) -> None:
+        self.layout = layout
+        self.planner = Planner(
+            layout,
+            resolve_strategy(strategy, {}),
+            Topology(1, 1, 1),
+            shuffle=shuffle,
+            seed=SEED,
+            filtered=False,
+            counter=None,
+        )
+
+    def plan(self, cursor: Cursor, rank: int) -> PlannedEpoch:
+        return self.planner.plan(cursor, rank)
+
+    def play(self, cursor: Cursor, rank: int, steps: int | None = None) -> list[list[tuple[int, bool]]]:
+        """Play a rank's stage on from where the cursor stands, for so many steps (None: to the end)."""
+        planned = self.plan(cursor, rank)
+        return delivered(planned, cursor, steps)
 
 
 def rows_of(segments: SegmentTable, runs: Runs) -> list[int]:
@@ -60,19 +82,38 @@ def rows_of(segments: SegmentTable, runs: Runs) -> list[int]:
     return result
 
 
-def delivered(segments: SegmentTable, plan: RankPlan) -> list[list[tuple[int, bool]]]:
-    """Play an epoch of one rank: batches of ``(row, is_padding)``, read lane by lane, taken as scheduled."""
+def delivered(planned: PlannedEpoch, cursor: Cursor, steps: int | None = None) -> list[list[tuple[int, bool]]]:
+    """Play a rank: batches of ``(row, is_padding)``, made lane by lane as lanes read them, taken as scheduled."""
+    plan, first = planned.plan, cursor.stage.steps
     queues: list[list[list[tuple[int, bool]]]] = []
-    for lane in range(len(plan.lanes)):
+    for lane, begun in enumerate(plan.batches_before(first)):
         batches = []
-        for section in plan.sections(lane):
-            rows = rows_of(segments, section.runs)
-            marked = [(row, at >= section.padded_from) for at, row in enumerate(rows)]
-            batches += [marked[at : at + plan.batch_size] for at in range(0, len(marked), plan.batch_size)]
+        for section in plan.sections(lane, begun):
+            rows: list[tuple[int, bool]] = []
+            for stretch in stretches(section, planned.segments, cursor.stage.topology.shuffle_buffer_size):
+                rows += _rows(planned, stretch, section.padded_from - stretch.at, cursor.epoch)
+            batches += [rows[at : at + plan.batch_size] for at in range(0, len(rows), plan.batch_size)]
         queues.append(batches)
-    played = [queues[lane].pop(0) for lane in plan.schedule()]
+    played = [queues[lane].pop(0) for lane in plan.schedule(first)]
     assert not any(queues), "a lane reads batches that nobody takes"
-    return played
+    return played[:steps]
+
+
+def _rows(planned: PlannedEpoch, stretch: Stretch, padded_from: int, epoch: int) -> list[tuple[int, bool]]:
+    if stretch.unit is not None:
+        [(_, start, stop)] = stretch.runs
+        window = planned.windows[stretch.unit]
+        source = rows_of(window.segments, window.runs)
+        places = window.order(SEED, epoch)[start:stop].tolist()
+        return [(source[p], at >= padded_from) for at, p in enumerate(places)][stretch.start :]
+    marked = [(row, at >= padded_from) for at, row in enumerate(rows_of(stretch.segments, stretch.runs))]
+    if stretch.size is None:
+        return marked[stretch.start :]
+    result: list[tuple[int, bool]] = []
+    for number in range(-(-len(marked) // stretch.size)):
+        part = marked[number * stretch.size : (number + 1) * stretch.size]
+        result += [part[place] for place in stretch.window(number).order(SEED, epoch).tolist()]
+    return result[stretch.start :]
 
 
 def as_counts(rows: list[int], total: int) -> list[int]:

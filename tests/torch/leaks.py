@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -16,7 +17,8 @@ def children() -> set[int]:
     """List this process's children that still run (zombies and multiprocessing's own helpers left out)."""
     found = set()
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return {pid for pid in found if _works(pid)}
 
 

@@ -94,7 +94,10 @@ def test_processes_deliver_every_row_once(groups: list[list[int]], options: dict
 def test_rows_that_nobody_counted_come_once_too(
     groups: list[list[int]], options: dict[str, Any], worker_type: str
 ) -> None:
-    options |= {"even_ranks": None, "filters": options["filters"] if options["filters"] is not None else pc.field("k") < 5}
+    options |= {
+        "even_ranks": None,
+        "filters": options["filters"] if options["filters"] is not None else pc.field("k") < 5,
+    }
     with tempfile.TemporaryDirectory() as root:
         total = write_table(Path(root), groups)
         found = deliver_all(Path(root), worker_type=worker_type, count_filtered=False, **options)

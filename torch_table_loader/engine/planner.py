@@ -8,32 +8,43 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.planning.consumption import Consumption
+from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.epoch import CutEpoch, DealtEpoch, epoch_order
 from torch_table_loader.planning.ranks import quotas
-from torch_table_loader.planning.splits import SegmentTable
+from torch_table_loader.planning.splits import SegmentTable, SplitTable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
     from torch_table_loader.engine.counting import LiveCounter
+    from torch_table_loader.planning.cursor import Stage
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.planning.ranks import Topology
-    from torch_table_loader.planning.splits import SplitTable
     from torch_table_loader.planning.strategies import Strategy
+    from torch_table_loader.planning.windows import Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedEpoch:
-    """One rank's epoch.
+    """What one rank delivers in a stage of an epoch.
 
     Args:
         segments: what the splits consist of.
-        plan: what the rank delivers.
+        plan: what the rank delivers, from the stage's start.
+        windows: those that were open when earlier stages ended; window w is the split ``len(splits) + w``.
         marks_padding: whether the batches of every rank say which rows are padding.
+        longest: steps of the rank that takes most; None where a rank knows its own rows alone.
     """
 
     segments: SegmentTable
     plan: RankPlan
+    windows: tuple[Window, ...]
     marks_padding: bool
+    longest: int | None
 
 
 class Planner:
@@ -69,13 +80,14 @@ class Planner:
         self._filtered = filtered
         self._counter = counter
         self._segments = self._segment(strategy.cut(layout)) if strategy.cuts else None
-        self._newest: tuple[tuple[int, int], PlannedEpoch] | None = None
+        self._newest: tuple[tuple[Cursor, int], PlannedEpoch] | None = None
+        self._newest_cut: tuple[Cursor, CutEpoch] | None = None
+        self._newest_dealt: tuple[Cursor, tuple[list[DealtEpoch], list[RankPlan]]] | None = None
 
     def with_lanes(self, lanes: int) -> Planner:
         """Plan the same splits, counts included, for another number of lanes."""
         other = copy.copy(self)
         other.topology = replace(self.topology, lanes=lanes)
-        other._newest = None
         return other
 
     @property
@@ -83,61 +95,147 @@ class Planner:
         """Whether live rows are known before reading."""
         return self._counter is not None or not self._filtered
 
-    def plan(self, epoch: int, rank: int) -> PlannedEpoch:
-        """Plan one rank's epoch; a pure function of its arguments and the table."""
-        if self._newest is None or self._newest[0] != (epoch, rank):
-            planned = self._dealt(epoch, rank) if self._segments is None else self._cut(self._segments, epoch, rank)
-            self._newest = ((epoch, rank), planned)
+    def digest(self) -> str:
+        """Hash how the table is split (by a generator: in epoch 0, for one rank with one lane)."""
+        if self._segments is not None:
+            return self._segments.splits.digest()
+        return self.strategy.deal(self.layout, 1, 0, 1, 0)[0].digest()
+
+    def start(self, epoch: int) -> Cursor:
+        """Stand at the start of an epoch under the job's topology."""
+        return Cursor.at(epoch, self.topology)
+
+    def plan(self, cursor: Cursor, rank: int) -> PlannedEpoch:
+        """Plan one rank's stage of an epoch; a pure function of its arguments and the table.
+
+        Args:
+            cursor: the epoch and its past stages; the steps of its newest do not matter.
+            rank: which.
+        """
+        cursor = _stage_start(cursor)
+        if self._newest is None or self._newest[0] != (cursor, rank):
+            planned = self._dealt(cursor, rank) if self._segments is None else self._cut(cursor, rank)
+            self._newest = ((cursor, rank), planned)
         return self._newest[1]
 
-    def steps_of_ranks(self, epoch: int) -> list[int] | None:
-        """Steps of every rank; None where a rank knows its own rows alone."""
-        if self._segments is None:
-            return [self.plan(epoch, rank).plan.steps for rank in range(self.topology.num_ranks)]
-        job = self._epoch(self._segments, epoch)
-        if self._filtered and (job.segments.live_rows()[job.order] < 0).any():
-            return None
-        _, steps = quotas(job.rows_of_ranks(), self.topology)
-        return [int(count) for count in steps]
+    def steps_of_ranks(self, cursor: Cursor, *, count: bool = False) -> list[int] | None:
+        """Steps of every rank in the cursor's stage; None where a rank knows its own rows alone.
 
-    def rows_of_ranks(self, epoch: int) -> list[int] | None:
-        """Rows of every rank, padding left out; None where a rank knows its own rows alone."""
+        Args:
+            cursor: the epoch and its past stages.
+            count: count the rows of the other ranks, where they are not known.
+        """
+        topology = cursor.stage.topology
         if self._segments is None:
-            return [self.plan(epoch, rank).plan.own_rows for rank in range(self.topology.num_ranks)]
-        job = self._epoch(self._segments, epoch)
-        if self._filtered and (job.segments.live_rows()[job.order] < 0).any():
+            return [self.plan(cursor, rank).plan.steps for rank in range(topology.num_ranks)]
+        job = self._cut_epoch(_stage_start(cursor), None if count else 0)
+        if not self._all_known(job):
             return None
-        return [int(count) for count in job.rows_of_ranks()]
+        _, steps = quotas(job.rows_of_ranks, topology)
+        return [int(each) for each in steps]
+
+    def rows_of_ranks(self, cursor: Cursor) -> list[int] | None:
+        """Rows of every rank in the cursor's stage, padding left out; None where a rank knows its own alone."""
+        if self._segments is None:
+            return [self.plan(cursor, rank).plan.own_rows for rank in range(cursor.stage.topology.num_ranks)]
+        job = self._cut_epoch(_stage_start(cursor), 0)
+        if not self._all_known(job):
+            return None
+        return [int(each) for each in job.rows_of_ranks]
 
     def _segment(self, splits: SplitTable) -> SegmentTable:
         return SegmentTable.of(splits, filtered=self._filtered)
 
-    def _epoch(self, segments: SegmentTable, epoch: int) -> CutEpoch:
-        order = epoch_order(segments, shuffle=self._shuffle, seed=self._seed, epoch=epoch)
-        return CutEpoch(segments, order, self.topology, counted=self.counted)
+    def _cut(self, cursor: Cursor, rank: int) -> PlannedEpoch:
+        job = self._cut_epoch(cursor, rank)
+        padding, steps = quotas(job.rows_of_ranks, job.topology)
+        even_ranks = job.topology.even_ranks
+        marks = even_ranks == "pad" or (even_ranks == "balance" and bool(padding.any()))
+        longest = int(steps.max()) if self._all_known(job) else None
+        return PlannedEpoch(job.segments, job.plan(rank), _windows(job.consumed), marks, longest)
 
-    def _cut(self, segments: SegmentTable, epoch: int, rank: int) -> PlannedEpoch:
-        job = self._epoch(segments, epoch)
-        if self._counter is not None:
-            segments = self._segments = self._counter.count(segments, job.splits_of(rank))
-            job = CutEpoch(segments, job.order, self.topology)
-        marks = self.topology.even_ranks == "pad"
-        if self.topology.even_ranks == "balance":
-            marks = bool(quotas(job.rows_of_ranks(), self.topology)[0].any())
-        return PlannedEpoch(segments, job.plan(rank), marks)
+    def _all_known(self, job: CutEpoch) -> bool:
+        return not (self._filtered and (job.segments.live_rows()[job.order] < 0).any())
 
-    def _dealt(self, epoch: int, rank: int) -> PlannedEpoch:
-        topology = self.topology
-        ranks = range(topology.num_ranks) if self.strategy.form == "generator_with_ranks" else [rank]
-        dealt = {
-            each: self.strategy.deal(self.layout, topology.lanes, epoch, topology.num_ranks, each) for each in ranks
-        }
-        self.strategy.check_coverage([splits for splits, _ in dealt.values()])
-        splits, lane_of = dealt[rank]
-        segments = self._segment(splits)
+    def _cut_epoch(self, cursor: Cursor, rank: int | None) -> CutEpoch:
+        """Lay a stage out for all ranks, with the rows counted that `rank` needs (None: all)."""
+        segments = self._segments
+        assert segments is not None  # noqa: S101 the strategy cuts
+        order = epoch_order(segments, shuffle=self._shuffle, seed=self._seed, epoch=cursor.epoch)
+        job = CutEpoch(segments, order, cursor.stage.topology, counted=self.counted, stage=len(cursor.past))
         if self._counter is not None:
-            segments = self._counter.count(segments, np.arange(len(splits)))
-        return PlannedEpoch(segments, DealtEpoch(segments, lane_of, topology, counted=self.counted).plan(), False)
+            wanted = order if rank is None else job.splits_of(rank)
+            segments = self._segments = self._counter.count(segments, wanted)
+        if self._newest_cut is None or self._newest_cut[0] != cursor or self._newest_cut[1].segments is not segments:
+            consumed = self._consumed_when_cut(cursor, segments, order)
+            self._newest_cut = (cursor, replace(job, segments=segments, consumed=consumed))
+        return self._newest_cut[1]
+
+    def _consumed_when_cut(self, cursor: Cursor, segments: SegmentTable, order: NDArray[np.int64]) -> Consumption:
+        consumed = Consumption.none()
+        if not cursor.past:
+            return consumed
+        bases = segments.bases()
+        for number, stage in enumerate(cursor.past):
+            job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number)
+            ranks = range(stage.topology.num_ranks)
+            window = stage.topology.shuffle_buffer_size
+            consumed = consumed.after(((job.plan(rank), segments, bases, window) for rank in ranks), stage.steps)
+        return consumed
+
+    def _dealt(self, cursor: Cursor, rank: int) -> PlannedEpoch:
+        jobs, plans = self._dealt_to_all(cursor)
+        own = rank if len(jobs) > 1 else 0
+        longest = max(plan.steps for plan in plans)
+        windows = _windows(jobs[own].consumed)
+        return PlannedEpoch(jobs[own].segments, plans[own], windows, marks_padding=False, longest=longest)
+
+    def _dealt_to_all(self, cursor: Cursor) -> tuple[list[DealtEpoch], list[RankPlan]]:
+        if self._newest_dealt is None or self._newest_dealt[0] != cursor:
+            consumed = Consumption.none()
+            for number, stage in enumerate(cursor.past):
+                jobs = self._deal(cursor, stage, consumed, number)
+                window = stage.topology.shuffle_buffer_size
+                consumed = consumed.after(((job.plan(), job.segments, job.bases, window) for job in jobs), stage.steps)
+            jobs = self._deal(cursor, cursor.stage, consumed, len(cursor.past))
+            self._newest_dealt = (cursor, (jobs, [job.plan() for job in jobs]))
+        return self._newest_dealt[1]
+
+    def _deal(self, cursor: Cursor, stage: Stage, consumed: Consumption, number: int) -> list[DealtEpoch]:
+        """Let a generator deal a stage to all ranks; of one that takes no ranks, every rank is the first."""
+        topology = stage.topology
+        ranks = topology.num_ranks if self.strategy.form == "generator_with_ranks" else 1
+        dealt = [
+            self.strategy.deal(self.layout, topology.lanes, cursor.epoch, topology.num_ranks, rank)
+            for rank in range(ranks)
+        ]
+        self.strategy.check_coverage([splits for splits, _ in dealt])
+        tables = [self._counted_whole(self._segment(splits)) for splits, _ in dealt]
+        bases = self._bases(tables) if cursor.past else [np.empty(0, dtype=np.int64)] * ranks
+        return [
+            DealtEpoch(segments, lane_of, topology, rank, ranks, bases[rank], self.counted, consumed, number)
+            for rank, (segments, (_, lane_of)) in enumerate(zip(tables, dealt, strict=True))
+        ]
+
+    def _counted_whole(self, segments: SegmentTable) -> SegmentTable:
+        if self._counter is None:
+            return segments
+        return self._counter.count(segments, np.arange(len(segments.splits)))
+
+    @staticmethod
+    def _bases(tables: Sequence[SegmentTable]) -> list[NDArray[np.int64]]:
+        """Place the splits of all ranks, which together cover the table."""
+        joined = SegmentTable.concat(tables).bases()
+        return np.split(joined, np.cumsum([len(table.splits) for table in tables])[:-1])
+
+
+def _stage_start(cursor: Cursor) -> Cursor:
+    """Forget how far the newest stage has come: its plan does not depend on that."""
+    return Cursor(cursor.epoch, cursor.past, replace(cursor.stage, steps=0))
+
+
+def _windows(consumed: Consumption) -> tuple[Window, ...]:
+    return tuple(entry.window for entry in consumed.windows)
 
 
 __all__ = ["PlannedEpoch", "Planner"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,16 +16,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.engine.work import LaneBatches, LaneClock
+from torch_table_loader.errors import TableLoaderError, WorkerError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Block, Rows
     from torch_table_loader.engine.work import EpochWork
-
-BLOCK_BYTES = 16 * 1024 * 1024
-"""Bytes of a block that crosses a process, where a batch is smaller."""
-
-BLOCKS_AHEAD = 2
-"""Blocks that each worker process prepares ahead."""
 
 
 @dataclass(slots=True)
@@ -49,11 +48,16 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         lanes = range(info.id, self._work.lanes, info.num_workers)
         sources: list[Iterator[_Message] | None] = [self._messages(lane) for lane in lanes]
         sources += [None] * (slots - len(sources))
+        working = [0.0] * slots
         while any(source is not None for source in sources):
             for slot, source in enumerate(sources):
+                began = time.perf_counter()
                 message = None if source is None else next(source, None)
-                if source is not None and message is None:
+                working[slot] += time.perf_counter() - began
+                if message is None:
                     sources[slot] = None
+                else:
+                    message.clock = replace(message.clock, working=working[slot])
                 yield message
 
     def _messages(self, lane: int) -> Iterator[_Message]:
@@ -71,20 +75,19 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         yield _Message(lane, batches.clock, block=rest, done=True)
 
     def _blocks(self, lane: int) -> Iterator[_Message]:
-        """Without one, several batches cross as one shared block."""
+        """Without one, several batches cross as one shared block, as many in each, so that no lane runs ahead."""
         clock = LaneClock()
         size = self._work.plan.batch_size
-        cutter: ExactBatches[Any] | None = None
+        block_rows = size * self._work.block_batches
+        cutter: ExactBatches[Any] = ExactBatches(self._work.codec, block_rows)
         for rows in self._work.rows(lane, self._begun[lane]):
-            if cutter is None:
-                batch_bytes = max(1, rows.num_bytes * size // max(1, rows.num_rows))
-                cutter = ExactBatches(self._work.codec, size * max(1, BLOCK_BYTES // batch_bytes))
             clock.rows += rows.num_rows
             clock.num_bytes += rows.num_bytes
-            for block in cutter.push_rows(rows):
-                clock.batches += block.num_rows // size
-                yield _Message(lane, clock, block=self._pack(block))
-        rest = None if cutter is None else cutter.rest()
+            for run in cutter.push_rows(rows):
+                for start in range(0, run.num_rows, block_rows):
+                    clock.batches += self._work.block_batches
+                    yield _Message(lane, clock, block=self._pack(run.slice(start, start + block_rows)))
+        rest = cutter.rest()
         if rest is not None and self._work.plan.counted:
             clock.batches += -(-rest.num_rows // size)
             yield _Message(lane, clock, block=self._pack(rest))
@@ -96,6 +99,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         if rest is not None:
             whole = rest.num_rows // size * size
             if whole:
+                clock.batches += whole // size
                 yield _Message(lane, clock, block=self._pack(rest.slice(0, whole)))
             rest = rest.slice(whole, rest.num_rows) if whole < rest.num_rows else None
         yield _Message(lane, clock, block=None if rest is None else self._pack(rest), done=True)
@@ -135,7 +139,7 @@ class ProcessServer:
             batch_size=None,
             num_workers=processes,
             collate_fn=_as_is,
-            prefetch_factor=BLOCKS_AHEAD * -(-work.lanes // processes),
+            prefetch_factor=work.blocks_ahead * -(-work.lanes // processes),
             multiprocessing_context=context,
         )
         self._messages: Any = iter(loader)
@@ -155,6 +159,9 @@ class ProcessServer:
                 message = next(self._messages)
             except StopIteration:
                 return None
+            except (OSError, EOFError, RuntimeError) as error:
+                self._blame_the_dead(error)
+                raise
             if message is not None:
                 self._sort_in(message)
         return ready.popleft()
@@ -167,9 +174,30 @@ class ProcessServer:
         """End every process."""
         messages, self._messages = self._messages, None
         if messages is not None:
-            messages._shutdown_workers()
+            with suppress(RuntimeError):  # torch's handler of SIGCHLD may speak up in here; the workers still end
+                messages._shutdown_workers()
         for ready in self._ready:
             ready.clear()
+
+    def _blame_the_dead(self, error: Exception) -> None:
+        """Say that a worker was killed, where that is the cause: torch's own message, or a torn connection."""
+        if isinstance(error, TableLoaderError):
+            return
+        workers = self._messages._workers
+        if isinstance(error, ConnectionError | EOFError):
+            with suppress(RuntimeError):  # torch's handler of SIGCHLD, which says the same
+                ended = wait([worker.sentinel for worker in workers], timeout=1)
+                for worker in workers:  # its files are closed a moment before its exit code is known
+                    worker.join(1 if worker.sentinel in ended else 0)
+        for worker in workers:
+            if worker.exitcode:
+                code = worker.exitcode
+                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+                raise WorkerError(
+                    f"worker process {worker.pid} was {how} in the middle of the epoch; where that was the kernel for "
+                    "want of memory, take fewer workers, a smaller batch_size, shuffle_buffer_size or "
+                    'prefetch_batches, or worker_type="thread"'
+                ) from error
 
     def _sort_in(self, message: _Message) -> None:
         lane = message.lane

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.formats import reader_for
@@ -101,6 +101,11 @@ def survey(source: Source, filters: Any, given: pa.Schema | None, cache: PlanCac
     """
     files = tuple(source.files)
     metas = _inspect(source, files, given, cache)
+    if not files and given is None:
+        raise ConfigError(
+            "the table has no data file (only hidden, empty or ignored ones), so that its columns are not known; "
+            "pass schema= to read it as an empty table"
+        )
     schemas = [(file.name, meta.schema) for file, meta in zip(files, metas, strict=True)]
     inferred = any(file.format in INFERRED_FORMATS for file in files)
     schema = resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)

@@ -51,19 +51,19 @@ class BatchesInTurn(Iterator[Any]):
             start: steps taken before.
         """
         self.waited = 0.0
+        self.short = 0
+        """Rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this stays 0."""
+        self._short_at_end = 0
         self._work = work
         self._server = server
         self._ready: list[deque[Any]] = [deque() for _ in range(work.lanes)]
         self._open = deque(range(work.lanes))
         self._joined: deque[Any] | None = None
-        self._schedule = work.plan.schedule() if work.plan.counted else None
+        self._schedule = work.plan.schedule(start) if work.plan.counted else None
         # No generator of ours may hold self: in a cycle it would wait for the collector, and so would the workers.
         self._close = weakref.finalize(self, server.close)
-        for _ in range(start):
-            if self._schedule is None:
-                next(self)
-            else:
-                next(self._schedule)
+        for _ in range(0 if work.plan.counted else start):
+            next(self, None)
 
     @property
     def clocks(self) -> Sequence[LaneClock]:
@@ -78,7 +78,10 @@ class BatchesInTurn(Iterator[Any]):
         if ready is None:
             self.close()
             raise StopIteration
-        return ready.popleft()
+        batch = ready.popleft()
+        if ready is self._joined and not ready:
+            self.short = self._short_at_end
+        return batch
 
     def close(self) -> None:
         """End the server; what was not taken is gone."""
@@ -122,6 +125,7 @@ class BatchesInTurn(Iterator[Any]):
         size = self._work.plan.batch_size
         rows = self._work.codec.concat(rests)
         stop = rows.num_rows // size * size if self._work.drop_last else rows.num_rows
+        self._short_at_end = -stop % size
         return self._work.finish(rows.slice(0, stop).batches(size)) if stop else []
 
     def _refill(self, lane: int) -> bool:

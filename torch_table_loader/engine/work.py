@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.batching.window import WindowShuffle
-from torch_table_loader.planning.epoch import window_order
+from torch_table_loader.planning.windows import permuted, stretches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows, RowsCodec
-    from torch_table_loader.planning.lanes import RankPlan, Section
+    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.planning.runs import Runs
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.planning.windows import Stretch, Window
     from torch_table_loader.read.tasks import TaskReader
 
 PADDING_COLUMN = "padding"
@@ -35,26 +36,30 @@ class EpochWork:
         segments: what the splits consist of.
         reader: opens and decodes.
         codec: turns record batches into rows of the output form.
-        rank: this rank.
+        windows: those that were open when earlier stages of the epoch ended.
         seed: key of shuffle windows.
         epoch: the epoch.
         window: rows of a shuffle window, or None.
         marks_padding: whether batches have the column `padding`.
         collate_fn: the caller's, called with each batch where it is made.
         drop_last: whether a short last batch is dropped; used only where rows are not counted.
+        block_batches: batches that cross a process together.
+        blocks_ahead: blocks of a lane that wait to be taken from a process.
     """
 
     plan: RankPlan
     segments: SegmentTable
     reader: TaskReader
     codec: RowsCodec[Any]
-    rank: int
+    windows: tuple[Window, ...]
     seed: int
     epoch: int
     window: int | None
     marks_padding: bool
     collate_fn: Callable[[Any], Any] | None
     drop_last: bool
+    block_batches: int
+    blocks_ahead: int
 
     @property
     def lanes(self) -> int:
@@ -66,53 +71,74 @@ class EpochWork:
         return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
 
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
-        """Read a lane's rows in order.
+        """Read a lane's rows in the order in which they are delivered.
 
         Args:
             lane: which.
             start: batches of the lane that were delivered before.
         """
         for section in self.plan.sections(lane, start):
-            if self.window is None:
-                yield from self._plain(section, section.skip)
-            else:
-                yield from self._windowed(section, self.window)
+            for stretch in stretches(section, self.segments, self.window):
+                padded_from = section.padded_from - stretch.at
+                if stretch.unit is not None:
+                    yield self._unit(stretch, padded_from)
+                elif stretch.size is not None:
+                    yield from self._windowed(stretch, stretch.size, padded_from)
+                else:
+                    yield from self._plain(stretch, stretch.start, padded_from)
 
-    def _plain(self, section: Section, skip: int) -> Iterator[Rows]:
-        """Decode a section's rows from `skip` on; where rows are not counted, all of them."""
-        at = skip
-        runs = section.runs.slice(skip, section.runs.num_rows) if self.plan.counted else section.runs
-        for split, begin, end in runs:
-            task = self.segments.task(split, begin, end if self.plan.counted else -1)
-            for batch in self.reader.read(task):
-                marked = self._mark(batch, at, section) if self.marks_padding else batch
-                at += batch.num_rows
-                yield self.codec.decode(marked)
+    def _plain(self, stretch: Stretch, start: int, padded_from: int) -> Iterator[Rows]:
+        """Read a stretch from a row on; where rows are not counted, all rows of its splits."""
+        at = start
+        runs = stretch.runs.slice(start, stretch.runs.num_rows) if self.plan.counted else stretch.runs
+        for batch in self._read(stretch.segments, runs):
+            yield self._decode(batch, np.arange(at, at + batch.num_rows) >= padded_from)
+            at += batch.num_rows
 
-    def _windowed(self, section: Section, window: int) -> Iterator[Rows]:
+    def _windowed(self, stretch: Stretch, size: int, padded_from: int) -> Iterator[Rows]:
         """Permute inside windows; reading begins where the open window begins, no earlier."""
-        first = section.skip // window
-        order = partial(self._window_order, section.name)
-        shuffle = WindowShuffle(self.codec, window, order, first_window=first)
-        unwanted = section.skip - first * window
-        for rows in self._through(shuffle, self._plain(section, first * window)):
-            wanted = rows.slice(min(unwanted, rows.num_rows), rows.num_rows)
+        first = stretch.start // size
+
+        def order(number: int, length: int) -> NDArray[np.int64]:
+            if self.plan.counted:
+                return stretch.window(number).order(self.seed, self.epoch)
+            return permuted(length, self.seed, self.epoch, stretch.window_name(number))
+
+        shuffle = WindowShuffle(self.codec, size, order, first_window=first)
+        unwanted = stretch.start - first * size
+        for rows in _through(shuffle, self._plain(stretch, first * size, padded_from)):
+            wanted = rows.slice(min(unwanted, rows.num_rows), rows.num_rows) if unwanted else rows
             unwanted -= rows.num_rows - wanted.num_rows
             if wanted.num_rows:
                 yield wanted
 
-    @staticmethod
-    def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows]) -> Iterator[Rows]:
-        for rows in source:
-            yield from shuffle.push(rows)
-        yield from shuffle.finish()
+    def _unit(self, stretch: Stretch, padded_from: int) -> Rows:
+        """Read an older window whole, and deliver the part of its order that this lane was given."""
+        [(number, start, stop)] = stretch.runs
+        window = self.windows[number - len(stretch.segments.splits)]
+        places = window.order(self.seed, self.epoch)[start + stretch.start : stop]
+        padding = np.zeros(window.runs.num_rows, dtype=np.bool_)
+        padding[places] = np.arange(stretch.start, stop - start) >= padded_from
+        at, parts = 0, []
+        for batch in self._read(window.segments, window.runs):
+            parts.append(self._decode(batch, padding[at : at + batch.num_rows]))
+            at += batch.num_rows
+        return cast("Rows", self.codec.concat(parts).take(places))
 
-    def _window_order(self, section: str, window: int, length: int) -> NDArray[np.int64]:
-        return window_order(self.seed, self.epoch, self.rank, section, window, length)
+    def _read(self, segments: SegmentTable, runs: Runs) -> Iterator[pa.RecordBatch]:
+        for split, begin, end in runs:
+            yield from self.reader.read(segments.task(split, begin, end if self.plan.counted else -1))
 
-    def _mark(self, batch: pa.RecordBatch, at: int, section: Section) -> pa.RecordBatch:
-        flags = np.arange(at, at + batch.num_rows) >= section.padded_from
-        return batch.append_column(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False), pa.array(flags))
+    def _decode(self, batch: pa.RecordBatch, padding: NDArray[np.bool_]) -> Rows:
+        if self.marks_padding:
+            batch = batch.append_column(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False), pa.array(padding))
+        return cast("Rows", self.codec.decode(batch))
+
+
+def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows]) -> Iterator[Rows]:
+    for rows in source:
+        yield from shuffle.push(rows)
+    yield from shuffle.finish()
 
 
 @dataclass(slots=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, longest_first
 from torch_table_loader.planning.permutation import Permutation
@@ -39,85 +41,129 @@ def epoch_order(segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int)
     return present[permutation.slice(0, len(present))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class CutEpoch:
-    """An epoch in which the library shuffles, slices and assigns (the strategy cuts).
+    """A stage of an epoch in which the library shuffles, slices and assigns (the strategy cuts).
 
     Args:
         segments: the splits; live rows may be unknown for splits that this rank does not read.
         order: int64[N] splits in the epoch's order.
         topology: the job's shape.
         counted: False where the caller gave the counting pass up.
+        consumed: what earlier stages of the epoch delivered; needs all live rows.
+        stage: how many those are.
     """
 
     segments: SegmentTable
     order: NDArray[np.int64]
     topology: Topology
     counted: bool = True
+    consumed: Consumption = field(default_factory=Consumption.none)
+    stage: int = 0
 
     def splits_of(self, rank: int) -> NDArray[np.int64]:
-        """Name the splits that a rank needs counted: its own, or all where ranks depend on each other."""
-        if self.topology.even_ranks is not None:
+        """Name the splits that a rank needs counted: its own, or all where ranks or stages depend on each other."""
+        if self.topology.even_ranks is not None or self.stage:
             return self.order
         return self.order[rank :: self.topology.num_ranks]
 
+    @cached_property
     def runs(self) -> Runs:
-        """All splits, whole, in the epoch's order; unknown live rows count as metadata rows."""
-        live, rows = self.segments.live_rows(), self.segments.metadata_rows()
-        stop = np.where(live < 0, rows, live)[self.order]
-        return Runs(self.order, np.zeros_like(stop), stop)
+        """What remains, in the epoch's order: open windows, then splits; unknown live rows count as metadata rows."""
+        live = self._live[self.order]
+        whole = Runs(self.order, np.zeros_like(live), live)
+        if not self.stage:
+            return whole
+        left = self.consumed.left_of(whole, self.segments.bases())
+        return Runs.concat([self.consumed.units(len(self.segments.splits)), left])
 
+    @cached_property
     def rows_of_ranks(self) -> NDArray[np.int64]:
         """int64[R] rows of every rank: an upper bound where live rows are unknown."""
-        return rank_rows(self.runs(), self.topology)
+        return rank_rows(self.runs, self.topology)
 
     def quota(self, rank: int) -> Quota:
         """What a rank delivers."""
-        return quota_of(self.rows_of_ranks(), self.topology, rank)
+        return quota_of(self.rows_of_ranks, self.topology, rank)
 
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
-        order, topology = self.runs(), self.topology
-        own = rank_runs(order, topology, rank)
+        topology = self.topology
+        own = rank_runs(self.runs, topology, rank)
         quota = self.quota(rank)
         lane_of = longest_first(self._weights(own), topology.lanes)
         lanes = tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(topology.lanes))
-        padding = repeat_rows(order, quota.padding)
-        return RankPlan(lanes, padding, topology.batch_size, quota.steps, counted=self.counted)
+        padding = repeat_rows(self.runs, quota.padding)
+        name = f"rank {rank} in stage {self.stage}"
+        return RankPlan(lanes, padding, topology.batch_size, quota.steps, name, counted=self.counted)
+
+    @cached_property
+    def _live(self) -> NDArray[np.int64]:
+        live = self.segments.live_rows()
+        return np.where(live < 0, self._metadata, live)
+
+    @cached_property
+    def _metadata(self) -> NDArray[np.int64]:
+        return self.segments.metadata_rows()
 
     def _weights(self, runs: Runs) -> NDArray[np.int64]:
-        """Metadata rows of each piece; a part of a split weighs its share."""
-        live, rows = self.segments.live_rows()[runs.split], self.segments.metadata_rows()[runs.split]
-        whole = np.where(live < 0, rows, live)
-        return rows * (runs.stop - runs.start) // np.maximum(whole, 1)
+        """Metadata rows of each piece; a part of a split weighs its share, a part of a window its rows."""
+        weights = runs.stop - runs.start
+        plain = np.flatnonzero(runs.split < len(self.segments.splits))
+        split = runs.split[plain]
+        weights[plain] = self._metadata[split] * weights[plain] // np.maximum(self._live[split], 1)
+        return weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DealtEpoch:
-    """An epoch whose order and assignment a generator strategy owns.
+    """A stage of an epoch whose order and assignment a generator strategy owns, for one rank.
 
     Args:
         segments: this rank's splits, shard by shard.
         lane_of: int64[S] the lane of each split.
         topology: the job's shape; `even_ranks` is None.
+        rank: the rank.
+        num_ranks: ranks that share the table: one, where each reads all of it.
+        bases: int64[S] the place of each split's first live row; not looked at in the first stage.
         counted: False where the caller gave the counting pass up.
+        consumed: what earlier stages of the epoch delivered.
+        stage: how many those are.
     """
 
     segments: SegmentTable
     lane_of: NDArray[np.int64]
     topology: Topology
+    rank: int
+    num_ranks: int
+    bases: NDArray[np.int64]
     counted: bool = True
+    consumed: Consumption = field(default_factory=Consumption.none)
+    stage: int = 0
 
     def plan(self) -> RankPlan:
-        """Plan this rank."""
+        """Plan this rank: what the strategy dealt, less what was consumed; open windows are dealt in turn."""
         live, rows = self.segments.live_rows(), self.segments.metadata_rows()
         stop = np.where(live < 0, rows, live)
         runs = Runs(np.arange(len(stop), dtype=np.int64), np.zeros_like(stop), stop)
+        runs = runs.take(np.flatnonzero(rows > 0))
+        if self.stage:
+            runs = self.consumed.left_of(runs, self.bases)
+        units = self.consumed.units(len(self.segments.splits))
+        units = units.take(np.arange(self.rank, len(units), self.num_ranks))
+        count = self.topology.lanes
         lanes = tuple(
-            runs.take(np.flatnonzero((self.lane_of == lane) & (rows > 0))) for lane in range(self.topology.lanes)
+            Runs.concat(
+                [
+                    units.take(np.arange(lane, len(units), count)),
+                    runs.take(np.flatnonzero(self.lane_of[runs.split] == lane)),
+                ]
+            )
+            for lane in range(count)
         )
-        steps = self.topology.batches(int(stop.sum()))
-        return RankPlan(lanes, Runs.of([]), self.topology.batch_size, steps, counted=self.counted)
+        steps = self.topology.batches(sum(lane.num_rows for lane in lanes))
+        name = f"rank {self.rank} in stage {self.stage}"
+        return RankPlan(lanes, Runs.of([]), self.topology.batch_size, steps, name, counted=self.counted)
 
 
 def repeat_rows(order: Runs, count: int) -> Runs:
@@ -136,24 +182,6 @@ def repeat_rows(order: Runs, count: int) -> Runs:
     return Runs.concat([order] * whole + [order.slice(0, rest)])
 
 
-def window_order(seed: int, epoch: int, rank: int, section: str, window: int, length: int) -> NDArray[np.int64]:
-    """Permute the rows of one shuffle window, as a pure function of its place.
-
-    Args:
-        seed: the loader's.
-        epoch: from 0.
-        rank: the rank that reads it.
-        section: the name of the `Section`.
-        window: its number in the section.
-        length: its rows.
-
-    Returns:
-        int64[length].
-    """
-    key = derive_key(seed, epoch, f"window {window} of {section} of rank {rank}")
-    return Permutation(length, key).slice(0, length)
-
-
 def uneven_steps(steps: Sequence[int]) -> str | None:
     """Say how steps differ over ranks, or None if they do not.
 
@@ -168,4 +196,4 @@ def uneven_steps(steps: Sequence[int]) -> str | None:
     return shown if len(steps) <= 16 else f"{shown}, … ({min(steps)} to {max(steps)} over {len(steps)} ranks)"
 
 
-__all__ = ["CutEpoch", "DealtEpoch", "epoch_order", "repeat_rows", "uneven_steps", "window_order"]
+__all__ = ["CutEpoch", "DealtEpoch", "epoch_order", "repeat_rows", "uneven_steps"]

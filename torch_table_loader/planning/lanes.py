@@ -46,7 +46,7 @@ class Section:
     """Consecutive rows of a lane inside which shuffle windows begin anew.
 
     Args:
-        name: "lane 3" for its full batches, "tail 5" for the rank's tail batch 5.
+        name: says where in the job it is; the key of its shuffle windows.
         runs: all its rows.
         padded_from: the first of them that is padding (their number if none is).
         skip: rows at its start that were delivered before.
@@ -60,7 +60,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankPlan:
-    """Everything that one rank delivers in an epoch, batch by batch.
+    """Everything that one rank delivers, batch by batch.
 
     Full batches come from the lanes in turn; then come the tails of the lanes, in lane order, and the padding,
     joined and cut into batches, tail batch t being read by lane t mod lanes.
@@ -70,6 +70,7 @@ class RankPlan:
         padding: rows repeated at the end.
         batch_size: B.
         steps: batches that the rank takes; the rest is dropped.
+        name: says which rank of which stage of the epoch this is; part of the keys of shuffle windows.
         counted: False where live rows are not known before reading. Lanes are then cut as they come, the last
             rows of each being joined by the consumer, and `steps` is meaningless.
     """
@@ -78,6 +79,7 @@ class RankPlan:
     padding: Runs
     batch_size: int
     steps: int
+    name: str = ""
     counted: bool = True
 
     @property
@@ -96,18 +98,25 @@ class RankPlan:
         total = self.own_rows + self.padding.num_rows
         return min(total, self.steps * self.batch_size)
 
-    def schedule(self) -> Iterator[int]:
-        """Yield the lane that each step's batch comes from."""
-        left = self.steps
+    def schedule(self, start: int = 0) -> Iterator[int]:
+        """Yield the lane that each step's batch comes from.
+
+        Args:
+            start: the first step.
+        """
+        left = self.steps - start
         body = self.body_batches
-        for turn in range(max(body, default=0)):
+        taken = self.batches_before(start)
+        turn = min((done for done, batches in zip(taken, body, strict=True) if done < batches), default=max(body))
+        for rank_turn in range(turn, max(body)):
             for lane, batches in enumerate(body):
-                if turn < batches:
-                    if not left:
+                if taken[lane] <= rank_turn < batches:
+                    if left <= 0:
                         return
                     left -= 1
                     yield lane
-        for tail in range(left):
+        first_tail = max(0, start - sum(body))
+        for tail in range(first_tail, first_tail + left):
             yield tail % len(self.lanes)
 
     def batches_before(self, step: int) -> list[int]:
@@ -117,14 +126,13 @@ class RankPlan:
             step: steps taken, at most `steps`.
         """
         body = self.body_batches
-        step = min(step, self.steps)
-        taken = [0] * len(body)
-        turns, remaining = 0, step
+        remaining = min(step, self.steps)
+        turns = 0
         for batches in sorted(set(body)):
-            running = [lane for lane, count in enumerate(body) if count >= batches]
-            rounds = min(batches - turns, remaining // len(running))
+            running = sum(count >= batches for count in body)
+            rounds = min(batches - turns, remaining // running)
             turns += rounds
-            remaining -= rounds * len(running)
+            remaining -= rounds * running
             if turns < batches:
                 break
         taken = [min(count, turns) for count in body]
@@ -145,30 +153,55 @@ class RankPlan:
 
         Returns:
             Sections of which all but the very last have a multiple of `batch_size` rows. Where rows are not
-            counted there is one, and `start` must be 0 or the rows are read and left out.
+            counted there is one, and `start` must be 0.
         """
         size = self.batch_size
         if not self.counted:
-            return [Section(f"lane {lane}", self.lanes[lane], self.lanes[lane].num_rows, start * size)]
+            return [Section(f"lane {lane} of {self.name}", self.lanes[lane], self.lanes[lane].num_rows)]
         stop = self.batches_before(self.steps)[lane]
         own = min(stop, self.body_batches[lane])
         result = []
         if start < own:
-            body = self.lanes[lane].slice(0, own * size)
-            result.append(Section(f"lane {lane}", body, body.num_rows, start * size))
-        tails = self.tails()
-        stream = Runs.concat([tails, self.padding])
+            result.append(self._body(lane, own, start))
+        tails, stream = self._tail_stream()
         for number in range(max(0, start - own), stop - own):
             tail = lane + number * len(self.lanes)
             rows = stream.slice(tail * size, (tail + 1) * size)
             padded_from = min(max(tails.num_rows - tail * size, 0), rows.num_rows)
-            result.append(Section(f"tail {tail}", rows, padded_from))
+            result.append(Section(f"tail {tail} of {self.name}", rows, padded_from))
         return result
+
+    def delivered(self, lane: int, batches: int) -> tuple[Section | None, Runs]:
+        """Say what a lane has delivered.
+
+        Args:
+            lane: which.
+            batches: how many.
+
+        Returns:
+            The section of its full batches, `skip` being the rows delivered (None if it has none), and the rows
+            of its tail batches, padding left out.
+        """
+        own = min(batches, self.body_batches[lane])
+        last = min(self.batches_before(self.steps)[lane], self.body_batches[lane])
+        body = self._body(lane, last, own) if own else None
+        size = self.batch_size
+        tails = self.tails()
+        numbers = range(lane, lane + (batches - own) * len(self.lanes), len(self.lanes))
+        return body, Runs.concat([tails.slice(tail * size, (tail + 1) * size) for tail in numbers])
 
     def tails(self) -> Runs:
         """The last ``rows mod batch_size`` rows of each lane, in lane order."""
         size = self.batch_size
         return Runs.concat([lane.slice(lane.num_rows // size * size, lane.num_rows) for lane in self.lanes])
+
+    def _body(self, lane: int, batches: int, start: int) -> Section:
+        rows = self.lanes[lane].slice(0, batches * self.batch_size)
+        return Section(f"lane {lane} of {self.name}", rows, rows.num_rows, start * self.batch_size)
+
+    def _tail_stream(self) -> tuple[Runs, Runs]:
+        tails = self.tails()
+        return tails, Runs.concat([tails, self.padding])
 
 
 __all__ = ["RankPlan", "Section", "longest_first"]

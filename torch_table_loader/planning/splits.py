@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
@@ -66,6 +67,13 @@ class SplitTable(Sequence[Split]):
                 )
             table[:, at] = number, start, stop
         return cls(layout, table[0], table[1], table[2])
+
+    def digest(self) -> str:
+        """Hash where the splits begin and end: 32 hexadecimal digits."""
+        hashed = hashlib.blake2b(digest_size=16)
+        for column in (self.file, self.row_start, self.row_stop):
+            hashed.update(np.ascontiguousarray(column, dtype="<i8").data)
+        return hashed.hexdigest()
 
     @property
     def num_rows(self) -> NDArray[np.int64]:
@@ -161,6 +169,23 @@ class SegmentTable:
         live = np.where(kept & (rows > 0), -1 if filtered else rows, 0)
         return cls(splits, offsets, group, row_start, row_stop, kept, live)
 
+    @classmethod
+    def concat(cls, tables: Sequence[SegmentTable]) -> SegmentTable:
+        """Join the splits of several tables of one layout, in order."""
+        splits = [table.splits for table in tables]
+        columns = (
+            np.concatenate([getattr(part, name) for part in splits]) for name in ("file", "row_start", "row_stop")
+        )
+        sizes = np.concatenate([np.zeros(1, dtype=np.int64), *(np.diff(table.offsets) for table in tables)])
+        return cls(
+            SplitTable(splits[0].layout, *columns),
+            np.cumsum(sizes),
+            *(
+                np.concatenate([getattr(table, name) for table in tables])
+                for name in ("group", "row_start", "row_stop", "kept", "live")
+            ),
+        )
+
     def counted(self, live: NDArray[np.int64]) -> SegmentTable:
         """Put counts in place of the unknown.
 
@@ -177,6 +202,20 @@ class SegmentTable:
         """int64[S] live rows of each split; −1 where a segment is not counted."""
         unknown = self._sums((self.live < 0).astype(np.int64)) > 0
         return np.where(unknown, -1, self._sums(self.live))
+
+    def bases(self) -> NDArray[np.int64]:
+        """int64[S]: the place of each split's first live row; see `planning.consumption`.
+
+        The splits must cover the table, and every live row must be known.
+        """
+        order = np.lexsort((self.splits.row_stop, self.splits.row_start, self.splits.file))
+        live = self.live_rows()[order]
+        file = self.splits.file[order]
+        before = np.cumsum(live) - live
+        first = np.searchsorted(file, file, side="left")
+        bases = np.empty_like(before)
+        bases[order] = self.splits.layout.file_starts[file] + before - before[first]
+        return bases
 
     def task(self, split: int, start: int, stop: int) -> ReadTask:
         """Say what is to be read for the live rows [start, stop) of a split.

@@ -76,7 +76,10 @@ def kept_row_groups(
     for size in range(len(floats) + 1):
         for chosen in itertools.combinations(floats, size):
             nans = [_equals(name, pa.scalar(math.nan, schema.field(name).type)) for name in chosen]
-            passing = _passing_row_groups(meta.footer, [*([] if known is None else [known]), *nans], filters, schema)
+            facts = [*([] if known is None else [known]), *nans]
+            if nans and not _can_pass(reduce(and_, facts), filters, schema):
+                continue  # NaN passes nowhere: the common case, decided without the footer
+            passing = _passing_row_groups(meta.footer, facts, filters, schema)
             if passing is None:
                 return [True] * count
             kept |= passing

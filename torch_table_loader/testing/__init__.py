@@ -15,7 +15,7 @@ from torch_table_loader.testing.readers import check_format_reader
 from torch_table_loader.testing.sources import check_source
 from torch_table_loader.testing.storages import check_storage
 from torch_table_loader.testing.strategies import check_split_strategy
-from torch_table_loader.testing.tables import zoo
+from torch_table_loader.testing.tables import data_file, zoo
 
 __all__ = [
     "ContractError",
@@ -23,5 +23,6 @@ __all__ = [
     "check_source",
     "check_split_strategy",
     "check_storage",
+    "data_file",
     "zoo",
 ]

@@ -50,7 +50,7 @@ def check_format_reader(
         where = f"{who} on {file.name!r}"
         with blaming(where, "inspect raised"):
             meta = reader.inspect(storage, file, schema)
-            again = copy.inspect(storage, file, schema)
+            again = [each.inspect(storage, file, schema) for each in (reader, copy)]
         _check_meta(where, meta, again)
         table = _check_batches(where, reader, storage, file, meta)
         groups = _groups(table, meta)
@@ -60,9 +60,9 @@ def check_format_reader(
         _check_failures(where, reader, storage, file, meta, schema)
 
 
-def _check_meta(where: str, meta: FileMeta, again: FileMeta) -> None:
+def _check_meta(where: str, meta: FileMeta, again: list[FileMeta]) -> None:
     require(isinstance(meta, FileMeta), f"{where}: inspect must give a FileMeta, got {type(meta).__name__}")
-    require(meta == again, f"{where}: inspect must say the same each time, and after pickling the reader")
+    require(again == [meta, meta], f"{where}: inspect must say the same each time, and after pickling the reader")
     require(isinstance(meta.schema, pa.Schema), f"{where}: the schema must be Arrow's, got {type(meta.schema)}")
     names = meta.schema.names
     require(len(set(names)) == len(names), f"{where}: column names must be unique, got {names}")
@@ -83,6 +83,9 @@ def _check_batches(where: str, reader: FormatReader, storage: Storage, file: Dat
             return _collect(f"{where}, {what}", opened.batches(groups, columns, max_rows), meta, columns, max_rows)
 
     table = read("all of it", everything, names)
+    require(
+        table.num_rows == meta.num_rows, f"{where} must have the {meta.num_rows} rows of inspect, got {table.num_rows}"
+    )
     for group in everything:
         part, start = read(f"row group {group}", range(group, group + 1), names), sum(meta.group_rows[:group])
         rows = meta.group_rows[group]
@@ -91,9 +94,6 @@ def _check_batches(where: str, reader: FormatReader, storage: Storage, file: Dat
             f"{where}: row group {group} must have the {rows} rows of inspect, got {part.num_rows}",
         )
         _same(where, f"row group {group}", part, table.slice(start, rows))
-    require(
-        table.num_rows == meta.num_rows, f"{where} must have the {meta.num_rows} rows of inspect, got {table.num_rows}"
-    )
     later = everything[len(everything) // 2 :]
     tail = table.slice(sum(meta.group_rows[: later.start]))
     _same(where, "its later row groups", read("later row groups", later, names), tail)
@@ -200,6 +200,7 @@ def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups
     for kept in marks:
         with blaming(where, "null_columns raised"):
             found = reader.null_columns(meta, names, kept)
+        require(isinstance(found, frozenset), f"{where}: null_columns must give a frozenset, got {found!r}")
         for name in found:
             require(
                 name in names

@@ -75,13 +75,13 @@ def check_split_strategy(
     resolved = resolve_strategy(strategy, arguments or {})
     tables: Tables = zoo() if files is None else {"files": list(files)}
     worlds = [World(*sizes) for sizes in itertools.product(ranks, workers, epochs)]
-    unpickled = Strategy(pickled(resolved.target, resolved.name), resolved.form, resolved.name)
-    for table, entries in tables.items():
-        _check_input_is_left_alone(resolved, table, entries, worlds)
     expected = _answers(resolved, tables, worlds)
     backwards = dict(reversed(list(tables.items())))
     _check_same(resolved, expected, _answers(resolved, backwards, worlds[::-1]), "asked again, in another order")
+    unpickled = Strategy(pickled(resolved.target, resolved.name), resolved.form, resolved.name)
     _check_same(resolved, expected, _answers(unpickled, tables, worlds), "pickled")
+    for table, entries in tables.items():
+        _check_input_is_left_alone(resolved, table, entries, worlds)
     if other_process:
         _check_same(resolved, expected, _answers_elsewhere(resolved, tables, worlds), "asked in another process")
 

@@ -1,0 +1,129 @@
+"""Promises 5 and 6: a job goes on at the next batch, and on any number of ranks and workers; in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.worlds import World, as_counts, cutters, tables, topologies
+from torch_table_loader.planning.cursor import Cursor
+from torch_table_loader.planning.cutting import RoundRobinStrategy
+from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
+
+lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_last)
+
+
+class HalvesV1:
+    """A three-argument generator whose splits depend on the number of workers."""
+
+    def generate(self, files: Sequence[DataFileInfo], num_workers: int, epoch: int) -> list[Shard]:
+        shards = [Shard(worker) for worker in range(num_workers)]
+        for number, file in enumerate(files):
+            rows = file.record_count or 0
+            cut = rows * (1 + epoch % 2) // (1 + num_workers)
+            for part, (start, stop) in enumerate(((0, cut), (cut, rows))):
+                split = Split(file, RowRange(start, stop - start))
+                shards[(number + part) % num_workers].splits.append(split)
+        return shards
+
+
+class DealtV2(HalvesV1):
+    """The same, dealt over ranks."""
+
+    def generate(  # type: ignore[override]
+        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int, num_ranks: int, rank: int
+    ) -> list[Shard]:
+        shards = super().generate(files, num_workers * num_ranks, epoch)[rank::num_ranks]
+        return [Shard(worker, shard.splits) for worker, shard in enumerate(shards)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(layout=tables, strategy=st.one_of(cutters, st.just(DealtV2())), topology=topologies, epoch=st.integers(0, 3))
+def test_saved_after_every_batch_the_rest_comes_as_it_would_have(
+    layout: TableLayout, strategy: Any, topology: Topology, epoch: int
+) -> None:
+    if not callable(strategy):
+        topology = Topology(topology.num_ranks, topology.lanes, topology.batch_size, topology.shuffle_buffer_size)
+    world, start = World(layout, strategy), Cursor.at(epoch, topology)
+    for rank in range(min(topology.num_ranks, 3)):
+        whole = world.play(start, rank)
+        for taken in range(len(whole) + 1):
+            state = start.after(taken).to_state()
+            assert world.play(Cursor.from_state(state).on(topology), rank) == whole[taken:]
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    layout=tables,
+    strategy=cutters,
+    chain=st.lists(st.tuples(lossless, st.integers(0, 12)), min_size=2, max_size=6),
+    epoch=st.integers(0, 3),
+)
+def test_chains_of_topologies_deliver_every_row_once(
+    layout: TableLayout, strategy: Any, chain: list[tuple[Topology, int]], epoch: int
+) -> None:
+    rows = _play_chain(World(layout, strategy), chain, epoch)
+    assert as_counts(rows, layout.num_rows) == [1] * layout.num_rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    layout=tables,
+    strategy=st.sampled_from([DealtV2(), RoundRobinStrategy(shuffle=True), HalvesV1()]),
+    chain=st.lists(st.tuples(lossless, st.integers(0, 12)), min_size=2, max_size=6),
+    epoch=st.integers(0, 3),
+)
+def test_chains_of_topologies_under_a_generator(
+    layout: TableLayout, strategy: Any, chain: list[tuple[Topology, int]], epoch: int
+) -> None:
+    plain = [(Topology(t.num_ranks, t.lanes, t.batch_size, t.shuffle_buffer_size), steps) for t, steps in chain]
+    world = World(layout, strategy)
+    if isinstance(strategy, DealtV2 | RoundRobinStrategy):
+        rows = _play_chain(world, plain, epoch)
+        assert as_counts(rows, layout.num_rows) == [1] * layout.num_rows
+    else:
+        for rank in (0, 3):  # each rank reads everything
+            rows = _play_chain(world, plain, epoch, only=rank)
+            assert as_counts(rows, layout.num_rows) == [1] * layout.num_rows
+
+
+def _play_chain(world: World, chain: list[tuple[Topology, int]], epoch: int, only: int | None = None) -> list[int]:
+    """Run some steps under each topology, handing on rank 0's state, and the last one to its end."""
+    cursor = Cursor.at(epoch, chain[0][0])
+    rows: list[int] = []
+    for number, (topology, steps) in enumerate(chain):
+        cursor = Cursor.from_state(cursor.to_state()).on(topology)
+        take = None if number == len(chain) - 1 else steps
+        ranks = range(topology.num_ranks) if only is None else [only]
+        played = [world.play(cursor, rank, take) for rank in ranks]
+        rows += [row for batches in played for batch in batches for row, padding in batch if not padding]
+        cursor = cursor.after(cursor.stage.steps + (take or 0))
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout=tables, strategy=cutters, before=topologies, after=topologies, steps=st.integers(0, 20))
+def test_a_rescaled_job_drops_no_more_than_its_topologies_say(
+    layout: TableLayout, strategy: Any, before: Topology, after: Topology, steps: int
+) -> None:
+    rows = _play_chain(World(layout, strategy), [(before, steps), (after, 0)], epoch=1)
+    assert max(as_counts(rows, layout.num_rows), default=0) <= 1
+
+
+def test_the_state_stays_small_and_plain() -> None:
+    cursor = Cursor.at(3, Topology(8, 4, 1024, 10_000, "balance", drop_last=True))
+    for ranks in range(1, 21):
+        cursor = cursor.after(1_000_000_000).on(Topology(ranks, 4, 1024, 10_000, "balance", drop_last=True))
+    assert len(repr(cursor.to_state())) < 2000
+    assert Cursor.from_state(cursor.to_state()) == cursor
+
+
+def test_a_stage_without_steps_leaves_no_trace() -> None:
+    one, two = Topology(1, 1, 8), Topology(2, 1, 8)
+    assert Cursor.at(0, one).on(two) == Cursor.at(0, two)
+    assert Cursor.at(0, one).after(3).on(two).on(one).past == (Cursor.at(0, one).after(3).stage,)

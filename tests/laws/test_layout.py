@@ -1,0 +1,282 @@
+"""Tables, splits and runs as columns, against plain lists."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.worlds import cutters, table, tables
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.planning.cutting import TargetSizeStrategy
+from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.splits import SegmentTable, SplitTable
+from torch_table_loader.records import DataFileInfo, RowRange, Split
+
+GROUPS = st.lists(st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=5), max_size=6)
+PIECES = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 20), st.integers(0, 6)).map(lambda p: (p[0], p[1], p[1] + p[2])),
+    max_size=12,
+)
+
+
+def rows_of(runs: Runs) -> list[tuple[int, int]]:
+    return [(split, row) for split, start, stop in runs for row in range(start, stop)]
+
+
+def kept_table(groups: list[list[tuple[int, bool]]]) -> TableLayout:
+    return table([[rows for rows, _ in file] for file in groups], [[kept for _, kept in file] for file in groups])
+
+
+@st.composite
+def cut_tables(draw: st.DrawFn) -> tuple[TableLayout, list[Split]]:
+    """A table, and splits of any of its rows: empty, inside row groups, overlapping."""
+    layout = kept_table(draw(GROUPS))
+    splits = []
+    for file in draw(st.lists(st.sampled_from(range(len(layout))), max_size=8)) if len(layout) else []:
+        rows = int(layout.file_rows[file])
+        start = draw(st.integers(0, rows))
+        splits.append(Split(layout[file], RowRange(start, draw(st.integers(0, rows - start)))))
+    return layout, splits
+
+
+# Runs
+
+
+@given(pieces=PIECES, start=st.integers(-5, 80), stop=st.integers(-5, 80))
+def test_a_slice_of_runs_is_the_slice_of_their_rows(pieces: list[tuple[int, int, int]], start: int, stop: int) -> None:
+    runs = Runs.of(pieces)
+    assert runs.num_rows == len(rows_of(runs))
+    assert rows_of(runs.slice(start, stop)) == rows_of(runs)[max(0, start) : max(0, stop)]
+
+
+@given(pieces=PIECES, cuts=st.lists(st.integers(0, 80), max_size=4))
+def test_slices_that_meet_join_to_the_whole(pieces: list[tuple[int, int, int]], cuts: list[int]) -> None:
+    runs = Runs.of(pieces)
+    edges = [0, *sorted(cuts), 10_000]
+    parts = [runs.slice(a, b) for a, b in itertools.pairwise(edges)]
+    assert rows_of(Runs.concat(parts)) == rows_of(runs)
+
+
+@given(parts=st.lists(PIECES, max_size=4))
+def test_concat_joins_in_order(parts: list[list[tuple[int, int, int]]]) -> None:
+    joined = Runs.concat([Runs.of(pieces) for pieces in parts])
+    assert list(joined) == [piece for pieces in parts for piece in pieces]
+
+
+@given(pieces=PIECES, data=st.data())
+def test_take_gives_whole_pieces(pieces: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    index = data.draw(st.lists(st.integers(0, max(0, len(pieces) - 1)), max_size=6 if pieces else 0))
+    assert list(Runs.of(pieces).take(np.array(index, dtype=np.int64))) == [pieces[at] for at in index]
+
+
+@given(pieces=PIECES, start=st.integers(0, 80), stop=st.integers(0, 80))
+def test_a_slice_leaves_the_runs_as_they_were(pieces: list[tuple[int, int, int]], start: int, stop: int) -> None:
+    runs = Runs.of(pieces)
+    part = runs.slice(start, stop)
+    part.stop[:] = -1
+    assert list(runs) == pieces or part is runs
+
+
+# Layout
+
+
+@given(groups=GROUPS)
+def test_a_layout_reads_as_the_files_it_was_built_of(groups: list[list[tuple[int, bool]]]) -> None:
+    layout = kept_table(groups)
+    assert len(layout) == len(groups)
+    for info, file in zip(layout, groups, strict=True):
+        assert [(group.num_rows, group.kept) for group in info.row_groups] == file
+        assert info.record_count == sum(rows for rows, _ in file)
+    assert layout.num_rows == sum(rows for file in groups for rows, _ in file)
+    assert list(TableLayout.of_infos(list(layout))) == list(layout)
+    assert layout[1:] == list(layout)[1:]
+    assert [layout[at] for at in range(-len(layout), 0)] == list(layout)
+    assert [row for file in range(len(layout)) for row in layout.groups_of(file)] == list(range(len(layout.group_rows)))
+
+
+def test_a_layout_refuses_columns_that_do_not_fit() -> None:
+    layout = table([[1, 2]])
+    with pytest.raises(ConfigError, match="one entry for each of 2 row groups"):
+        TableLayout(layout.files, layout.group_offsets, layout.group_rows, layout.group_bytes[:1], layout.group_kept)
+    with pytest.raises(IndexError):
+        layout[1]
+
+
+# Splits
+
+
+@given(cut=cut_tables())
+def test_splits_read_back_as_they_were_given(cut: tuple[TableLayout, list[Split]]) -> None:
+    layout, splits = cut
+    laid = SplitTable.of(layout, splits, "me")
+    assert list(laid) == splits
+    assert laid.num_rows.tolist() == [split.row_range.length for split in splits if split.row_range]
+    assert SplitTable.of(layout, laid, "me") is laid
+    assert laid[1:3] == splits[1:3]
+
+
+@given(layout=tables)
+def test_a_split_without_a_range_is_the_whole_file(layout: TableLayout) -> None:
+    whole = SplitTable.of(layout, [Split(file) for file in layout], "me")
+    assert whole.num_rows.tolist() == layout.file_rows.tolist()
+    whole.check_coverage("me")
+
+
+@settings(max_examples=300)
+@given(cut=cut_tables(), complete=st.booleans())
+def test_coverage_is_what_counting_each_row_says(cut: tuple[TableLayout, list[Split]], complete: bool) -> None:
+    layout, splits = cut
+    if complete:
+        splits = [*splits[:1], *(Split(file) for file in layout if not splits or file != splits[0].file)]
+    counts = {(file.path, row): 0 for file in layout for row in range(file.record_count or 0)}
+    for split in splits:
+        assert split.row_range is None or split.row_range.row_stop <= (split.file.record_count or 0)
+        part = split.row_range or RowRange(0, split.file.record_count or 0)
+        for row in range(part.offset, part.row_stop):
+            counts[split.file.path, row] += 1
+    laid = SplitTable.of(layout, splits, "me")
+    if set(counts.values()) <= {1}:
+        laid.check_coverage("me")
+        return
+    with pytest.raises(ConfigError) as caught:
+        laid.check_coverage("me")
+    message = str(caught.value)
+    path = message.rpartition(" of ")[2].strip("'")
+    low, _, high = message.partition("rows [")[2].partition(")")[0].partition(", ")
+    named = {counts[path, row] for row in range(int(low), int(high))}
+    assert named
+    assert named == {0} if "leaves out" in message else min(named) > 1
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ([("0.parquet", None), ("1.parquet", (0, 4))], r"leaves out rows \[4, 7\) of '1.parquet'"),
+        ([("0.parquet", (2, 8)), ("1.parquet", None)], r"leaves out rows \[0, 2\) of '0.parquet'"),
+        ([("0.parquet", None)], r"leaves out rows \[0, 7\) of '1.parquet'"),
+        ([], r"leaves out rows \[0, 10\) of '0.parquet'"),
+        ([("0.parquet", None), ("0.parquet", (3, 2)), ("1.parquet", None)], r"more than once rows \[3, 5\) of '0.pa"),
+        ([("0.parquet", None), ("1.parquet", None), ("1.parquet", (6, 1))], r"more than once rows \[6, 7\) of '1.pa"),
+        ([("2.parquet", None)], r"a split of '2.parquet', which is no file of the table"),
+        ([("0.parquet", (8, 3))], r"rows \[8, 11\) of '0.parquet', which has 10 rows"),
+    ],
+)
+def test_faults_name_the_file_and_the_rows(splits: list[tuple[str, tuple[int, int] | None]], message: str) -> None:
+    layout = table([[4, 0, 6], [7], []])
+    given_splits = [
+        Split(
+            DataFileInfo(path if path != "2.parquet" else "elsewhere/2.parquet"),
+            None if part is None else RowRange(*part),
+        )
+        for path, part in splits
+    ]
+    with pytest.raises(ConfigError, match=message.replace("a split of '2", "a split of 'elsewhere/2")):
+        SplitTable.of(layout, given_splits, "me").check_coverage("me")
+
+
+class Loose:
+    """Looks like a row range, and may be anything."""
+
+    def __init__(self, offset: object, length: object) -> None:
+        self.offset, self.length = offset, length
+
+
+@pytest.mark.parametrize("part", [Loose(0.0, 5.0), Loose("0", 5), Loose(None, None)])
+def test_rows_that_are_no_integers_are_refused(part: Loose) -> None:
+    layout = table([[10]])
+    split = Split(layout[0], part)  # type: ignore[arg-type]  # the fault
+    with pytest.raises(ConfigTypeError, match="offset or length of a row range of me must be an integer"):
+        SplitTable.of(layout, [split], "me")
+
+
+@pytest.mark.parametrize("part", [Loose(-1, 5), Loose(5, -1)])
+def test_negative_rows_are_refused(part: Loose) -> None:
+    layout = table([[10]])
+    with pytest.raises(ConfigError, match=r"rows .* of '0[.]parquet'"):
+        SplitTable.of(layout, [Split(layout[0], part)], "me")  # type: ignore[arg-type]  # the fault
+
+
+# Segments
+
+
+@given(cut=cut_tables(), filtered=st.booleans())
+def test_segments_are_where_splits_and_row_groups_meet(cut: tuple[TableLayout, list[Split]], filtered: bool) -> None:
+    layout, splits = cut
+    segments = SegmentTable.of(SplitTable.of(layout, splits, "me"), filtered=filtered)
+    for at, split in enumerate(splits):
+        assert split.row_range is not None
+        wanted, start, file = [], 0, int(segments.splits.file[at])
+        for number, group in enumerate(layout[file].row_groups):
+            low = max(start, split.row_range.offset)
+            high = min(start + group.num_rows, split.row_range.row_stop)
+            if low < high:
+                live = 0 if not group.kept else -1 if filtered else high - low
+                wanted.append((int(layout.group_offsets[file]) + number, low, high, group.kept, live))
+            start += group.num_rows
+        part = slice(int(segments.offsets[at]), int(segments.offsets[at + 1]))
+        columns = (segments.group, segments.row_start, segments.row_stop, segments.kept, segments.live)
+        found = list(zip(*(column[part].tolist() for column in columns), strict=True))
+        assert [row for row in found if row[1] < row[2]] == wanted
+        assert all(row[4] == 0 for row in found if row[1] == row[2])
+        kept = sum(high - low for _, low, high, keep, _ in wanted if keep)
+        assert segments.metadata_rows()[at] == kept
+        assert segments.live_rows()[at] == (-1 if filtered and kept else kept)
+
+
+@given(cut=cut_tables(), data=st.data())
+def test_a_task_reads_the_rows_that_statistics_keep(cut: tuple[TableLayout, list[Split]], data: st.DataObject) -> None:
+    layout, splits = cut
+    segments = SegmentTable.of(SplitTable.of(layout, splits, "me"), filtered=False)
+    for at, split in enumerate(splits):
+        live = int(segments.live_rows()[at])
+        start = data.draw(st.integers(0, live))
+        stop = data.draw(st.sampled_from([-1, *range(start, live + 1)]))
+        task = segments.task(at, start, stop)
+        assert layout.files[task.file_index].name == split.file.path
+        groups = layout[task.file_index].row_groups
+        rows: list[int] = []
+        for segment in task.segments:
+            first = sum(group.num_rows for group in groups[: segment.group])
+            assert first <= segment.row_start < segment.row_stop <= first + groups[segment.group].num_rows
+            assert segment.live == segment.row_stop - segment.row_start
+            rows += range(segment.row_start, segment.row_stop)
+        taken = rows[task.skip :] if task.take < 0 else rows[task.skip :][: task.take]
+        assert taken == kept_rows(split)[start : None if stop < 0 else stop]
+
+
+def kept_rows(split: Split) -> list[int]:
+    """Brute force: the rows of a split that lie in row groups which statistics keep."""
+    rows: list[int] = []
+    start = 0
+    assert split.row_range is not None
+    for group in split.file.row_groups:
+        inside = range(max(start, split.row_range.offset), min(start + group.num_rows, split.row_range.row_stop))
+        rows += inside if group.kept else ()
+        start += group.num_rows
+    return rows
+
+
+@given(cut=cut_tables(), data=st.data())
+def test_counts_take_the_place_of_the_unknown(cut: tuple[TableLayout, list[Split]], data: st.DataObject) -> None:
+    layout, splits = cut
+    unknown = SegmentTable.of(SplitTable.of(layout, splits, "me"), filtered=True)
+    rows = (unknown.row_stop - unknown.row_start).tolist()
+    live = [
+        0 if known == 0 else data.draw(st.integers(0, most)) for known, most in zip(unknown.live, rows, strict=True)
+    ]
+    counted = unknown.counted(np.array(live, dtype=np.int64))
+    for at in range(len(splits)):
+        part = slice(int(unknown.offsets[at]), int(unknown.offsets[at + 1]))
+        assert counted.live_rows()[at] == sum(live[part])
+        assert all(segment.live > 0 for segment in counted.task(at, 0, -1).segments)
+
+
+@given(layout=tables, cutter=cutters)
+def test_the_segments_of_a_cover_are_the_table(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
+    segments = SegmentTable.of(SplitTable.of(layout, cutter(layout), "me"), filtered=False)
+    assert segments.live_rows().sum() == layout.num_rows

@@ -1,0 +1,218 @@
+"""Who may import whom: the design's table of rooms, read from the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.laws.imports import Import, Sources
+
+ROOT = Path(__file__).parents[2] / "torch_table_loader"
+
+LEVELS = {
+    "errors": 0,
+    "records": 0,
+    "contracts": 1,
+    "options": 1,
+    "planning": 2,
+    "source": 3,
+    "read": 3,
+    "store": 3,
+    "batching": 3,
+    "engine": 4,
+    "testing": 5,
+    "text": 6,
+    "cli": 7,
+    "": 8,
+}
+FACADE = 5
+"""Any other module beside the rooms: dataset, loader, explain, …"""
+
+MOST_LINES_OF_A_FILE = 320
+MOST_LINES_OF_A_FUNCTION = 55
+
+
+def room_of(module: str) -> str:
+    """The folder of a module; "" for those beside the folders, which are one room."""
+    first = module.partition(".")[0]
+    return first if first in LEVELS and LEVELS[first] > 1 else ""
+
+
+def level_of(module: str) -> int:
+    return LEVELS.get(module.partition(".")[0], FACADE)
+
+
+def is_facade(module: str) -> bool:
+    return level_of(module) == FACADE and room_of(module) == ""
+
+
+def violations(root: Path) -> list[str]:
+    """Say every breach of the table, with module and line."""
+    sources = Sources.of(root)
+    imports = list(sources.imports())
+    found = [f"{entry.importer}:{entry.line} {fault}" for entry in imports for fault in faults(entry)]
+    found += [f"circle: {' -> '.join(circle)}" for circle in circles(imports)]
+    found += [f"{name} has {lines} lines" for name, lines in sources.long_files(MOST_LINES_OF_A_FILE)]
+    long = sources.long_functions(MOST_LINES_OF_A_FUNCTION)
+    return found + [f"{name}.{function} has {lines} lines" for name, function, lines in long]
+
+
+def faults(entry: Import) -> Iterator[str]:
+    if entry.inside:
+        yield from inner_faults(entry)
+    else:
+        yield from outer_faults(entry)
+
+
+def inner_faults(entry: Import) -> Iterator[str]:
+    own, other = level_of(entry.importer), level_of(entry.target)
+    if other > own:
+        yield f"imports {entry.target or 'the package'} of level {other}, and is of level {own} itself"
+    elif other == own and room_of(entry.importer) != room_of(entry.target):
+        yield f"imports {entry.target}, which is of its own level {own} but of another room"
+
+
+def outer_faults(entry: Import) -> Iterator[str]:
+    module, name = entry.importer, entry.target.partition(".")[0]
+    room = room_of(module)
+    if name in ("torch", "torchvision") and not (is_facade(module) or room in ("batching", "engine", "text")):
+        yield f"imports {name}"
+    if name == "pyiceberg" and not module.startswith("source.iceberg"):
+        yield "imports pyiceberg"
+    if name in ("fsspec", "s3fs", "boto3", "botocore") and room != "source":
+        yield f"imports {name}"
+    if name == "pyarrow" and level_of(module) < 3 and not entry.typing_only:
+        yield "imports pyarrow at run time"
+
+
+def circles(imports: list[Import]) -> list[list[str]]:
+    """Find the circles inside rooms, by a walk in depth; a circle across levels has an import upwards in it."""
+    edges: dict[str, set[str]] = {}
+    for entry in imports:
+        if entry.inside and level_of(entry.importer) == level_of(entry.target):
+            edges.setdefault(entry.importer, set()).add(entry.target)
+    found: list[list[str]] = []
+    done: set[str] = set()
+
+    def walk(module: str, path: list[str]) -> None:
+        if module in path:
+            found.append([*path[path.index(module) :], module])
+            return
+        if module in done:
+            return
+        for target in sorted(edges.get(module, ())):
+            walk(target, [*path, module])
+        done.add(module)
+
+    for module in sorted(edges):
+        walk(module, [])
+    return found
+
+
+def test_the_package_keeps_the_table() -> None:
+    assert violations(ROOT) == []
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    import torch_table_loader
+
+    names = torch_table_loader.__all__
+    assert names == sorted(names)
+    assert all(hasattr(torch_table_loader, name) for name in names)
+
+
+def test_every_room_that_exists_has_a_level() -> None:
+    assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} <= set(LEVELS)
+
+
+def test_all_of_the_package_is_read() -> None:
+    modules = Sources.of(ROOT).modules
+    assert {"", "errors", "planning", "planning.lanes", "source.storage"} <= set(modules)
+    targets = {entry.target for entry in Sources.of(ROOT).imports() if entry.importer == "planning.lanes"}
+    assert {"planning.runs", "numpy", "heapq"} <= targets
+
+
+SOUND = {
+    "__init__.py": "from pkg.dataset import Dataset\n",
+    "errors.py": "class E(Exception): ...\n",
+    "records.py": "from pkg.errors import E\nif 'TYPE_CHECKING':\n    import pyarrow\n",
+    "planning/__init__.py": "",
+    "planning/keys.py": "import numpy\n",
+    "planning/runs.py": "from .keys import x\nfrom pkg.planning import keys\n",
+    "read/__init__.py": "",
+    "read/parquet.py": "import pyarrow.parquet as pq\nfrom pkg.planning.runs import Runs\n",
+    "source/__init__.py": "",
+    "source/iceberg.py": "import pyiceberg\nimport fsspec\n",
+    "engine/__init__.py": "",
+    "engine/work.py": "import torch\nfrom pkg.read import parquet\n",
+    "dataset.py": "import torch\nfrom pkg.engine.work import Work\n",
+    "loader.py": "from pkg.dataset import Dataset\n",
+}
+
+PLANTED = {
+    "an upper level": ("records.py", "from pkg.planning.keys import x", "imports planning.keys of level 2"),
+    "the package itself": ("dataset.py", "import pkg", "imports the package of level 8"),
+    "another room": ("read/parquet.py", "from pkg.source.iceberg import x", "imports source.iceberg, which is of its"),
+    "a lazy import": ("planning/keys.py", "def f():\n    import pkg.dataset", "imports dataset of level 5"),
+    "an import for types": (
+        "planning/keys.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.engine import work",
+        "imports engine.work of level 4",
+    ),
+    "a relative import": ("planning/keys.py", "from ..engine import work", "imports engine.work of level 4"),
+    "an import by name": ("planning/keys.py", "import importlib\nimportlib.import_module('torch')", "imports torch"),
+    "a circle in a room": (
+        "planning/keys.py",
+        "from pkg.planning.runs import Runs",
+        "circle: planning.keys -> planning.r",
+    ),
+    "a circle of the facade": (
+        "dataset.py",
+        "def f():\n    from pkg.loader import L",
+        "circle: dataset -> loader -> da",
+    ),
+    "a circle with itself": (
+        "planning/keys.py",
+        "from pkg.planning import keys",
+        "circle: planning.keys -> planning.keys",
+    ),
+    "torch below": ("read/parquet.py", "import torch.utils.data", "imports torch"),
+    "torch for types": ("read/parquet.py", "if TYPE_CHECKING:\n    import torch", "imports torch"),
+    "pyiceberg elsewhere": ("source/storage.py", "from pyiceberg.catalog import load", "imports pyiceberg"),
+    "fsspec elsewhere": ("read/parquet.py", "import fsspec", "imports fsspec"),
+    "pyarrow at run time": ("records.py", "def f():\n    import pyarrow.compute", "imports pyarrow at run time"),
+    "pyarrow in the else": (
+        "records.py",
+        "if TYPE_CHECKING:\n    pass\nelse:\n    import pyarrow",
+        "imports pyarrow at run time",
+    ),
+    "a long file": ("records.py", "x = 1\n" * 321, "records has 32"),
+    "a long function": ("records.py", "def f():\n    '''Doc.'''\n" + "    x = 1\n" * 56, "records.f has 56 lines"),
+}
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / "pkg" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("'TYPE_CHECKING'", "TYPE_CHECKING"), encoding="utf-8")
+    return root / "pkg"
+
+
+def test_a_sound_package_passes(tmp_path: Path) -> None:
+    assert violations(plant(tmp_path, SOUND)) == []
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(tmp_path: Path, fault: str) -> None:
+    name, text, expected = PLANTED[fault]
+    found = violations(plant(tmp_path, SOUND | {name: f"{SOUND.get(name, '')}{text}\n"}))
+    assert len(found) == 1, found
+    assert expected in found[0]
+
+
+def test_the_docstring_of_a_function_does_not_count(tmp_path: Path) -> None:
+    documented = "def f():\n    '''\n" + "    word\n" * 60 + "    '''\n    return 1\n"
+    assert violations(plant(tmp_path, SOUND | {"records.py": documented})) == []

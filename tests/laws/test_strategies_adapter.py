@@ -1,0 +1,442 @@
+"""One adapter for every form of split strategy: what it takes, how it calls, what it refuses."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.laws.worlds import table
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.planning import strategies
+from torch_table_loader.planning.cutting import RoundRobinStrategy, TargetSizeStrategy
+from torch_table_loader.planning.strategies import ENTRY_POINT_GROUP, resolve_strategy
+from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
+
+LAYOUT = table([[4, 6], [7], [], [1]])
+
+
+def whole(files: Sequence[DataFileInfo]) -> list[Split]:
+    return [Split(file) for file in files]
+
+
+def dealt(files: Sequence[DataFileInfo], workers: int, ranks: int = 1, rank: int = 0) -> list[Shard]:
+    mine = list(files)[rank::ranks]
+    return [Shard(worker, [Split(file) for file in mine[worker::workers]]) for worker in range(workers)]
+
+
+def nothing() -> list[Split]:
+    raise AssertionError
+
+
+class Cutting:
+    def cut(self, files: Sequence[DataFileInfo]) -> list[Split]:
+        return whole(files)
+
+    @staticmethod
+    def cut_static(files: Sequence[DataFileInfo]) -> list[Split]:
+        return whole(files)
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> list[Split]:
+        return whole(files)
+
+
+def with_option(option: int, files: Sequence[DataFileInfo]) -> list[Split]:
+    assert option == 3
+    return whole(files)
+
+
+def with_default(files: Sequence[DataFileInfo], option: int = 3) -> list[Split]:
+    return with_option(option, files)
+
+
+def logged(cut: Callable[..., list[Split]]) -> Callable[..., list[Split]]:
+    @functools.wraps(cut)
+    def inner(*args: Any, **kwargs: Any) -> list[Split]:
+        return cut(*args, **kwargs)
+
+    return inner
+
+
+CUTTERS: dict[str, tuple[Any, str]] = {
+    "function": (whole, "whole"),
+    "lambda": (lambda table: [Split(file) for file in table], "<lambda>"),
+    "callable object": (Cutting(), "Cutting"),
+    "bound method": (Cutting().cut, "cut"),
+    "static method": (Cutting.cut_static, "cut_static"),
+    "partial": (functools.partial(with_option, 3), "with_option"),
+    "partial by name": (functools.partial(with_default, option=3), "with_default"),
+    "default": (with_default, "with_default"),
+    "wrapped": (logged(whole), "whole"),
+    "the library's own": (TargetSizeStrategy(), "TargetSizeStrategy"),
+}
+
+
+@pytest.mark.parametrize("kind", CUTTERS)
+def test_whatever_can_be_called_with_the_files_is_a_cutter(kind: str) -> None:
+    given, name = CUTTERS[kind]
+    strategy = resolve_strategy(given, {})
+    assert (strategy.form, strategy.name, strategy.cuts) == ("cutter", name, True)
+    assert strategy.cut(LAYOUT).num_rows.sum() == LAYOUT.num_rows
+
+
+class V1:
+    def generate(self, files: list[DataFileInfo], num_workers: int, epoch: int) -> list[Shard]:
+        assert epoch == 5
+        return dealt(files, num_workers)
+
+
+class V1OtherNames:
+    def generate(self, f: list[DataFileInfo], n: int, e: int) -> list[Shard]:
+        assert e == 5
+        return dealt(f, n)
+
+
+class V1Defaults:
+    def generate(self, files: list[DataFileInfo], num_workers: int = 1, epoch: int = 0) -> list[Shard]:
+        assert epoch == 5
+        return dealt(files, num_workers)
+
+
+class V1KeywordOnly:
+    def generate(self, files: list[DataFileInfo], *, epoch: int, num_workers: int) -> list[Shard]:
+        assert epoch == 5
+        return dealt(files, num_workers)
+
+
+class V1OwnOptions:
+    """Two more, which are no ranks."""
+
+    def generate(
+        self, files: list[DataFileInfo], num_workers: int, epoch: int, seed: int = 1, salt: int = 2
+    ) -> list[Shard]:
+        assert (epoch, seed, salt) == (5, 1, 2)
+        return dealt(files, num_workers)
+
+
+class V1Options:
+    def generate(self, files: list[DataFileInfo], num_workers: int, epoch: int, **options: int) -> list[Shard]:
+        assert not options
+        return dealt(files, num_workers)
+
+
+class V1OtherOrder:
+    def generate(self, files: list[DataFileInfo], epoch: int, num_workers: int) -> list[Shard]:
+        assert epoch == 5
+        return dealt(files, num_workers)
+
+
+class V1Instance:
+    """`generate` is an attribute, not a method."""
+
+    def __init__(self) -> None:
+        self.generate = functools.partial(V1.generate, V1())
+
+
+class V2:
+    def generate(
+        self, files: list[DataFileInfo], num_workers: int, epoch: int, num_ranks: int, rank: int
+    ) -> list[Shard]:
+        assert epoch == 5
+        return dealt(files, num_workers, num_ranks, rank)
+
+
+class V2Defaults:
+    def generate(
+        self, files: list[DataFileInfo], num_workers: int, epoch: int = 0, num_ranks: int = 1, rank: int = 0
+    ) -> list[Shard]:
+        return dealt(files, num_workers, num_ranks, rank)
+
+
+class V2OtherNames:
+    def generate(self, files: list[DataFileInfo], n: int, e: int, world_size: int, global_rank: int) -> list[Shard]:
+        assert e == 5
+        return dealt(files, n, world_size, global_rank)
+
+
+class V2KeywordOnly:
+    def generate(
+        self, files: list[DataFileInfo], num_workers: int, epoch: int, *, rank: int, num_ranks: int
+    ) -> list[Shard]:
+        return dealt(files, num_workers, num_ranks, rank)
+
+
+class V2Variadic:
+    def generate(self, *args: Any) -> list[Shard]:
+        files, workers, _, ranks, rank = args
+        return dealt(files, workers, ranks, rank)
+
+
+class V2Static:
+    @staticmethod
+    def generate(files: list[DataFileInfo], num_workers: int, epoch: int, num_ranks: int, rank: int) -> list[Shard]:
+        return dealt(files, num_workers, num_ranks, rank)
+
+
+class V2Lazy:
+    """Yields shards, and splits from a tuple."""
+
+    def generate(self, files: list[DataFileInfo], num_workers: int, epoch: int, num_ranks: int, rank: int) -> Any:
+        for shard in dealt(files, num_workers, num_ranks, rank):
+            yield SimpleNamespace(id=shard.id, splits=tuple(shard.splits))
+
+
+class Both(V2):
+    """`generate` wins over being callable."""
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> list[Split]:
+        raise AssertionError
+
+
+THREE = [V1, V1OtherNames, V1Defaults, V1KeywordOnly, V1OwnOptions, V1Options, V1OtherOrder, V1Instance]
+FIVE = [V2, V2Defaults, V2OtherNames, V2KeywordOnly, V2Variadic, V2Static, V2Lazy, Both, RoundRobinStrategy]
+
+
+@pytest.mark.parametrize("kind", THREE)
+def test_three_arguments_make_a_generator_that_every_rank_reads_whole(kind: type) -> None:
+    strategy = resolve_strategy(kind(), {})
+    assert (strategy.form, strategy.name, strategy.cuts) == ("generator", kind.__name__, False)
+    parts = [strategy.deal(LAYOUT, 2, 5, 3, rank) for rank in range(3)]
+    assert {tuple(splits.file.tolist()) for splits, _ in parts} == {(0, 2, 1, 3)}
+    assert {tuple(lanes.tolist()) for _, lanes in parts} == {(0, 0, 1, 1)}
+    strategy.check_coverage([splits for splits, _ in parts])
+
+
+@pytest.mark.parametrize("kind", FIVE)
+def test_five_arguments_make_a_generator_that_takes_ranks(kind: type) -> None:
+    strategy = resolve_strategy(kind(), {})
+    assert (strategy.form, strategy.name) == ("generator_with_ranks", kind.__name__)
+    parts = [strategy.deal(LAYOUT, 2, 5, 3, rank) for rank in range(3)]
+    assert [splits.file.tolist() for splits, _ in parts] == [[0, 3], [1], [2]]
+    assert [lanes.tolist() for _, lanes in parts] == [[0, 1], [0], [0]]
+    strategy.check_coverage([splits for splits, _ in parts])
+
+
+class Two:
+    def generate(self, files: list[DataFileInfo], num_workers: int) -> list[Shard]:
+        raise AssertionError
+
+
+class Four:
+    def generate(self, files: list[DataFileInfo], num_workers: int, epoch: int, num_ranks: int) -> list[Shard]:
+        raise AssertionError
+
+
+class FourDefault:
+    """Takes half of what ranks need: it would split the table by a rank that it does not know."""
+
+    def generate(self, files: list[DataFileInfo], num_workers: int, epoch: int, num_ranks: int = 1) -> list[Shard]:
+        raise AssertionError
+
+
+class Six:
+    def generate(self, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> list[Shard]:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", [Two, Four, FourDefault, Six])
+def test_other_signatures_are_refused_and_shown(kind: type) -> None:
+    with pytest.raises(ConfigTypeError, match=rf"generate must take .* got {kind.__name__}.generate\(.*\)"):
+        resolve_strategy(kind(), {})
+
+
+@pytest.mark.parametrize("kind", [V1, V2, Cutting, TargetSizeStrategy])
+def test_a_class_is_refused(kind: type) -> None:
+    with pytest.raises(ConfigTypeError, match=f"an instance, got the class {kind.__name__}; call it first"):
+        resolve_strategy(kind, {})
+
+
+@pytest.mark.parametrize("given", [7, 2.5, [whole], SimpleNamespace(generate="no method")])
+def test_what_has_neither_form_is_refused(given: object) -> None:
+    with pytest.raises(ConfigTypeError, match="must be a callable that cuts files"):
+        resolve_strategy(given, {})
+
+
+@pytest.mark.parametrize("given", [nothing, with_option, lambda files, *, option: []])
+def test_a_callable_that_does_not_take_the_files_alone_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigTypeError, match="must take the files alone"):
+        resolve_strategy(given, {})
+
+
+# Names
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    points = [EntryPoint(name, value, ENTRY_POINT_GROUP) for name, value in values.items()]
+    fake(monkeypatch, points)
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, points: list[EntryPoint]) -> None:
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        assert group == "torch_table_loader.strategies"
+        return points
+
+    monkeypatch.setattr(strategies, "entry_points", entry_points)
+
+
+@dataclass(frozen=True)
+class Sized:
+    target_rows: int = 10
+    seed: int = 0
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> list[Split]:
+        return whole(files)
+
+
+def make_sized(target_rows: int = 20, **_: int) -> Sized:
+    return Sized(target_rows)
+
+
+INSTANCE = V2()
+HERE = "tests.laws.test_strategies_adapter"
+
+
+def test_a_name_finds_a_class_and_gives_it_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, sized=f"{HERE}:Sized")
+    chosen = {"target_rows": 5, "target_bytes": 99, "shuffle": True, "seed": 0}
+    assert resolve_strategy("sized", chosen).target == Sized(5, 0)
+    assert resolve_strategy("sized", {"target_rows": None}).target == Sized(10, 0)
+
+
+def test_a_name_finds_a_factory_a_function_or_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, factory=f"{HERE}:make_sized", cutter=f"{HERE}:whole", instance=f"{HERE}:INSTANCE")
+    assert resolve_strategy("factory", {"target_rows": 7, "seed": 3}).target == Sized(7)
+    assert resolve_strategy("cutter", {"target_rows": 7}).target is whole
+    assert resolve_strategy("instance", {"seed": 7}).target is INSTANCE
+
+
+def test_an_unknown_name_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, row_balanced=f"{HERE}:Sized", by_partition=f"{HERE}:Sized", other=f"{HERE}:Sized")
+    with pytest.raises(ConfigError, match="under the name 'row_balance'; did you mean row_balanced"):
+        resolve_strategy("row_balance", {})
+    with pytest.raises(ConfigError, match="did you mean by_partition, other, row_balanced"):
+        resolve_strategy("zzz", {})
+
+
+@pytest.mark.parametrize("value", [f"{HERE}:Nothing", "no_such_module_anywhere:Thing"])
+def test_a_name_that_does_not_load_says_what_is_installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    install(monkeypatch, broken=value)
+    with pytest.raises(ConfigError, match=f"'broken' is installed as {value} but cannot be loaded") as caught:
+        resolve_strategy("broken", {})
+    assert caught.value.__cause__ is not None
+
+
+def test_a_name_that_means_two_things_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    same, other = f"{HERE}:Sized", f"{HERE}:V2"
+    fake(monkeypatch, [EntryPoint("mine", value, ENTRY_POINT_GROUP) for value in (same, other)])
+    with pytest.raises(ConfigError, match=f"{same} and {other} are installed under it"):
+        resolve_strategy("mine", {})
+    fake(monkeypatch, [EntryPoint("mine", same, ENTRY_POINT_GROUP)] * 2)
+    assert resolve_strategy("mine", {}).target == Sized()
+
+
+def test_no_name_is_the_target_size() -> None:
+    strategy = resolve_strategy(None, {"target_rows": 9, "target_bytes": None, "shuffle": True, "seed": 4})
+    assert strategy.target == TargetSizeStrategy(target_rows=9)
+
+
+def test_the_built_in_ones_are_installed_under_their_names() -> None:
+    names = {point.name for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+    assert {"target_size", "round_robin", "size_balanced", "row_balanced"} <= names
+    for name in ("target_size", "round_robin", "size_balanced", "row_balanced"):
+        resolve_strategy(name, {"shuffle": True, "seed": 1, "target_bytes": 10, "target_rows": 10})
+
+
+# Answers
+
+
+def test_splits_of_another_library_work() -> None:
+    class TheirFile:
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+    def theirs(files: Sequence[DataFileInfo]) -> tuple[SimpleNamespace, ...]:
+        whole_file = [SimpleNamespace(file=TheirFile(file.path), row_range=None) for file in files[1:]]
+        halves = [
+            SimpleNamespace(file=TheirFile(files[0].path), row_range=SimpleNamespace(offset=start, length=5))
+            for start in (0, 5)
+        ]
+        return (*halves, *whole_file)
+
+    splits = resolve_strategy(theirs, {}).cut(LAYOUT)
+    assert [split.row_range for split in splits] == [
+        RowRange(0, 5), RowRange(5, 5), RowRange(0, 7), RowRange(0, 0), RowRange(0, 1)
+    ]  # fmt: skip
+
+
+ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "nothing": (lambda files: None, "must return a list of splits, got NoneType"),
+    "a string": (lambda files: "splits", "must return a list of splits, got str"),
+    "a mapping": (lambda files: {}, "must return a list of splits, got dict"),
+    "files": (list, "must return splits, got DataFileInfo"),
+    "a gap": (lambda files: whole(files[1:]), r"leaves out rows \[0, 10\) of '0.parquet'"),
+    "an overlap": (lambda files: [*whole(files), Split(files[1], RowRange(2, 3))], r"rows \[2, 5\) of '1.parquet'"),
+    "an unknown file": (lambda files: [Split(DataFileInfo("x.parquet"))], "'x.parquet', which is no file"),
+    "too many rows": (lambda files: [Split(files[1], RowRange(0, 8))], r"rows \[0, 8\) of '1.parquet', which has 7"),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_wrong_answer_of_a_cutter_is_refused_by_name(kind: str) -> None:
+    def mine(files: Any) -> Any:
+        return ANSWERS[kind][0](files)
+
+    with pytest.raises(ConfigError, match=f"mine .*{ANSWERS[kind][1]}"):
+        resolve_strategy(mine, {}).cut(LAYOUT)
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """Gives the shards that it was told to."""
+
+    ids: tuple[int, ...]
+    ranks: int = 1
+
+    def generate(self, files: Any, num_workers: int, epoch: int, num_ranks: int, rank: int) -> list[Shard]:
+        return [Shard(at, whole(files) if at == self.ids[0] and rank < self.ranks else []) for at in self.ids]
+
+
+@pytest.mark.parametrize("ids", [(0, 0), (0, 2), (-1,), (0, 1, 2)])
+def test_shards_must_have_the_ids_of_workers(ids: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=rf"each of 2 workers, with ids in \[0, 2\), got ids \[{ids[0]}"):
+        resolve_strategy(Dealing(ids), {}).deal(LAYOUT, 2, 0, 1, 0)
+
+
+def test_a_worker_may_get_no_shard_and_shards_come_in_any_order() -> None:
+    splits, lanes = resolve_strategy(Dealing((1,)), {}).deal(LAYOUT, 2, 0, 1, 0)
+    assert (len(splits), set(lanes.tolist())) == (4, {1})
+    splits, lanes = resolve_strategy(Dealing((1, 0)), {}).deal(LAYOUT, 2, 0, 1, 0)
+    assert (len(splits), set(lanes.tolist())) == (4, {1})
+
+
+@pytest.mark.parametrize(("ranks", "fault"), [(0, "leaves out rows"), (2, "holds more than once rows")])
+def test_ranks_together_must_cover_each_row_once(ranks: int, fault: str) -> None:
+    strategy = resolve_strategy(Dealing((0,), ranks), {})
+    parts = [strategy.deal(LAYOUT, 1, 0, 3, rank)[0] for rank in range(3)]
+    with pytest.raises(ConfigError, match=rf"Dealing, over its 3 ranks, must cover .*{fault} \[0, 10\) of '0.parquet'"):
+        strategy.check_coverage(parts)
+
+
+def test_each_rank_of_a_three_argument_generator_must_cover_the_table() -> None:
+    class Half:
+        def generate(self, files: Any, num_workers: int, epoch: int) -> list[Shard]:
+            return [Shard(0, whole(files[:1]))]
+
+    strategy = resolve_strategy(Half(), {})
+    with pytest.raises(ConfigError, match=r"Half must cover .* leaves out rows \[0, 7\) of '1.parquet'"):
+        strategy.check_coverage([strategy.deal(LAYOUT, 1, 0, 2, rank)[0] for rank in range(2)])
+
+
+def test_shards_without_a_list_are_refused() -> None:
+    class Silent:
+        def generate(self, files: Any, num_workers: int, epoch: int) -> None:
+            return None
+
+    with pytest.raises(ConfigTypeError, match=r"Silent\.generate must return a list of shards, got NoneType"):
+        resolve_strategy(Silent(), {}).deal(LAYOUT, 1, 0, 1, 0)

@@ -1,0 +1,160 @@
+"""The command line as such: one line for an error, exit codes, and no secret in any output."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from datetime import date, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from torch_table_loader import ConfigError, LoaderOptions
+from torch_table_loader.cli import arguments
+from torch_table_loader.cli.filters import parse_filter
+from torch_table_loader.cli.main import main, make_parser
+from torch_table_loader.options import defaults
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """One small file."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": range(10)}), path)
+    return path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    """Run what must fail; give its one line on stderr."""
+    try:
+        code = main(typed)
+    except SystemExit as error:
+        code = int(str(error.code))
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.startswith("torch-table-loader: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["inspect", "{table}", "--columns", "y"], "no column 'y'; did you mean x?"),
+        (["inspect", "{table}.gone"], "path matches nothing"),
+        (["inspect", "{table}", "--format", "orc"], "a.parquet"),
+        (["inspect", "{table}", "--ranks", "0"], "num_ranks must be at least 1"),
+        (["inspect", "{table}", "--filter", "x"], "a filter must read"),
+        (["inspect", "{table}", "--strategy", "round_robbin"], "did you mean round_robin"),
+        (["inspect", "{table}", "--work", "2"], "unknown arguments: --work"),
+        (["inspect", "{table}", "--epoch", "-1"], "epoch must be at least 0"),
+        (["bench", "{table}", "--batch-size", "0"], "ints of at least 1"),
+        (["bench", "{table}", "--rounds", "0"], "--rounds"),
+        ([], "COMMAND"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(
+    table: Path, capsys: pytest.CaptureFixture[str], typed: list[str], said: str
+) -> None:
+    assert said in refused(capsys, *(text.format(table=table) for text in typed))
+
+
+def test_debug_shows_the_traceback(table: Path) -> None:
+    with pytest.raises(ConfigError, match="no column 'y'"):
+        main(["inspect", str(table), "--columns", "y", "--debug"])
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["inspect", "s3://bucket/t", "--storage-option", "secret=hunter2", "--storage-option", "key=K",
+         "--storage-option", "endpoint_url=http://127.0.0.1:9", "--storage-option", "connect_timeout:=1",
+         "--storage-option", "retry_strategy:=\"hunter2\""],
+        ["inspect", "s3://bucket/t", "--storage-option", "hunter2"],
+        ["inspect", "s3://bucket/t", "--storage-option", "secret:=hunter2"],
+        ["inspect", "s3://bucket/t", "--storage-option", "key=K", "secret=hunter2"],
+        ["inspect", "s3://bucket/t", "--storage-options", "secret=hunter2"],
+        ["inspect", "s3://bucket/t", "--secret=hunter2"],
+        ["s3://key:hunter2@bucket/t"],
+    ],
+)  # fmt: skip
+def test_secrets_are_never_printed(capsys: pytest.CaptureFixture[str], typed: list[str]) -> None:
+    assert "hunter2" not in refused(capsys, *typed)
+
+
+def test_storage_options_reach_the_store(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "inspect", "s3://b/t", "--storage-option", "profile=p", "--storage-option", "role_arn=r")
+    assert "role_arn" in said
+    assert "profile" in said
+
+
+def test_a_warning_is_one_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch_table_strategies")
+    assert main(["inspect", str(table), "--strategy", "newest_first", "--ranks", "2"]) == 0
+    assert capsys.readouterr().err.startswith("torch-table-loader: warning: NewestFirst.generate")
+
+
+def test_a_reader_that_goes_away_is_no_error(table: Path) -> None:
+    command = [sys.executable, "-m", "torch_table_loader.cli.main", "inspect", str(table), "--lines", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--ranks", "2000"], **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline().startswith("1 files")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 1
+
+
+def test_every_option_of_the_table_is_a_keyword_of_the_loader() -> None:
+    known = {"path", "format"} | set(defaults())
+    assert {argument.keyword for argument in arguments.TABLE} <= known
+    assert len({argument.flag for argument in arguments.TABLE}) == len(arguments.TABLE)
+
+
+def test_what_is_not_typed_keeps_the_librarys_default() -> None:
+    typed = make_parser().parse_args(["inspect", "t"])
+    keywords = arguments.loader_keywords(typed)
+    assert keywords == {"path": "t"}
+    typed = make_parser().parse_args(["inspect", "t", "--no-count", "--shuffle", "--columns", "a,b", "--columns", "c"])
+    keywords = arguments.loader_keywords(typed)
+    assert keywords == {"path": "t", "count_filtered": False, "shuffle": True, "columns": ["a", "b", "c"]}
+    assert LoaderOptions(**{name: value for name, value in keywords.items() if name != "path"}).columns
+
+
+@pytest.mark.parametrize("text", ["secret", "=x", ":=1", "a:=nojson"])
+def test_a_storage_option_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        arguments.storage_option(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("x == 3", [3]),
+        ("x = 3", [3]),
+        ("x != 3", [0, 1, 2, 4]),
+        ("x<2", [0, 1]),
+        ("x >= 2.5", [3, 4]),
+        ("s is null", [1]),
+        ("s IS NOT null", [0, 2, 3, 4]),
+        ("s == '2'", [2]),
+        ('s == "2"', [2]),
+        ("day > 2026-01-03", [3, 4]),
+        ("at == 2026-01-02T10:30:00", [1]),
+        ("ok == true", [0, 2, 4]),
+    ],
+)
+def test_a_typed_filter_keeps_the_rows_it_says(text: str, kept: list[int]) -> None:
+    rows = pa.table(
+        {
+            "x": range(5),
+            "s": ["0", None, "2", "3", "4"],
+            "day": [date(2026, 1, day) for day in range(1, 6)],
+            "at": [datetime.fromisoformat(f"2026-01-0{day}T10:30:00") for day in range(1, 6)],
+            "ok": [True, False, True, False, True],
+        }
+    )
+    assert rows.filter(parse_filter(text))["x"].to_pylist() == kept

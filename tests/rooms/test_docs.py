@@ -1,0 +1,160 @@
+"""Everything that README and docs show is run, and what they print is compared."""
+
+from __future__ import annotations
+
+import doctest
+import io
+import re
+import shlex
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from torch_table_loader.cli.main import main
+from torch_table_loader.options import defaults
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(?P<tag>\S*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
+NUMBER = re.compile(r"\d[\d,.]*")
+DAYS, ROWS, GROUP = 7, 1200, 400
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Args:
+        tag: its language.
+        text: what is inside.
+        line: where it begins.
+    """
+
+    tag: str
+    text: str
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """Give a page's fenced blocks in order."""
+    text = page.read_text()
+    return [Block(m["tag"], m["text"], text.count("\n", 0, m.start()) + 2) for m in FENCE.finditer(text)]
+
+
+@pytest.fixture
+def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a folder with the table that the pages assume: ``clicks/day=2026-01-0?/part-0.parquet``."""
+    rng = np.random.default_rng(1)
+    for day in range(1, DAYS + 1):
+        folder = tmp_path / "clicks" / f"day=2026-01-0{day}"
+        folder.mkdir(parents=True)
+        columns = {
+            "label": rng.integers(0, 2, ROWS, dtype=np.int32),
+            "price": rng.random(ROWS, dtype=np.float32),
+            "ad": np.arange(ROWS, dtype=np.int32),
+        }
+        pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=GROUP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_shows_is_what_happens(page: Path, clicks: Path) -> None:
+    assert clicks.is_dir()
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in blocks_of(page):
+        where = f"{page.name}:{block.line}"
+        if block.tag == "console":
+            for command, shown in commands_of(block.text):
+                assert tidy(ran(command)) == tidy(shown), f"{where}: {command}"
+        elif block.tag == "python" and block.text.startswith(">>> "):
+            run_doctest(block, names, where)
+        elif block.tag == "python":
+            code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+            exec(code, names)  # noqa: S102 the pages are ours
+
+
+def run_doctest(block: Block, names: dict[str, Any], where: str) -> None:
+    """Run a block that shows what its lines print."""
+    example = doctest.DocTestParser().get_doctest(block.text, names, where, where, block.line - 1)
+    said = io.StringIO()
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    runner = doctest.DocTestRunner(optionflags=flags, verbose=False)
+    failed = runner.run(example, out=said.write, clear_globs=False).failed
+    names.update(example.globs)
+    assert not failed, said.getvalue()
+
+
+def commands_of(text: str) -> list[tuple[str, str]]:
+    """Split a console block into commands and what each prints."""
+    parts = re.split(r"^\$ ", text, flags=re.MULTILINE)
+    assert not parts[0].strip(), f"a console block begins with '$ ', got {parts[0]!r}"
+    split = [part.replace("\\\n", " ").partition("\n") for part in parts[1:]]
+    return [(command, shown) for command, _, shown in split]
+
+
+def ran(command: str) -> str:
+    """Run one command line of ours; give all that it prints."""
+    program, *arguments = shlex.split(command)
+    assert program == "torch-table-loader", f"tag a block with text if it shows another program: {command}"
+    said, complained = io.StringIO(), io.StringIO()
+    with redirect_stdout(said), redirect_stderr(complained):
+        try:
+            main(arguments)
+        except SystemExit:
+            pass
+    return complained.getvalue() + said.getvalue()
+
+
+def tidy(text: str) -> list[str]:
+    """Take numbers, widths and empty lines out of what was printed."""
+    lines = [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_every_block_is_run_or_says_that_it_is_not() -> None:
+    for page in PAGES:
+        for block in blocks_of(page):
+            assert block.tag in {"python", "console", "text"}, f"{page.name}:{block.line}: {block.tag!r}"
+        assert page.read_text().count("```") == 2 * len(blocks_of(page)), f"{page.name}: a fence is not closed"
+
+
+def test_every_option_is_told_with_its_default() -> None:
+    readme = (ROOT / "README.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", readme, re.MULTILINE))
+    assert {name: repr(value) for name, value in defaults().items()} == told
+    docs = "".join(page.read_text() for page in PAGES[1:])
+    assert [name for name in defaults() if not re.search(rf"`{name}[`=]", docs)] == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Give the anchors of a page's headings, as Markdown renderers make them."""
+    text = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_every_internal_link_leads_somewhere() -> None:
+    for page in PAGES:
+        for match in LINK.finditer(FENCE.sub("", page.read_text())):
+            target, _, anchor = match["target"].partition("#")
+            if "://" in target:
+                continue
+            aim = (page.parent / target).resolve() if target else page
+            assert aim.exists(), f"{page.name} links to {target}, which is not there"
+            if page.parent.name == "docs":
+                assert aim.parent == page.parent, f"{page.name} links to {target}, which is not part of the site"
+            if anchor:
+                assert anchor in anchors_of(aim), f"{page.name} links to {match['target']}, which has no such heading"
+
+
+def test_the_site_has_every_page() -> None:
+    listed = re.findall(r"^ +- .*?([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in PAGES[1:])

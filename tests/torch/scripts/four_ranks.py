@@ -1,0 +1,159 @@
+"""What four gloo ranks see of one table; rank 0 writes it down as JSON. Run by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from torch_table_loader import StructuredDataset
+from torch_table_loader.engine.agreement import Agreement
+
+SCENES: dict[str, Callable[[Path], Any]] = {}
+
+
+def scene(play: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Have a function played on every rank, under its name."""
+    SCENES[play.__name__] = play
+    return play
+
+
+def epoch(path: Path, **options: Any) -> dict[str, Any]:
+    """Deliver an epoch of this rank."""
+    options = {"batch_size": 7, "num_workers": 2, "num_ranks": "auto"} | options
+    loader, _ = StructuredDataset.create_dataloader(str(path), "parquet", **options)
+    told = len(loader)
+    rows: list[int] = []
+    padding: list[bool] = []
+    steps = 0
+    for batch in loader:
+        steps += 1
+        rows += batch["x"].tolist()
+        padding += batch["padding"].tolist() if "padding" in batch else [False] * len(batch["x"])
+    return {"rows": rows, "padding": padding, "steps": steps, "told": told}
+
+
+@scene
+def plain(root: Path) -> Any:
+    return epoch(root / "table", shuffle=True)
+
+
+@scene
+def explicit(root: Path) -> Any:
+    return epoch(root / "table", shuffle=True, num_ranks=4, rank=dist.get_rank())
+
+
+@scene
+def processes(root: Path) -> Any:
+    return epoch(root / "table", shuffle=True, worker_type="process", num_workers=1)
+
+
+@scene
+def balance(root: Path) -> Any:
+    return epoch(root / "table", shuffle=True, even_ranks="balance")
+
+
+@scene
+def drop(root: Path) -> Any:
+    return epoch(root / "table", even_ranks="drop")
+
+
+@scene
+def pad(root: Path) -> Any:
+    return epoch(root / "table", even_ranks="pad")
+
+
+@scene
+def another_seed_on_rank_3(root: Path) -> Any:
+    return epoch(root / "table", shuffle_seed=7 if dist.get_rank() == 3 else 42, even_ranks="balance")
+
+
+@scene
+def another_seed_unchecked(root: Path) -> Any:
+    return epoch(root / "table", shuffle_seed=dist.get_rank(), even_ranks="balance", check_plan=False)["steps"]
+
+
+@scene
+def rank_2_sees_one_file_more(root: Path) -> Any:
+    return epoch(root / ("grown" if dist.get_rank() == 2 else "table"), even_ranks="balance")
+
+
+@scene
+def rank_1_misses_a_file(root: Path) -> Any:
+    return epoch(root / ("shrunk" if dist.get_rank() == 1 else "table"), even_ranks="balance")["steps"]
+
+
+@scene
+def rank_1_sees_a_file_of_another_size(root: Path) -> Any:
+    return epoch(root / ("rewritten" if dist.get_rank() == 1 else "table"), even_ranks="balance")["steps"]
+
+
+@scene
+def default_of_one_rank(root: Path) -> Any:
+    return epoch(root / "table", num_ranks=1)["steps"]
+
+
+@scene
+def tensor_parallel_pairs(root: Path) -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return epoch(root / "table", num_ranks=1, mesh=mesh, even_ranks="balance")
+
+
+@scene
+def mesh_beside_other_numbers(root: Path) -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return epoch(root / "table", num_ranks=4, mesh=mesh)["steps"]
+
+
+@scene
+def environment_that_disagrees(root: Path) -> Any:
+    said = os.environ["RANK"]
+    os.environ["RANK"] = str((int(said) + 1) % 4)
+    try:
+        return epoch(root / "table")["steps"]
+    finally:
+        os.environ["RANK"] = said
+
+
+@scene
+def silent_rank_0(root: Path) -> Any:
+    agreement = Agreement(dist.get_rank(), 4, check=True, pinned=False, timeout=timedelta(seconds=1))
+    try:
+        if dist.get_rank():
+            agreement.common_files([])
+    finally:
+        dist.barrier()
+
+
+def main() -> None:
+    """Play every scene; an error or warning is part of what a rank saw."""
+    root, out = map(Path, sys.argv[1:])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    seen = {}
+    for name, play in SCENES.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                value, error = play(root), None
+            except Exception as raised:  # noqa: BLE001 - it is written down
+                value, error = None, f"{type(raised).__name__}: {raised}"
+        told = [f"{Path(entry.filename).name}: {entry.message}" for entry in caught]
+        mine = {"value": value, "error": error, "warnings": told}
+        seen[name] = [None] * 4
+        dist.all_gather_object(seen[name], mine)
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(seen))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What the engines promise beyond order: where a collate_fn runs, start methods, memory, tensors of one's own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.torch.leaks import children, lane_threads, resident_bytes
+from tests.torch.tables import as_values, deliver, write_table
+from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader.read.tasks import TaskReader
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    write_table(tmp_path / "table", [[30, 7, 30]] * 4)
+    return tmp_path / "table"
+
+
+def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
+    options = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **options)[0]
+
+
+def who_and_what(batch: Any) -> tuple[int, str, list[int]]:
+    """Say where a collate_fn runs, and what it was given."""
+    return os.getpid(), threading.current_thread().name, batch["x"].tolist()
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_a_collate_fn_gets_each_batch_once_in_the_worker(table: Path, worker_type: str, form: Any) -> None:
+    plain = [batch.rows for batch in deliver(table, batch_size=8, num_workers=2)]
+    found = list(make(table, worker_type, collate_fn=who_and_what, output_format=form))
+    assert [rows for _, _, rows in found] == plain
+    here = {(pid == os.getpid(), name.startswith("table-loader")) for pid, name, _ in found}
+    assert here == {(True, True)} if worker_type == "thread" else {pid for pid, _ in here} == {False}
+
+
+def test_a_collate_fn_of_no_workers_runs_in_the_callers_thread(table: Path) -> None:
+    found = list(make(table, num_workers=0, collate_fn=who_and_what))
+    assert {name for _, name, _ in found} == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_whatever_a_collate_fn_returns_comes_out(table: Path, worker_type: str) -> None:
+    loader = make(table, worker_type, collate_fn=returns_odd_things)
+    assert [kind for kind, *_ in loader] == [type(None)] * len(loader)
+
+
+def returns_odd_things(batch: Any) -> Any:
+    return type(None), None, {"sum": int(batch["x"].sum())}
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy", "arrow", "dict"])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_every_output_form_comes_from_both_engines(table: Path, worker_type: str, form: Any) -> None:
+    def values(batch: Any) -> list[int]:
+        column = batch.column("x").to_pylist() if form == "arrow" else batch["x"]
+        return column if isinstance(column, list) else column.tolist()
+
+    plain = [batch.rows for batch in deliver(table, batch_size=8, num_workers=2)]
+    batches = list(make(table, worker_type, output_format=form))
+    kinds = {"torch": dict, "numpy": dict, "arrow": pa.RecordBatch, "dict": dict}
+    assert {type(batch) for batch in batches} == {kinds[form]}
+    assert [values(batch) for batch in batches] == plain
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_every_start_method_gives_the_same_batches(table: Path, method: str) -> None:
+    options = {"batch_size": 8, "num_workers": 1}
+    found = deliver(table, worker_type="process", multiprocessing_context=method, **options)
+    assert found == deliver(table, **options)
+    context = torch.multiprocessing.get_context(method)
+    if method == "fork":
+        assert deliver(table, worker_type="process", multiprocessing_context=context, **options) == found
+
+
+def test_no_workers_start_neither_thread_nor_process(table: Path) -> None:
+    for worker_type in ("thread", "process"):
+        batches = iter(make(table, worker_type, num_workers=0))
+        next(batches)
+        assert not lane_threads()
+        assert not children()
+
+
+@pytest.mark.parametrize(("lanes", "cpus", "servers"), [(2, 8, 2), (6, 2, 2), (3, 1, 1)])
+def test_servers_are_fitted_to_the_machine(
+    table: Path, lanes: int, cpus: int, servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_table_loader.engine.job.usable_cpus", lambda: cpus)
+    threads = iter(make(table, num_workers=lanes))
+    assert len(lane_threads()) == servers
+    threads.close()
+    processes = iter(make(table, "process", num_workers=lanes))
+    assert len(children()) == servers
+    processes.close()
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("window", [None, 16])
+def test_tensors_may_be_written_without_touching_others(table: Path, worker_type: str, window: int | None) -> None:
+    loader = make(table, worker_type, shuffle_buffer_size=window)
+    wanted = [as_values(batch).rows for batch in loader]
+    kept = list(loader)
+    for batch in kept:
+        assert batch["x"].is_contiguous()
+    for written, batch in enumerate(kept):
+        before = [other["x"].clone() for other in kept[written + 1 :]]
+        batch["x"].mul_(0).sub_(1)
+        batch["f"].zero_()
+        assert all(torch.equal(a, b["x"]) for a, b in zip(before, kept[written + 1 :], strict=True))
+    assert [as_values(batch).rows for batch in loader] == wanted
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_the_same_row_as_padding_has_memory_of_its_own(tmp_path: Path, worker_type: str) -> None:
+    write_table(tmp_path, [[4], [12]])
+    loader = make(tmp_path, worker_type, num_ranks=2, rank=0, check_plan=False, even_ranks="pad", batch_size=4)
+    batches = list(loader)
+    padding = [batch for batch in batches if batch["padding"].any()]
+    assert len(padding) == 2
+    padding[0]["x"].fill_(-1)
+    assert batches[0]["x"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_memory_is_flat_over_epochs(tmp_path: Path, worker_type: str) -> None:
+    rows = 20_000
+    table = pa.table({name: pa.array(range(rows), "int64") for name in "abcd"})
+    for number in range(4):
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=5_000)
+    loader = make(tmp_path, worker_type, batch_size=512, shuffle=True)
+    held = []
+    for epoch in range(14):
+        loader.set_epoch(epoch)
+        assert sum(1 for _ in loader) == len(loader)
+        held.append(resident_bytes())
+    # The first epochs warm allocators up; the table itself is 2.5 MB decoded, so an epoch that is kept shows.
+    assert max(held[-3:]) - max(held[3:6]) < 2_000_000, held
+
+
+def test_an_open_epoch_holds_no_more_rows_than_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_table(tmp_path, [[100] * 30] * 6)
+    monkeypatch.setattr("torch_table_loader.engine.job.rows_of_a_read", lambda *_: 100)
+    read = TaskReader.read
+    decoded = [0]
+
+    def counting(reader: TaskReader, task: Any) -> Any:
+        for batch in read(reader, task):
+            decoded[0] += batch.num_rows
+            yield batch
+
+    monkeypatch.setattr(TaskReader, "read", counting)
+    for options in ({}, {"prefetch_batches": 40}, {"shuffle_buffer_size": 300}):
+        decoded[0], taken = 0, 0
+        loader = make(tmp_path, batch_size=10, num_workers=3, **options)
+        dataset: Any = loader.dataset
+        bound = dataset.explain().memory_bound // dataset.job.row_bytes
+        for _ in loader:
+            taken += 10
+            assert decoded[0] - taken <= bound < 18_000, options
+        assert taken == decoded[0] == 18_000
+
+
+def test_a_lane_of_short_row_groups_does_not_run_ahead_in_a_process(tmp_path: Path) -> None:
+    write_table(tmp_path, [[2000], [4] * 500])
+    loader = make(tmp_path, "process", batch_size=2, prefetch_batches=8)
+    batches = iter(loader)
+    for _ in range(200):
+        next(batches)
+        workers = batches.progress.metrics().workers
+        assert abs(workers[0].batches - workers[1].batches) <= 2 * 8
+
+
+def test_a_callable_that_does_not_pickle_is_fine_in_threads(table: Path) -> None:
+    add: Callable[[Any], Any] = lambda batch: batch["x"] + 1  # noqa: E731 - a lambda is the point
+    assert next(iter(make(table, collate_fn=add))).tolist() == list(range(1, 9))

@@ -1,0 +1,200 @@
+"""What goes wrong in a worker reaches the caller at once, with the place and the cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.torch.leaks import children, lane_threads
+from tests.torch.tables import Batch, as_values, write_table
+from torch_table_loader import StructuredDataset, TableError, TableLoader, WorkerError
+from torch_table_loader.engine.work import LaneBatches
+
+ENGINES = ["thread", "process"]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    write_table(tmp_path / "table", [[30, 30, 30]] * 4)
+    return tmp_path / "table"
+
+
+def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
+    options = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **options)[0]
+
+
+def tear(path: Path, group: int, column: int) -> None:
+    """Write over the data pages of one column chunk; size and time stay as they were."""
+    chunk = pq.read_metadata(path).row_group(group).column(column)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    stamp = path.stat()
+    path.write_bytes(data)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+
+def drain(loader: TableLoader) -> list[Batch]:
+    """Take batches until the epoch ends or fails; those before a failure are in its `delivered`."""
+    batches: list[Batch] = []
+    try:
+        batches.extend(as_values(batch) for batch in loader)
+    except Exception as error:
+        error.delivered = batches  # type: ignore[attr-defined]
+        raise
+    return batches
+
+
+@pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
+def test_a_torn_row_group_is_named_with_its_file_and_column(table: Path, worker_type: str) -> None:
+    tear(table / "002.parquet", group=1, column=2)
+    options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
+    with pytest.raises(TableError) as caught:
+        drain(make(table, split_rows=1, **options))
+    text = str(caught.value)
+    assert "002.parquet, row group 1, column 'f'" in text
+    assert "damaged" in text
+    del caught
+    assert not lane_threads()
+    assert not children()
+
+
+def test_batches_before_the_torn_row_group_came(table: Path) -> None:
+    tear(table / "002.parquet", group=1, column=0)
+    with pytest.raises(TableError) as caught:
+        drain(make(table, num_workers=1, split_rows=1))
+    delivered = [row for batch in caught.value.delivered for row in batch.rows]  # type: ignore[attr-defined]
+    assert delivered == list(range(len(delivered)))
+    assert 150 < len(delivered) <= 210
+
+
+def test_a_torn_row_group_that_is_not_asked_for_does_no_harm(table: Path) -> None:
+    tear(table / "002.parquet", group=1, column=2)
+    assert len(drain(make(table, columns=["x"]))) == 45
+
+
+def raises(batch: Any) -> Any:
+    raise ZeroDivisionError("by the caller's own collate_fn")
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_an_error_of_the_collate_fn_comes_with_its_traceback(table: Path, worker_type: str) -> None:
+    with pytest.raises(ZeroDivisionError, match="by the caller's own collate_fn") as caught:
+        drain(make(table, worker_type, collate_fn=raises))
+    if worker_type == "thread":
+        assert "raises" in [entry.name for entry in caught.traceback]
+    else:
+        assert "in raises" in str(caught.value)
+    del caught
+    assert not lane_threads()
+    assert not children()
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+def test_after_an_error_the_epoch_is_over_and_the_next_can_begin(table: Path, worker_type: str) -> None:
+    tear(table / "002.parquet", group=1, column=2)
+    loader = make(table, worker_type)
+    batches = iter(loader)
+    with pytest.raises(TableError):
+        list(batches)
+    assert next(batches, None) is None
+    with pytest.raises(TableError):
+        drain(loader)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_killed_worker_process_is_an_error_at_once(table: Path, count: int) -> None:
+    loader = make(table, "process", batch_size=1, prefetch_batches=1)
+    batches = iter(loader)
+    next(batches)
+    for pid in sorted(children())[:count]:
+        os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    # torch's handler of SIGCHLD may raise before we see it, wherever the main thread is.
+    with pytest.raises(RuntimeError, match=r"(worker process \d+ was killed by SIGKILL|killed by signal: Killed)"):
+        list(batches)
+    assert time.monotonic() - began < 10
+    assert not children()
+    assert len(drain(loader)) == 360
+
+
+def test_a_killed_worker_process_is_named_where_another_thread_takes_the_batches(table: Path) -> None:
+    found: list[Exception] = []
+
+    def consume() -> None:
+        batches = iter(make(table, "process", batch_size=1, prefetch_batches=1))
+        next(batches)
+        os.kill(min(children()), signal.SIGKILL)
+        try:
+            list(batches)
+        except WorkerError as error:
+            found.append(error)
+
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's, of an earlier loader of the main thread
+    try:
+        thread = threading.Thread(target=consume)
+        thread.start()
+        thread.join(30)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    assert "was killed by SIGKILL in the middle of the epoch" in str(found[0])
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+@pytest.mark.parametrize("change", ["size", "mtime", "gone"])
+def test_a_file_that_changes_under_us_is_named(table: Path, worker_type: str, change: str) -> None:
+    loader = make(table, worker_type)
+    target = table / "003.parquet"
+    if change == "size":
+        target.write_bytes(target.read_bytes() + b"more")
+    elif change == "mtime":
+        os.utime(target, ns=(1, 1))
+    else:
+        target.unlink()
+    with pytest.raises(TableError, match=r"003\.parquet") as caught:
+        drain(loader)
+    wanted = {"size": "size in bytes was", "mtime": "mtime in ns was", "gone": "expected a file, found none"}
+    assert wanted[change] in str(caught.value)
+
+
+def test_a_file_that_changes_while_it_is_read_is_named(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_table_loader.engine.job.rows_of_a_read", lambda *_: 8)
+    batches = iter(make(table, num_workers=1, prefetch_batches=1))
+    next(batches)
+    os.utime(table / "000.parquet", ns=(1, 1))
+    with pytest.raises(TableError, match=r"000\.parquet changed under us: mtime"):
+        list(batches)
+
+
+def test_an_error_reaches_a_caller_who_takes_batches_in_another_thread(table: Path) -> None:
+    tear(table / "000.parquet", group=0, column=0)
+    loader = make(table)
+    found: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            list(loader)
+        except TableError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    thread.join(30)
+    assert len(found) == 1
+    assert not lane_threads()
+
+
+def test_a_lane_that_ends_before_its_plan_is_an_error_and_no_short_epoch(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LaneBatches, "next_block", lambda _lane: None)
+    with pytest.raises(TableError, match="worker 0 must deliver as many batches"):
+        list(make(table))

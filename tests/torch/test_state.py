@@ -1,0 +1,307 @@
+"""Exact state through the real loader: promises 5 and 6 on files."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from torch_table_loader import ResumeError, StructuredDataset, TableLoader
+
+ROWS = 2_903
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("table")
+    write_files(root, [700, 1, 0, 650, 652, 900])
+    return str(root)
+
+
+def write_files(root: Path, sizes: list[int], first: int = 0) -> None:
+    start = sum(pq.read_metadata(path).num_rows for path in root.glob("*.parquet"))
+    for number, size in enumerate(sizes, start=first):
+        ids = np.arange(start, start + size)
+        columns = {"id": ids, "x": ids.astype("f4") / 3, "name": [f"row {i}" for i in ids]}
+        pq.write_table(pa.table(columns), root / f"part-{number}.parquet", row_group_size=130)
+        start += size
+
+
+def make(path: str, **options: Any) -> TableLoader:
+    defaults = {"batch_size": 64, "num_workers": 3, "shuffle": True, "split_rows": 200, "check_plan": False}
+    return StructuredDataset.create_dataloader(path, "parquet", **(defaults | options))[0]
+
+
+def ids(batches: Iterator[Any]) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+CONFIGURATIONS: list[dict[str, Any]] = [
+    {},
+    {"worker_type": "process"},
+    {"num_workers": 0},
+    {"shuffle_buffer_size": 90},
+    {"shuffle_buffer_size": 90, "worker_type": "process", "prefetch_batches": 5},
+    {"prefetch_batches": 1},
+    {"filters": pc.field("x") < 700},
+    {"drop_last": True},
+    {"num_ranks": 2, "rank": 1, "even_ranks": "balance"},
+    {"num_ranks": 2, "rank": 0, "even_ranks": "pad", "shuffle_buffer_size": 33},
+    {"filters": pc.field("x") < 700, "count_filtered": False},
+    {"shuffle": False},
+]
+
+
+@pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(table: str, options: dict[str, Any]) -> None:
+    loader = make(table, **options)
+    loader.set_epoch(7)
+    whole = ids(iter(loader))
+    for taken in (0, 1, 5, len(whole) - 1, len(whole)):
+        loader.set_epoch(7)
+        batches = iter(loader)
+        assert ids(next(batches) for _ in range(taken)) == whole[:taken]
+        state = json.loads(json.dumps(loader.state_dict()))
+        del batches
+        fresh = make(table, **options)
+        fresh.load_state_dict(state)
+        assert fresh.state_dict() == state
+        fresh.set_epoch(7)
+        assert ids(iter(fresh)) == whole[taken:]
+        fresh.set_epoch(8)
+        assert len(ids(iter(fresh))) == (len(fresh) if options.get("count_filtered", True) else len(whole))
+
+
+@pytest.mark.filterwarnings("ignore:ranks take unequally many steps:UserWarning")
+@pytest.mark.parametrize("window", [None, 77])
+def test_state_of_rank_0_resumes_every_rank_on_other_topologies(table: str, window: int | None) -> None:
+    seen: list[int] = []
+    state: dict[str, Any] | None = None
+    chain = [(2, 3, 64, 4), (3, 1, 50, 3), (1, 2, 128, 2), (40, 1, 16, 1), (2, 4, 33, None)]
+    for ranks, lanes, batch_size, steps in chain:
+        states = []
+        for rank in range(ranks):
+            options = {"num_workers": lanes, "batch_size": batch_size, "shuffle_buffer_size": window}
+            loader = make(table, num_ranks=ranks, rank=rank, **options)
+            if state is None:
+                loader.set_epoch(4)
+            else:
+                loader.load_state_dict(state)
+            for taken, batch in enumerate(loader, start=1):
+                seen += batch["id"].tolist()
+                if taken == steps:
+                    break
+            states.append(loader.state_dict())
+        running = [entry for entry in states if "ended" not in entry]
+        assert all(entry == running[0] for entry in running)
+        assert len(json.dumps(states[0])) < 4096
+        state = running[0] if running else states[0]
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_state_loads_in_a_fresh_process_and_with_weights_only(table: str, tmp_path: Path) -> None:
+    loader = make(table)
+    whole = ids(iter(loader))
+    _state_after(loader, 9)
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()
+    script = f"""
+import json, sys, torch
+from torch_table_loader import StructuredDataset
+loader, _ = StructuredDataset.create_dataloader({table!r}, "parquet", batch_size=64, num_workers=3, shuffle=True,
+                                                split_rows=200)
+loader.load_state_dict(torch.load({str(tmp_path / "state.pt")!r}, weights_only=True))
+print(json.dumps([batch["id"].tolist() for batch in loader]))
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
+    assert json.loads(out.stdout) == whole[9:]
+
+
+def test_state_holds_no_secret_and_no_path(table: str) -> None:
+    loader = make(table, storage_options={"secret": "hunter2"}, filters=pc.field("name") != "hunter3")
+    text = json.dumps(loader.state_dict())
+    assert "hunter" not in text
+    assert table not in text
+
+
+def test_what_serves_the_next_iterator(table: str) -> None:
+    loader = make(table)
+    whole = ids(iter(loader))
+    loader.set_epoch(1)
+    later = ids(iter(loader))
+    loader.set_epoch(0)
+    state = _state_after(loader, 5)
+    fresh = make(table)
+    fresh.load_state_dict(state)
+    assert ids(iter(fresh)) == whole[5:]
+    with pytest.warns(UserWarning, match="iterated again"):
+        assert ids(iter(fresh)) == whole
+    fresh.load_state_dict(state)
+    fresh.set_epoch(1)
+    assert ids(iter(fresh)) == later
+    fresh.load_state_dict(state)
+    fresh.sampler.set_epoch(0)  # type: ignore[attr-defined]
+    assert ids(iter(fresh)) == whole[5:]
+
+
+def _state_after(loader: TableLoader, steps: int) -> dict[str, Any]:
+    loader.set_epoch(loader.state_dict()["epoch"])
+    batches = iter(loader)
+    for _ in range(steps):
+        next(batches)
+    return loader.state_dict()
+
+
+def test_loading_while_iterating_takes_effect_at_the_next_iterator(table: str) -> None:
+    loader = make(table)
+    whole = ids(iter(loader))
+    loader.set_epoch(0)
+    state = _state_after(make(table), 3)
+    batches = iter(loader)
+    first = [next(batches)["id"].tolist() for _ in range(2)]
+    loader.load_state_dict(state)
+    assert first + ids(batches) == whole
+    assert ids(iter(loader)) == whole[3:]
+
+
+def test_the_state_speaks_of_the_newest_iterator(table: str) -> None:
+    loader = make(table, shuffle=False)
+    one, two = iter(loader), iter(loader)
+    for _ in range(4):
+        next(one)
+    next(two)
+    assert loader.state_dict()["history"][-1][-1] == 1
+    loader.set_epoch(1)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["history"][-1][-1]) == (1, 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_finished_epoch_yields_nothing_once(table: str, ranks: int) -> None:
+    loader = make(table, drop_last=True)
+    state = _state_after(loader, len(loader))
+    for rank in range(ranks):
+        fresh = make(table, num_ranks=ranks, rank=rank, even_ranks="balance", drop_last=True)
+        fresh.load_state_dict(state)
+        assert ids(iter(fresh)) == []
+        fresh.set_epoch(1)
+        assert len(ids(iter(fresh))) == len(fresh)
+
+
+def test_unequal_ranks(table: str) -> None:
+    path, options = table, {"num_ranks": 2, "split_rows": 10**9, "num_workers": 1}
+    with pytest.warns(UserWarning, match="unequally many steps"):
+        loaders = [make(path, rank=rank, **options) for rank in range(2)]
+    lengths = [len(loader) for loader in loaders]
+    short, long = sorted(range(2), key=lengths.__getitem__)
+    ended = _state_after(loaders[short], lengths[short])
+    assert ended["ended"] is True
+    running = _state_after(loaders[long], lengths[short] + 1)
+    with pytest.warns(UserWarning, match="unequally many steps"):
+        fresh = [make(path, rank=rank, **options) for rank in range(2)]
+    with pytest.raises(ResumeError, match=f"up to {lengths[long]}"):
+        fresh[long].load_state_dict(ended)
+    for loader in fresh:
+        loader.load_state_dict(running)
+    assert ids(iter(fresh[short])) == []
+    assert len(ids(iter(fresh[long]))) == lengths[long] - lengths[short] - 1
+    done = _state_after(loaders[long], lengths[long])
+    assert "ended" not in done
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shuffle_seed": 1}, "shuffle_seed was 42 and is 1"),
+        ({"shuffle": False}, "shuffle was True and is False"),
+        ({"columns": ["id"]}, "columns was"),
+        ({"filters": pc.field("x") < 3}, "filters was None"),
+        ({"split_rows": 100}, "split_rows was 200 and is 100"),
+        ({"split_strategy": "row_balanced"}, "split_strategy was 'TargetSizeStrategy' and is 'RowBalancedStrategy'"),
+    ],
+    ids=str,
+)
+def test_other_options_are_refused_by_name(table: str, change: dict[str, Any], message: str) -> None:
+    state = _state_after(make(table), 2)
+    with pytest.raises(ResumeError, match=message):
+        make(table, **change).load_state_dict(state)
+
+
+def test_columns_in_another_order_are_the_same_columns(table: str) -> None:
+    state = _state_after(make(table, columns=["id", "x"]), 2)
+    make(table, columns=["x", "id"]).load_state_dict(state)
+
+
+def test_a_table_that_grew_names_the_new_files(tmp_path: Path) -> None:
+    write_files(tmp_path, [300, 200])
+    old = make(str(tmp_path))
+    old.dataset.save_files(str(tmp_path / "files.json"))  # type: ignore[attr-defined]
+    whole = ids(iter(old))
+    state = _state_after(old, 2)
+    write_files(tmp_path, [100], first=2)
+    files = dict.fromkeys(["part-2.parquet"])
+    with pytest.raises(ResumeError, match=f"grew.*1 new files: {next(iter(files))!r}"):
+        make(str(tmp_path / "*.parquet")).load_state_dict(state)
+    pinned = make(str(tmp_path), files=str(tmp_path / "files.json"))
+    pinned.load_state_dict(state)
+    assert ids(iter(pinned)) == whole[2:]
+    pq.write_table(pa.table({"id": [1], "x": [1.0], "name": ["a"]}), tmp_path / "part-0.parquet")
+    with pytest.raises(ResumeError, match="rows: 500 then"):
+        make(str(tmp_path / "*.parquet")).load_state_dict(state)
+
+
+def test_a_moved_table_still_resumes(table: str, tmp_path: Path) -> None:
+    whole = ids(iter(make(table)))
+    state = _state_after(make(table), 6)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for path in Path(table).glob("*.parquet"):
+        (moved / path.name).write_bytes(path.read_bytes())
+    loader = make(str(moved))
+    loader.load_state_dict(state)
+    assert ids(iter(loader)) == whole[6:]
+
+
+def test_foreign_states_are_refused(table: str) -> None:
+    loader = make(table)
+    state = loader.state_dict()
+    with pytest.raises(ResumeError, match="version 99"):
+        loader.load_state_dict(state | {"version": 99})
+    with pytest.raises(ResumeError, match="expected what state_dict"):
+        loader.load_state_dict({})
+    with pytest.raises(ResumeError, match="epoch and history"):
+        loader.load_state_dict({key: value for key, value in state.items() if key != "history"})
+
+
+def test_workers_are_those_of_the_state_where_the_caller_names_none(table: str) -> None:
+    state = _state_after(make(table, num_workers=2), 3)
+    whole = ids(iter(make(table, num_workers=2)))
+    loader = make(table, num_workers=None)
+    loader.load_state_dict(state)
+    assert ids(iter(loader)) == whole[3:]
+
+
+def test_a_dataset_in_a_loader_of_the_callers_says_where_state_is_kept(table: str) -> None:
+    with pytest.raises(ValueError, match="create_dataloader"):
+        StructuredDataset(table, "parquet").state_dict()
+
+
+def test_without_counts_the_state_is_for_its_own_rank(table: str) -> None:
+    options: dict[str, Any] = {"filters": pc.field("x") < 700, "count_filtered": False, "num_ranks": 2}
+    with pytest.warns(UserWarning, match="steps may differ"):
+        state = _state_after(make(table, rank=1, **options), 2)
+    assert state["rank"] == 1
+    with pytest.warns(UserWarning, match="steps may differ"):
+        other = make(table, rank=0, **options)
+    with pytest.raises(ResumeError, match="only rank 1"):
+        other.load_state_dict(state)

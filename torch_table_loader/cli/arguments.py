@@ -1,0 +1,149 @@
+"""The options of the command line that are options of the loader: one table, from which parsers are made."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
+
+from torch_table_loader.cli.filters import parse_filters
+from torch_table_loader.dataset import StructuredDataset
+from torch_table_loader.options import EvenRanks, OutputFormat, RaggedLayout, WorkerType
+from torch_table_loader.read.formats import FORMATS
+
+if TYPE_CHECKING:
+    from torch_table_loader.loader import TableLoader
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One command line option and the loader's keyword that it gives.
+
+    Args:
+        flag: as it is typed; without dashes it is a positional argument.
+        keyword: of `StructuredDataset`.
+        text: what it does.
+        settings: for `add_argument`.
+    """
+
+    flag: str
+    keyword: str
+    text: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def comma_separated(text: str) -> list[str]:
+    """Split a list of names.
+
+    >>> comma_separated("label, day")
+    ['label', 'day']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def storage_option(text: str) -> tuple[str, Any]:
+    """Read ``name=text`` or ``name:=json``. What is wrong with it is said without the value.
+
+    >>> storage_option("region=eu-west-1"), storage_option("request_timeout:=10")
+    (('region', 'eu-west-1'), ('request_timeout', 10))
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.rstrip(":"):
+        raise argparse.ArgumentTypeError("must read NAME=TEXT or NAME:=JSON (the value is not shown)")
+    if not name.endswith(":"):
+        return name, value
+    try:
+        return name[:-1], json.loads(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{name[:-1]} must be JSON behind := (the value is not shown)") from error
+
+
+_WHOLE = {"type": int, "metavar": "N"}
+_TEXT = {"metavar": "NAME"}
+_SWITCH = {"action": "store_true"}
+_LIST = {"action": "extend", "type": comma_separated, "metavar": "A,B"}
+_MANY = {"action": "append", "metavar": "TEXT"}
+
+TABLE = (
+    Argument("path", "path", "a directory, glob or file, or several of them", {"nargs": "+", "metavar": "PATH"}),
+    Argument("--format", "format", "of the files (default: parquet)", {"choices": FORMATS}),
+    Argument("--columns", "columns", "what to deliver, in this order (default: all)", _LIST),
+    Argument("--filter", "filters", 'such as "day >= 2026-01-03"; given more than once, all must hold', _MANY),
+    Argument("--partitioning", "partitioning", "how paths carry columns: key=value", {"choices": ["hive"]}),
+    Argument(
+        "--storage-option",
+        "storage_options",
+        "for the file system: NAME=TEXT or NAME:=JSON; never printed",
+        {"action": "append", "type": storage_option, "metavar": "NAME=TEXT"},
+    ),
+    Argument("--plan-cache", "plan_cache", "a directory that keeps footers and counts", {"metavar": "DIR"}),
+    Argument("--batch-size", "batch_size", "rows of a batch (default: 1024)", _WHOLE),
+    Argument("--workers", "num_workers", "workers (lanes) of a rank", _WHOLE),
+    Argument("--worker-type", "worker_type", "threads or processes", {"choices": get_args(WorkerType)}),
+    Argument("--ranks", "num_ranks", "ranks of the job (default: 1)", _WHOLE),
+    Argument("--shuffle", "shuffle", "permute the splits each epoch", _SWITCH),
+    Argument("--seed", "shuffle_seed", "key of the permutations (default: 42)", _WHOLE),
+    Argument("--split-bytes", "split_bytes", "target size of a split, such as 128MiB", {"metavar": "SIZE"}),
+    Argument("--split-rows", "split_rows", "target rows of a split", _WHOLE),
+    Argument("--strategy", "split_strategy", "name of an installed split strategy", _TEXT),
+    Argument("--even-ranks", "even_ranks", "how ranks take equally many steps", {"choices": get_args(EvenRanks)}),
+    Argument("--drop-last", "drop_last", "drop a short last batch", _SWITCH),
+    Argument("--no-count", "count_filtered", "do not count the rows that pass a filter", {"action": "store_false"}),
+    Argument(
+        "--output-format", "output_format", "what batches are (default: torch)", {"choices": get_args(OutputFormat)}
+    ),
+    Argument("--nulls", "nulls", "add a validity tensor to each nullable column", {"choices": ["mask"]}),
+    Argument("--ragged", "ragged", "how lists come (default: nested)", {"choices": get_args(RaggedLayout)}),
+    Argument("--decimals", "decimals", "take decimals as doubles", {"choices": ["float64"]}),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str]) -> None:
+    """Add the options that give some keywords; what is not typed leaves the library's own default.
+
+    Args:
+        parser: of a command.
+        keywords: of `StructuredDataset`.
+    """
+    wanted = set(keywords)
+    for argument in TABLE:
+        if argument.keyword in wanted:
+            settings: dict[str, Any] = {"help": argument.text, **argument.settings}
+            if argument.flag.startswith("-"):
+                settings |= {"dest": argument.keyword, "default": argparse.SUPPRESS}
+            parser.add_argument(argument.flag, **settings)
+
+
+def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
+    """Turn what was typed into keyword arguments of `StructuredDataset`.
+
+    Args:
+        typed: what a parser with `add_arguments` gave.
+
+    Raises:
+        ConfigError: a filter that cannot be read.
+    """
+    given = {argument.keyword: getattr(typed, argument.keyword, None) for argument in TABLE}
+    keywords = {name: value for name, value in given.items() if value is not None}
+    if len(keywords["path"]) == 1:
+        keywords["path"] = keywords["path"][0]
+    if "storage_options" in keywords:
+        keywords["storage_options"] = dict(keywords["storage_options"])
+    if "filters" in keywords:
+        keywords["filters"] = parse_filters(keywords["filters"])
+    return keywords
+
+
+def open_loader(typed: argparse.Namespace, **own: Any) -> tuple[TableLoader, StructuredDataset]:
+    """Open the table that was named.
+
+    Args:
+        typed: what a parser with `add_arguments` gave.
+        own: keywords that the command sets by itself, and that win.
+    """
+    return StructuredDataset.create_dataloader(**{**loader_keywords(typed), "check_plan": False, **own})
+
+
+__all__ = ["TABLE", "Argument", "add_arguments", "comma_separated", "loader_keywords", "open_loader", "storage_option"]

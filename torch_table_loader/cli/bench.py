@@ -1,0 +1,209 @@
+"""``torch-table-loader bench``: this table on this machine, against pyarrow that decodes and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from torch_table_loader.cli.arguments import add_arguments, comma_separated, open_loader
+from torch_table_loader.cli.decoding import decode_row_groups, scan
+from torch_table_loader.cli.tables import render
+from torch_table_loader.errors import ConfigError, MissingExtraError, TableError
+
+if TYPE_CHECKING:
+    from torch_table_loader.dataset import StructuredDataset
+    from torch_table_loader.loader import TableLoader
+
+KEYWORDS = frozenset(
+    {
+        "path",
+        "format",
+        "columns",
+        "partitioning",
+        "storage_options",
+        "plan_cache",
+        "worker_type",
+        "shuffle",
+        "shuffle_seed",
+        "split_bytes",
+        "split_rows",
+        "output_format",
+        "nulls",
+        "ragged",
+        "decimals",
+    }
+)
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add this command to the parser of all."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bench",
+        help="measure a table on this machine, against pyarrow that decodes and nothing else",
+        description="Reads a table with the loader and with bare pyarrow in turn, and prints rows a second and ratios. "
+        "Every run is a whole epoch: of a large table, name a few files.",
+    )
+    add_arguments(parser, KEYWORDS)
+    parser.add_argument(
+        "--batch-size",
+        type=batch_sizes,
+        default=[1024, 8192],
+        metavar="N,N",
+        help="one or several (default: 1024,8192)",
+    )
+    workers = "the loader's workers, and pyarrow's threads (default: 2)"
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help=workers)
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="pairs of runs (default: 5)")
+    parser.add_argument("--quiet", action="store_true", help="draw no progress bar")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def batch_sizes(text: str) -> list[int]:
+    """Read sizes.
+
+    >>> batch_sizes("1024,8192")
+    [1024, 8192]
+    """
+    sizes = comma_separated(text)
+    if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
+        raise argparse.ArgumentTypeError(f"must be ints of at least 1, such as 1024,8192, got {text!r}")
+    return [int(size) for size in sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """What a number of rounds measured.
+
+    Args:
+        loader: rows a second of the loader, one a round.
+        bare: rows a second of pyarrow, one a round.
+    """
+
+    loader: tuple[float, ...]
+    bare: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """The loader's speed over pyarrow's, round by round."""
+        return [ours / theirs for ours, theirs in zip(self.loader, self.bare, strict=True)]
+
+
+def run(typed: argparse.Namespace) -> None:
+    """Measure and print.
+
+    Args:
+        typed: what was typed.
+
+    Raises:
+        ConfigError: numbers that cannot be meant, or a table without rows.
+        TableError: both sides delivered different numbers of rows.
+    """
+    sizes = typed.batch_size
+    if typed.rounds < 1 or typed.workers < 1:
+        raise ConfigError("bench wants --rounds and --workers of at least 1")
+    tick = _bar(2 * (typed.rounds + 1) * len(sizes), quiet=typed.quiet)
+    rows, told = [], ""
+    for size in sizes:
+        loader, dataset = open_loader(typed, batch_size=size, num_workers=typed.workers)
+        if not dataset.job.table.layout.num_rows:
+            raise ConfigError("bench wants a table with rows, and this one has none")
+        duel = measure(loader, _bare(dataset, typed.workers), typed.rounds, tick)
+        rows.append((size, *_summary(duel)))
+        told = _what(dataset, typed)
+    header = ("batch size", "loader rows/s: median", "best", "pyarrow rows/s: median", "best", "ratio: median", "best")
+    sys.stdout.write(render(told, header, rows) + "\n")
+
+
+def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Callable[[], None]) -> Duel:
+    """Run both in turn, each first in every second round, after one run of each that does not count.
+
+    Args:
+        loader: ours.
+        bare: decodes the same columns, and gives the number of rows.
+        rounds: how many pairs.
+        tick: called after each run.
+
+    Raises:
+        TableError: they delivered different numbers of rows.
+    """
+
+    def ours() -> int:
+        for _ in loader:
+            pass
+        return loader.metrics().rows
+
+    expected, found = ours(), bare()
+    tick()
+    tick()
+    if expected != found:
+        raise TableError(
+            f"the loader delivered {expected:,} rows and pyarrow {found:,}; the table changed while it was measured: "
+            "measure it again, or name files that stay"
+        )
+    rates: dict[Callable[[], int], list[float]] = {ours: [], bare: []}
+    for number in range(rounds):
+        for contender in (ours, bare) if number % 2 == 0 else (bare, ours):
+            gc.collect()
+            began = time.perf_counter()
+            contender()
+            rates[contender].append(expected / (time.perf_counter() - began))
+            tick()
+    return Duel(tuple(rates[ours]), tuple(rates[bare]))
+
+
+def _bare(dataset: StructuredDataset, threads: int) -> Callable[[], int]:
+    job = dataset.job
+    apart = {name for file in job.table.files[:1] for name, _ in file.partition}
+    columns = [name for name in job.reader.schema.names if name not in apart]
+    if not columns:
+        raise ConfigError("all columns that bench was to read come from paths, so that there is nothing to decode")
+    if job.table.files[0].format == "parquet":
+        return lambda: decode_row_groups(job.table, columns, threads)
+    return lambda: scan(job.table, columns)
+
+
+def _summary(duel: Duel) -> tuple[int | float, ...]:
+    rates = (f(side) for side in (duel.loader, duel.bare) for f in (statistics.median, max))
+    return (*map(int, rates), statistics.median(duel.ratios), max(duel.ratios))
+
+
+def _what(dataset: StructuredDataset, typed: argparse.Namespace) -> str:
+    layout = dataset.job.table.layout
+    rival = "read_row_group" if layout.files[0].format == "parquet" else "a pyarrow.dataset scan"
+    return (
+        f"{layout.num_rows:,} rows, {len(dataset.schema)} columns, {len(layout):,} files, {len(layout.group_rows):,} "
+        f"row groups; {typed.workers} workers ({dataset.options.worker_type}) against {rival}, {typed.rounds} rounds "
+        f"(pyarrow {pa.__version__})"
+    )
+
+
+def _bar(runs: int, *, quiet: bool) -> Callable[[], None]:
+    """Draw a bar on stderr that the function that comes back moves on by one run."""
+    if quiet:
+        return lambda: None
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise MissingExtraError(
+            "bench draws a progress bar with tqdm; pip install 'torch-table-loader[progress]', or pass --quiet"
+        ) from error
+    bar = tqdm(total=runs, desc="measuring", unit=" runs")
+
+    def tick() -> None:
+        bar.update()
+        if bar.n == runs:
+            bar.close()
+
+    return tick
+
+
+__all__ = ["Duel", "add_parser", "measure", "run"]

@@ -1,0 +1,239 @@
+"""``torch-table-loader inspect``: what a table is and who would read what of it, as tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.batching.kinds import DenseKind, ListsKind
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.batching.types import choose
+from torch_table_loader.cli.arguments import TABLE, add_arguments, open_loader
+from torch_table_loader.cli.tables import render
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.explain import explain
+from torch_table_loader.planning.epoch import uneven_steps
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.engine.job import Job
+    from torch_table_loader.planning.splits import SegmentTable
+
+NOT_SHOWN = frozenset({"worker_type", "output_format", "nulls", "ragged", "decimals"})
+"""Keywords that do not change the plan; of the types, every column's default is shown."""
+
+Row = Sequence[object]
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add this command to the parser of all."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "inspect",
+        help="print a table's schema and files, and who reads what of it",
+        description="Prints a table's schema, files, row groups and splits, and what each rank and worker would read.",
+    )
+    add_arguments(parser, {argument.keyword for argument in TABLE} - NOT_SHOWN)
+    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="the epoch that is planned (default: 0)")
+    parser.add_argument(
+        "--lines",
+        type=int,
+        default=20,
+        metavar="N",
+        help="the most files, workers and ranks that are listed; 0 for all (default: 20)",
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(typed: argparse.Namespace) -> None:
+    """Plan and print.
+
+    Args:
+        typed: what was typed.
+    """
+    draw = sys.stderr.isatty() and find_spec("tqdm") is not None
+    ranks = getattr(typed, "num_ranks", 1)
+    own = {"rank": 0} if ranks > 1 else {}
+    with warnings.catch_warnings():
+        # They speak of what rank 0 knows of the others' steps; here all ranks are planned and shown.
+        warnings.filterwarnings("ignore", "under a row filter each of|ranks take unequally many steps")
+        _, dataset = open_loader(typed, output_format="arrow", show_progress=draw, **own)
+    dataset.set_epoch(typed.epoch)
+    most = typed.lines or sys.maxsize
+    for part in tell(dataset.job, typed.epoch, most):
+        sys.stdout.write(f"{part}\n\n")
+
+
+def tell(job: Job, epoch: int, most: int) -> Iterator[str]:
+    """Give the printed tables one by one.
+
+    Args:
+        job: rank 0's; it is planned for every rank.
+        epoch: from 0.
+        most: files, workers and ranks that are listed.
+    """
+    told, load = explain(job, epoch), Load(job, epoch)
+    yield (
+        f"{told.files:,} files, {told.row_groups:,} row groups, {told.rows:,} rows, {told.stored_bytes:,} bytes stored"
+    )
+    yield schema_table(job.schema(job.planner.start(epoch)))
+    yield files_table(job, most)
+    yield sizes_table(job, load)
+    yield from load_tables(job, load, most)
+    notes = list(told.notes)
+    known = [steps for steps in load.steps if steps is not None]
+    if uneven_steps(known) is not None:
+        notes.append(
+            f"ranks take {min(known):,} to {max(known):,} steps, and a job that synchronises each step (DDP) hangs "
+            "where they are unequal; --even-ranks evens them"
+        )
+    memory = f"{told.memory_bound:,} bytes of rows in flight at most on a rank, {told.footer_bytes:,} of footers"
+    yield "\n".join([f"memory: {memory}", *(f"note: {note}" for note in notes)])
+
+
+def schema_table(schema: pa.Schema) -> str:
+    """Show each column's Arrow type, and what it is as a tensor where nothing is chosen for it."""
+    rows = [(field.name, str(field.type), as_tensor(field)) for field in schema]
+    return render("schema", ("column", "Arrow type", 'with output_format="torch"'), rows)
+
+
+def as_tensor(field: pa.Field) -> str:
+    """Say what a column becomes by default.
+
+    >>> as_tensor(pa.field("a", pa.list_(pa.float32()))), as_tensor(pa.field("d", pa.date32()))
+    ('jagged float32', 'int64')
+    """
+    try:
+        (column,), _ = choose(pa.schema([field]), TypePolicy())
+    except ConfigError as error:
+        return f"refused: {str(error).partition('; ')[2]}"
+    (shape, *_) = column.shapes()
+    kind = getattr(shape, "kind", None)
+    if kind is None:
+        return "dict"
+    if isinstance(kind, ListsKind):
+        return f"jagged {_dense(kind.item)}"
+    return _dense(kind) if isinstance(kind, DenseKind) else "list"
+
+
+def _dense(kind: DenseKind) -> str:
+    return f"{kind.dtype}{list(kind.inner) or ''}"
+
+
+def files_table(job: Job, most: int) -> str:
+    """Show the first files, and all of them in one line."""
+    layout = job.table.layout
+    offsets = layout.group_offsets
+    read = np.concatenate(([0], np.cumsum(layout.group_kept)))[offsets]
+    columns = (
+        [file.name for file in layout.files],
+        layout.file_rows.tolist(),
+        [file.version.num_bytes for file in layout.files],
+        np.diff(offsets).tolist(),
+        np.diff(read).tolist(),
+    )
+    rows: list[Row] = list(zip(*columns, strict=True))
+    header = ("file", "rows", "bytes stored", "row groups", "of them read")
+    total = ("all", *(sum(column) for column in columns[1:]))
+    return render("files", header, [*rows[:most], total], _more(rows, most))
+
+
+class Load:
+    """What each rank and worker reads in an epoch."""
+
+    def __init__(self, job: Job, epoch: int) -> None:
+        """Plan every rank.
+
+        Args:
+            job: of any rank.
+            epoch: from 0.
+        """
+        planner = job.planner
+        self.counted = planner.counted
+        self.split_rows: list[NDArray[np.int64]] = []
+        self.split_bytes: list[NDArray[np.int64]] = []
+        self.workers: list[tuple[int, int, int, int, int, int | None]] = []
+        self.steps: list[int | None] = []
+        for rank in range(job.topology.num_ranks):
+            planned = planner.plan(planner.start(epoch), rank)
+            plan, segments = planned.plan, planned.segments
+            num_bytes = bytes_of(segments)
+            if rank == 0 or job.strategy.form == "generator_with_ranks":
+                self.split_rows.append(segments.splits.num_rows)
+                self.split_bytes.append(num_bytes)
+            self.steps.append(plan.steps if self.counted else None)
+            made = plan.batches_before(plan.steps)
+            whole = np.maximum(np.where(segments.live_rows() < 0, segments.metadata_rows(), segments.live_rows()), 1)
+            for lane, runs in enumerate(plan.lanes):
+                share = (runs.stop - runs.start) / whole[runs.split]
+                size = int((num_bytes[runs.split] * share).sum())
+                batches = made[lane] if self.counted else None
+                self.workers.append((rank, lane, len(runs), runs.num_rows, size, batches))
+
+
+def bytes_of(segments: SegmentTable) -> NDArray[np.int64]:
+    """Bytes that each split's row groups decode from, those that are pruned left out: int64[S]."""
+    layout = segments.splits.layout
+    rows = np.maximum(layout.group_rows[segments.group], 1)
+    part = layout.group_bytes[segments.group] * (segments.row_stop - segments.row_start) // rows
+    ends = np.concatenate(([0], np.cumsum(np.where(segments.kept, part, 0))))
+    return np.diff(ends[segments.offsets])
+
+
+def sizes_table(job: Job, load: Load) -> str:
+    """Show how files, row groups and splits spread."""
+    layout = job.table.layout
+    stored = np.array([file.version.num_bytes for file in layout.files], dtype=np.int64)
+    split_rows, split_bytes = np.concatenate(load.split_rows), np.concatenate(load.split_bytes)
+    rows = [
+        ("files", len(layout), *_spread(layout.file_rows), *_spread(stored)),
+        ("row groups", len(layout.group_rows), *_spread(layout.group_rows), *_spread(layout.group_bytes)),
+        (f"splits by {job.strategy.name}", len(split_rows), *_spread(split_rows), *_spread(split_bytes)),
+    ]
+    header = ("", "number", "rows: least", "median", "most", "bytes: least", "median", "most")
+    return render("sizes (bytes of files as stored, of row groups and splits before compression)", header, rows)
+
+
+def _spread(values: NDArray[np.int64]) -> tuple[int, int, int]:
+    if not len(values):
+        return 0, 0, 0
+    return int(values.min()), int(np.median(values)), int(values.max())
+
+
+def load_tables(job: Job, load: Load, most: int) -> Iterator[str]:
+    """Show the load of workers, where they fit, and of ranks."""
+    shape = job.topology
+    title = f"load of {shape.num_ranks:,} ranks × {shape.lanes:,} workers, {shape.batch_size:,} rows a batch"
+    if not load.counted:
+        title += "; rows are not counted, so these are the most there can be"
+    header = ("rank", "worker", "pieces", "rows", "bytes to decode", "batches")
+    yield render(title, header, load.workers[:most], _more(load.workers, most))
+    ranks = [(rank, *_sums(load, rank, job.topology.lanes), load.steps[rank]) for rank in range(len(load.steps))]
+    names = ("rank", "pieces", "rows", "bytes to decode", "steps")
+    least, total = ("least", *_fold(min, ranks)), ("most", *_fold(max, ranks))
+    lines: list[Row] = [*ranks[:most], *([least, total] if len(ranks) > 1 else [])]
+    yield render("steps", names, lines, _more(ranks, most))
+
+
+def _sums(load: Load, rank: int, lanes: int) -> tuple[int, int, int]:
+    part = load.workers[rank * lanes : (rank + 1) * lanes]
+    return sum(row[2] for row in part), sum(row[3] for row in part), sum(row[4] for row in part)
+
+
+def _fold(which: Any, ranks: Sequence[Any]) -> list[int | None]:
+    return [None if column[0] is None else which(column) for column in list(zip(*ranks, strict=True))[1:]]
+
+
+def _more(rows: Sequence[object], most: int) -> str:
+    return f"… and {len(rows) - most:,} more (--lines 0 shows all)" if len(rows) > most else ""
+
+
+__all__ = ["Load", "add_parser", "as_tensor", "bytes_of", "run", "tell"]

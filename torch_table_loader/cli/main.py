@@ -1,0 +1,98 @@
+"""The command ``torch-table-loader``: one module of this folder is one subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from torch_table_loader.cli import bench, inspect
+from torch_table_loader.errors import TableLoaderError
+
+COMMANDS = (inspect, bench)
+"""Each has ``add_parser(subparsers)``, which sets ``run``: a function of what was typed."""
+
+USAGE_ERROR = 2
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line and show no login, whatever was mistyped."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Take options by their full names alone."""
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse; of arguments that nobody knows, say the names and not the values."""
+        typed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            names = [text.partition("=")[0] for text in unknown if text.startswith("-")]
+            self.error(f"unknown arguments: {', '.join(names) or 'a value that belongs to no option'}")
+        return typed
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, and where help is."""
+        say("error", f"{message} (see {self.prog} --help)")
+        raise SystemExit(USAGE_ERROR)
+
+
+def say(kind: str, message: str) -> None:
+    """Write one line on stderr, a login in a URL blotted out."""
+    line = re.sub(r"://[^/@\s'\"]*@", "://***@", " ".join(message.split()))
+    sys.stderr.write(f"torch-table-loader: {kind}: {line}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name; None for those of this process.
+
+    Returns:
+        The exit code: 0; 2 for an error of the caller's, the table's or the store's; 130 when interrupted.
+    """
+    typed = make_parser().parse_args(arguments)
+    try:
+        with said_in_one_line(always=not typed.debug):
+            typed.run(typed)
+            sys.stdout.flush()
+    except TableLoaderError as error:
+        if typed.debug:
+            raise
+        say("error", str(error))
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, such as head, has gone: what Python would still flush goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+def make_parser() -> Parser:
+    """Make the parser of all commands."""
+    parser = Parser(prog="torch-table-loader", description="Looks at tables as the loader sees them.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands).add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+@contextmanager
+def said_in_one_line(*, always: bool) -> Iterator[None]:
+    """Print warnings of the library as one line each, without the source line that Python adds."""
+    with warnings.catch_warnings():
+        if always:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = lambda message, *_args, **_named: say("warning", str(message))
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

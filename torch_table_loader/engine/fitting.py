@@ -1,0 +1,103 @@
+"""Fits the caller's options to the table: which columns, which split strategy, what is counted."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from torch_table_loader.engine.counting import LiveCounter
+from torch_table_loader.engine.machine import usable_cpus
+from torch_table_loader.engine.progress import progress_bar
+from torch_table_loader.engine.state import filter_key
+from torch_table_loader.engine.work import PADDING_COLUMN
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.strategies import Strategy, resolve_strategy
+from torch_table_loader.read.tasks import TaskReader
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.ranks import RankInfo
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.source.plan_cache import PlanCache
+
+
+def columns_of(table: Table, options: LoaderOptions) -> list[str]:
+    """Name the columns to deliver, in order.
+
+    Raises:
+        ConfigError: the table has no such column (the nearest are named), or a column of ours would hide one.
+    """
+    names = table.schema.names
+    columns = list(names if options.columns is None else options.columns)
+    if unknown := [name for name in columns if name not in names]:
+        near = difflib.get_close_matches(unknown[0], names) or names[:20]
+        raise ConfigError(f"the table has no column {unknown[0]!r}; did you mean {', '.join(near)}?")
+    if not columns and not options.row_id:
+        raise ConfigError("columns is empty, so that batches would hold nothing; name at least one column")
+    if PADDING_COLUMN in columns and options.even_ranks in ("pad", "balance"):
+        raise ConfigError(
+            f"even_ranks={options.even_ranks!r} adds a column {PADDING_COLUMN!r}, but the table has one of that name; "
+            "leave it out of columns="
+        )
+    return columns
+
+
+def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
+    """Find the split strategy, and say what it cannot do.
+
+    Raises:
+        ConfigError: it cannot do what another option asks.
+    """
+    arguments = {
+        "shuffle": bool(options.shuffle),
+        "seed": options.shuffle_seed,
+        "target_bytes": options.target_split_bytes if options.split_bytes is not None else None,
+        "target_rows": options.split_rows,
+    }
+    strategy = resolve_strategy(options.split_strategy, arguments)
+    if strategy.cuts:
+        return strategy
+    if options.even_ranks is not None:
+        raise ConfigError(
+            f"even_ranks={options.even_ranks!r} needs a strategy that cuts; {strategy.name}.generate() owns the "
+            "assignment, so leave even_ranks out"
+        )
+    if strategy.form == "generator" and ranks.num_ranks > 1:
+        warnings.warn(
+            f"{strategy.name}.generate(files, num_workers, epoch) does not take ranks, so each of {ranks.num_ranks} "
+            "ranks reads the whole table; add num_ranks and rank to its parameters to split it",
+            stacklevel=6,
+        )
+    if options.shuffle and not isinstance(options.split_strategy, str):
+        warnings.warn(
+            f"shuffle={options.shuffle!r} does nothing: {strategy.name}.generate() owns the order; shuffle there, by "
+            "the epoch it is given",
+            stacklevel=6,
+        )
+    return strategy
+
+
+def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) -> LiveCounter | None:
+    """Make the counting pass, where there is a row filter and the caller did not give it up."""
+    if options.filters is None or not options.count_filtered:
+        return None
+    counting = TaskReader(table.storage, table.files, table.metas, table.schema, (), filters=options.filters)
+    return LiveCounter(
+        table,
+        counting,
+        filter_key(options.filters, table.schema),
+        cache,
+        threads=usable_cpus(),
+        progress=progress_bar("counting", show=options.show_progress),
+    )
+
+
+def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
+    """Add the column that says which rows are padding, where batches have it."""
+    return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
+
+
+__all__ = ["columns_of", "counter_of", "strategy_of", "with_padding"]

@@ -1,0 +1,93 @@
+"""How much is read at a time, and how much crosses a process at a time."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+CHUNK_BYTES = 8 * 1024 * 1024
+"""Decoded bytes that a lane aims at with each read."""
+
+CHUNK_BATCHES = 4
+"""Batches of a read where they are larger than that, so that few batches are joined over reads."""
+
+BLOCK_BYTES = 16 * 1024 * 1024
+"""Bytes of a block that crosses a process, where a batch is smaller."""
+
+BLOCKS_AHEAD = 2
+"""Blocks of a lane that wait to be taken from a process, where the caller set no `prefetch_batches`."""
+
+_VARIABLE_BYTES = 64
+"""What a value of variable width is taken to weigh where a read is sized."""
+
+
+def rows_of_a_read(row_bytes: int, batch_size: int) -> int:
+    """Size a read: a whole number of batches, near `CHUNK_BYTES`, or `CHUNK_BATCHES` of them where they are larger.
+
+    Args:
+        row_bytes: of a decoded row.
+        batch_size: rows of a batch.
+
+    >>> rows_of_a_read(64, 8192), rows_of_a_read(2000, 8192)
+    (131072, 32768)
+    """
+    most = 8 * CHUNK_BYTES // row_bytes
+    aimed = max(CHUNK_BYTES // row_bytes, min(CHUNK_BATCHES * batch_size, most), 1)
+    return -(-aimed // batch_size) * batch_size
+
+
+def width_of(kind: pa.DataType) -> int:
+    """Estimate the decoded bytes of a value."""
+    if pa.types.is_struct(kind):
+        return sum(width_of(kind.field(at).type) for at in range(kind.num_fields)) or 1
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * width_of(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _VARIABLE_BYTES * width_of(kind.value_type)
+    try:
+        return max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return _VARIABLE_BYTES
+
+
+def is_variable(kind: pa.DataType) -> bool:
+    """Say whether `width_of` has to guess.
+
+    >>> is_variable(pa.int32()), is_variable(pa.struct([("tokens", pa.list_(pa.int32()))]))
+    (False, True)
+    """
+    if pa.types.is_struct(kind):
+        return any(is_variable(kind.field(at).type) for at in range(kind.num_fields))
+    if pa.types.is_fixed_size_list(kind):
+        return is_variable(kind.value_type)
+    try:
+        return kind.bit_width is None
+    except ValueError:
+        return True
+
+
+def blocks_of_a_process(
+    row_bytes: int, batch_size: int, prefetch_batches: int | None, *, collated: bool
+) -> tuple[int, int]:
+    """Size what crosses a process.
+
+    Args:
+        row_bytes: of a decoded row.
+        batch_size: rows of a batch.
+        prefetch_batches: the caller's, or None.
+        collated: whether a `collate_fn` made the batches, which then cross one by one.
+
+    Returns:
+        Batches of a block, near `BLOCK_BYTES`, the same for every lane, so that none runs ahead of the others; and
+        how many blocks of a lane wait to be taken.
+
+    >>> blocks_of_a_process(64, 8192, None, collated=False), blocks_of_a_process(64, 8192, 4, collated=True)
+    ((32, 2), (1, 4))
+    """
+    batches = 1 if collated else max(1, BLOCK_BYTES // (row_bytes * batch_size))
+    if prefetch_batches is None:
+        return batches, BLOCKS_AHEAD
+    batches = min(batches, prefetch_batches)
+    return batches, -(-prefetch_batches // batches)
+
+
+__all__ = ["BLOCKS_AHEAD", "BLOCK_BYTES", "blocks_of_a_process", "is_variable", "rows_of_a_read", "width_of"]

@@ -1,0 +1,143 @@
+"""The state of a loader: small plain data that says what the job has done, and of which table."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.errors import ResumeError
+from torch_table_loader.planning.cursor import STATE_VERSION, Cursor
+from torch_table_loader.source.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.options import LoaderOptions
+
+_COLUMN_NAMES_BYTES = 1024
+"""Names of columns are written out up to so many bytes, and hashed beyond."""
+
+_REMEDIES = {
+    "table": "pin the files of the first run with files= (dataset.save_files(path) keeps them), or start a new epoch",
+    "options": "give the loader the options of the run that was saved, or start without its state",
+}
+
+
+def filter_key(filters: Any, schema: pa.Schema) -> str:
+    """Name a filter over a schema: 64 hexadecimal digits, in which no literal can be read."""
+    return hashlib.sha256(f"{filters}\n{schema.to_string(show_schema_metadata=False)}".encode()).hexdigest()
+
+
+def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> dict[str, Any]:
+    """Say of which table and options a state speaks, as plain data without path or secret.
+
+    Args:
+        table: the table.
+        columns: what comes out.
+        options: the caller's.
+        strategy: the name of the split strategy.
+        splits: the hash of what it returned.
+    """
+    return {
+        "table": {
+            "fingerprint": table.fingerprint,
+            "files": len(table.files),
+            "rows": table.layout.num_rows,
+            "bytes": table.layout.num_bytes,
+            "newest_ns": max((file.version.mtime_ns or 0 for file in table.files), default=0),
+        },
+        "options": {
+            "columns": _columns(columns),
+            "filters": None if options.filters is None else filter_key(options.filters, table.schema),
+            "shuffle": bool(options.shuffle),
+            "shuffle_seed": options.shuffle_seed,
+            "split_strategy": strategy,
+            "split_bytes": options.target_split_bytes,
+            "split_rows": options.split_rows,
+            "splits": splits,
+        },
+    }
+
+
+def write_state(said: Mapping[str, Any], cursor: Cursor) -> dict[str, Any]:
+    """Write where a job stands.
+
+    Args:
+        said: the job's `identity`.
+        cursor: what the trainer took.
+    """
+    about = {"version": STATE_VERSION, "table": dict(said["table"]), "options": dict(said["options"])}
+    return about | cursor.to_state()
+
+
+def read_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> Cursor:
+    """Read where a job stood, and refuse a state of another table or other options.
+
+    Args:
+        said: the `identity` of the job that is to go on.
+        table: its table.
+        state: what `write_state` wrote, on any rank.
+
+    Raises:
+        ResumeError: names what differs.
+    """
+    if not isinstance(state, Mapping) or "version" not in state:
+        raise ResumeError(
+            f"expected what state_dict() returned, got {type(state).__name__} without a version; pass it unchanged"
+        )
+    if state["version"] != STATE_VERSION:
+        raise ResumeError(
+            f"expected a state of version {STATE_VERSION}, got version {state['version']!r}; "
+            "load it with the release of torch-table-loader that wrote it"
+        )
+    _compare_tables(table, said["table"], state.get("table", {}))
+    _compare_options(said["options"], state.get("options", {}))
+    return Cursor.from_state(state)
+
+
+def _columns(schema: pa.Schema) -> list[str] | str:
+    names = sorted(f"{field.name}: {field.type}" for field in schema)
+    if sum(map(len, names)) <= _COLUMN_NAMES_BYTES:
+        return names
+    return f"{len(names)} columns, {hashlib.sha256(repr(names).encode()).hexdigest()[:32]}"
+
+
+def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    if own["fingerprint"] == theirs.get("fingerprint"):
+        return
+    newest = theirs.get("newest_ns", 0)
+    rows = table.layout.file_rows.tolist()
+    old = [(f, r) for f, r in zip(table.files, rows, strict=True) if (f.version.mtime_ns or 0) <= newest]
+    if fingerprint([file for file, _ in old], [count for _, count in old]) == theirs.get("fingerprint"):
+        younger = [file.name for file in table.files if (file.version.mtime_ns or 0) > newest]
+        shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
+        raise ResumeError(
+            f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}"
+        )
+    counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
+    raise ResumeError(f"the state speaks of another table ({counts}); {_REMEDIES['table']}")
+
+
+def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    differing = [name for name in own if own[name] != theirs.get(name)]
+    if not differing:
+        return
+    if differing == ["splits"]:
+        raise ResumeError(
+            "the state was saved with the table split in another way (the same strategy, with other parameters); "
+            + _REMEDIES["options"]
+        )
+    shown = "; ".join(
+        f"{name} was {_shown(theirs.get(name))} and is {_shown(own[name])}" for name in differing if name != "splits"
+    )
+    raise ResumeError(f"the state was saved under other options: {shown}; {_REMEDIES['options']}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+__all__ = ["filter_key", "identity", "read_state", "write_state"]

@@ -1,0 +1,175 @@
+"""What a job has consumed of an epoch, over all ranks and all its topologies, and what remains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.windows import Window, stretches
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.planning.splits import SegmentTable
+
+
+PlacedPlan = tuple["RankPlan", "SegmentTable", "NDArray[np.int64]", int | None]
+"""A rank's plan, the segments and the bases of its splits, and its window size."""
+
+Intervals = tuple["NDArray[np.int64]", "NDArray[np.int64]"]
+"""int64[K] starts and int64[K] stops, exclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """A window that was open when the topology changed: it stays one unit, delivered in its remaining order.
+
+    Args:
+        window: which.
+        parts: the places ``[start, stop)`` in its order that are still to be delivered.
+    """
+
+    window: Window
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Consumption:
+    """Rows that are no longer to be read from splits.
+
+    A row's place is ``file_starts[file] + its ordinal among the live rows of the file``.
+
+    Args:
+        starts: int64[K] sorted, disjoint intervals of places that were delivered, or belong to an open window.
+        stops: int64[K], exclusive.
+        windows: every window that was open when a topology ended, oldest first.
+    """
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    windows: tuple[OpenWindow, ...] = ()
+
+    @classmethod
+    def none(cls) -> Consumption:
+        """Nothing consumed yet."""
+        return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+    def units(self, num_splits: int) -> Runs:
+        """Give what remains of open windows as pieces; window w stands for the split ``num_splits + w``."""
+        return Runs.of(
+            [
+                (num_splits + number, start, stop)
+                for number, entry in enumerate(self.windows)
+                for start, stop in entry.parts
+            ]
+        )
+
+    def left_of(self, runs: Runs, bases: NDArray[np.int64]) -> Runs:
+        """Take what was consumed out of pieces of splits; what is empty leaves the list.
+
+        Args:
+            runs: N pieces.
+            bases: int64[S] the place of each split's first live row.
+        """
+        if not len(self.starts):
+            return runs.take(np.flatnonzero(runs.stop > runs.start))
+        begin, end = bases[runs.split] + runs.start, bases[runs.split] + runs.stop
+        gap_starts = np.concatenate(([np.iinfo(np.int64).min], self.stops))
+        gap_stops = np.concatenate((self.starts, [np.iinfo(np.int64).max]))
+        first = np.searchsorted(gap_stops, begin, side="right")
+        last = np.searchsorted(gap_starts, end, side="left")
+        count = np.where(end > begin, np.maximum(last - first, 0), 0)
+        offsets = np.cumsum(count) - count
+        gap = np.arange(count.sum(), dtype=np.int64) + np.repeat(first - offsets, count)
+        piece = np.repeat(np.arange(len(runs)), count)
+        low, high = np.maximum(gap_starts[gap], begin[piece]), np.minimum(gap_stops[gap], end[piece])
+        base = bases[runs.split[piece]]
+        left = Runs(runs.split[piece], low - base, high - base)
+        return left.take(np.flatnonzero(left.stop > left.start))
+
+    def after(
+        self, plans: Iterable[tuple[RankPlan, SegmentTable, NDArray[np.int64], int | None]], steps: int
+    ) -> Consumption:
+        """Add what every rank of a topology consumed.
+
+        Args:
+            plans: one a rank.
+            steps: that the job took; a rank that ended before stands at its end.
+        """
+        intervals = [(self.starts, self.stops)]
+        used: dict[int, list[tuple[int, int]]] = {}
+        opened: list[OpenWindow] = []
+        for plan, segments, bases, window in plans:
+            taken, open_now = _delivered(plan, segments, window, min(steps, plan.steps))
+            opened += open_now
+            plain = taken.split < len(segments.splits)
+            base = bases[taken.split[plain]]
+            intervals.append((base + taken.start[plain], base + taken.stop[plain]))
+            for split, start, stop in taken.take(np.flatnonzero(~plain)):
+                used.setdefault(split - len(segments.splits), []).append((start, stop))
+        kept = tuple(
+            OpenWindow(entry.window, _without(entry.parts, used.get(number, ())))
+            for number, entry in enumerate(self.windows)
+        )
+        return Consumption(*_merged(intervals), kept + tuple(opened))
+
+
+def _delivered(plan: RankPlan, segments: SegmentTable, size: int | None, steps: int) -> tuple[Runs, list[OpenWindow]]:
+    """Rows that a rank delivered, the rows of windows that are open among them, and those windows."""
+    taken: list[Runs] = []
+    opened: list[OpenWindow] = []
+    for lane, batches in enumerate(plan.batches_before(steps)):
+        body, tails = plan.delivered(lane, batches)
+        taken.append(tails)
+        if body is None:
+            continue
+        taken.append(body.runs.slice(0, body.skip))
+        rest = next(stretches(body, segments, size), None)
+        if rest is not None and (found := rest.open_window) is not None:
+            window, start = found
+            length = window.runs.num_rows
+            opened.append(OpenWindow(window, ((start, length),)))
+            taken.append(body.runs.slice(body.skip, body.skip + length - start))
+    return Runs.concat(taken), opened
+
+
+def _merged(
+    intervals: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sort disjoint intervals and join those that touch."""
+    starts = np.concatenate([start for start, _ in intervals])
+    stops = np.concatenate([stop for _, stop in intervals])
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], stops[order]
+    full = stops > starts
+    starts, stops = starts[full], stops[full]
+    if not len(starts):
+        return starts, stops
+    fresh = np.concatenate(([True], starts[1:] > stops[:-1]))
+    last = np.concatenate((fresh[1:], [True]))
+    return starts[fresh], stops[last]
+
+
+def _without(parts: Sequence[tuple[int, int]], used: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Take intervals out of intervals.
+
+    >>> _without([(0, 10)], [(2, 4), (9, 10)])
+    ((0, 2), (4, 9))
+    """
+    left = list(parts)
+    for low, high in used:
+        left = [
+            piece
+            for start, stop in left
+            for piece in ((start, min(stop, low)), (max(start, high), stop))
+            if piece[0] < piece[1]
+        ]
+    return tuple(left)
+
+
+__all__ = ["Consumption", "OpenWindow"]

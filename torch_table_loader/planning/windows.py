@@ -1,0 +1,130 @@
+"""Shuffle windows: rows are permuted inside consecutive windows of a section, as a pure function of their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.runs import Runs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.lanes import Section
+    from torch_table_loader.planning.splits import SegmentTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """Rows that are read in order and delivered permuted.
+
+    Args:
+        segments: what the splits of `runs` consist of.
+        runs: its rows, before they are permuted.
+        name: the key of its permutation, with seed and epoch.
+    """
+
+    segments: SegmentTable
+    runs: Runs
+    name: str
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
+        """Permute its rows.
+
+        Args:
+            seed: the loader's.
+            epoch: from 0.
+
+        Returns:
+            int64[rows]: which row comes at each place.
+        """
+        return permuted(self.runs.num_rows, seed, epoch, self.name)
+
+
+def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
+    """Permute the rows of the window of a name.
+
+    >>> permuted(4, seed=1, epoch=0, name="window at 0 of lane 0").tolist()
+    [1, 3, 2, 0]
+    """
+    return Permutation(length, derive_key(seed, epoch, name)).slice(0, length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """Consecutive rows of a section that come in one way: as they are read, window by window, or out of a unit.
+
+    Args:
+        section: the name of the section.
+        at: its first row, counted in the section.
+        runs: its rows, delivered ones too.
+        start: how many of them were delivered before.
+        segments: what the splits of `runs` consist of.
+        size: rows of a window; None where nothing is permuted.
+        unit: the number of the older window whose remaining order this is, or None. It is never permuted again.
+    """
+
+    section: str
+    at: int
+    runs: Runs
+    start: int
+    segments: SegmentTable
+    size: int | None
+    unit: int | None
+
+    def window(self, number: int) -> Window:
+        """Give one of its windows."""
+        size = self.size or self.runs.num_rows
+        return Window(self.segments, self.runs.slice(number * size, (number + 1) * size), self.window_name(number))
+
+    def window_name(self, number: int) -> str:
+        """Name one of its windows by its first row."""
+        return f"window at {self.at + number * (self.size or 0)} of {self.section}"
+
+    @property
+    def open_window(self) -> tuple[Window, int] | None:
+        """The window of which some rows were delivered and others not, and how many were; None if there is none."""
+        if self.size is None or self.start % self.size == 0:
+            return None
+        return self.window(self.start // self.size), self.start % self.size
+
+
+def stretches(section: Section, segments: SegmentTable, size: int | None) -> Iterator[Stretch]:
+    """Walk through what a section has still to deliver.
+
+    Windows are laid from the section's start, and anew after each unit.
+
+    Args:
+        section: with `skip` rows delivered before.
+        segments: what the splits consist of; the split ``len(splits) + w`` is a part of the older window w.
+        size: rows of a window, or None.
+    """
+    at, num_splits = 0, len(segments.splits)
+    for runs in _apart(section.runs, num_splits):
+        end = at + runs.num_rows
+        if end > section.skip:
+            first = int(runs.split[0])
+            unit = first - num_splits if first >= num_splits else None
+            own_size = size if unit is None else None
+            yield Stretch(section.name, at, runs, max(0, section.skip - at), segments, own_size, unit)
+        at = end
+
+
+def _apart(runs: Runs, num_splits: int) -> Iterator[Runs]:
+    """Divide runs where plain pieces and units meet; each unit stands alone."""
+    is_unit = runs.split >= num_splits
+    if not is_unit.any():
+        if len(runs):
+            yield runs
+        return
+    borders = np.flatnonzero(is_unit[1:] | is_unit[:-1]) + 1
+    for part in np.split(np.arange(len(runs)), borders):
+        yield runs.take(part)
+
+
+__all__ = ["Stretch", "Window", "stretches"]

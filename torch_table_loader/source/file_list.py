@@ -1,0 +1,59 @@
+"""A kept list of a table's files: what `save_files` writes and ``files=path`` pins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.source.address import parse_address
+from torch_table_loader.source.storage import FileStorage, open_storage
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import DataFile
+
+_VERSION = 1
+
+
+def write_files(path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None) -> None:
+    """Write the names of files, relative to the table's root, with their sizes for the reader's eye.
+
+    Args:
+        path: where; written whole.
+        files: the table's, in canonical order.
+        storage_options: the table's.
+    """
+    storage, place = _open(path, storage_options)
+    listed = [{"name": file.name, "num_bytes": file.version.num_bytes} for file in files]
+    storage.write_bytes(place, json.dumps({"version": _VERSION, "files": listed}, indent=1).encode())
+
+
+def read_files(path: str, storage_options: Mapping[str, Any] | None) -> list[str]:
+    """Read the names that `write_files` wrote.
+
+    Raises:
+        ConfigError: it is something else.
+        TableError: it is not there.
+    """
+    storage, place = _open(path, storage_options)
+    try:
+        content = json.loads(storage.read_bytes(place))
+        if content["version"] != _VERSION:
+            raise ConfigError(f"files={storage.shown(place)!r} has version {content['version']!r}, expected {_VERSION}")
+        return [entry["name"] for entry in content["files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"files={storage.shown(place)!r} must be a list that dataset.save_files(path) wrote; pass names as a list"
+        ) from error
+
+
+def _open(path: str, storage_options: Mapping[str, Any] | None) -> tuple[FileStorage, str]:
+    """Open the place of a list; storage options are for remote ones."""
+    options = None if parse_address(path).protocol == "file" else storage_options
+    return open_storage(path, options)
+
+
+__all__ = ["read_files", "write_files"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from torch_table_loader.engine.work import LaneBatches
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.explain import Explanation, explain
 from torch_table_loader.loader import UNCOUNTED, TableLoader
-from torch_table_loader.options import LoaderKeywords, LoaderOptions, defaults
+from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.file_list import read_files, write_files
 from torch_table_loader.source.listing import PathSource
@@ -187,19 +188,33 @@ class TableDataset(IterableDataset[Any]):
     def __init_subclass__(cls) -> None:
         """Show the options in the signature, where help() and inspect look for them."""
         super().__init_subclass__()
-        cls.__init__.__signature__ = _signature(cls.__init__)  # type: ignore[attr-defined]
+        signature = _signature(cls.__init__)
+        cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
+        cls.create_dataloader = _showing(signature, cls.create_dataloader.__func__)  # type: ignore[method-assign,attr-defined]
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     own = inspect.signature(function)
     parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     keyword = inspect.Parameter.KEYWORD_ONLY
-    annotations = LoaderKeywords.__annotations__
     parameters += [
-        inspect.Parameter(name, keyword, default=default, annotation=annotations[name])
-        for name, default in defaults().items()
+        inspect.Parameter(entry.name, keyword, default=entry.default, annotation=entry.type)
+        for entry in fields(LoaderOptions)
     ]
     return own.replace(parameters=parameters)
+
+
+def _showing(signature: inspect.Signature, make: Callable[..., Any]) -> Any:
+    """Make a class method that shows a signature and calls `make`."""
+
+    @functools.wraps(make)
+    def create_dataloader(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(cls, *args, **kwargs)
+
+    create_dataloader.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        return_annotation=inspect.signature(make).return_annotation
+    )
+    return classmethod(create_dataloader)
 
 
 def _lane_iterator(job: Job, epoch: int, lane: int) -> Iterator[Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from os import PathLike
 from typing import Any, Literal, TypedDict, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
@@ -17,6 +18,9 @@ StringLayout = Literal["list", "codes"]
 
 DEFAULT_LANES = 4
 """Lanes of a rank where the caller names none: the same everywhere, since lanes are part of the order."""
+
+START_METHODS = ("fork", "spawn", "forkserver")
+"""How worker processes may start."""
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
@@ -139,6 +143,7 @@ class LoaderOptions:
         """Refuse what cannot be meant."""
         self._check_numbers()
         self._check_choices()
+        self._check_switches()
         self._check_names()
 
     def _check_numbers(self) -> None:
@@ -188,12 +193,26 @@ class LoaderOptions:
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise ConfigTypeError(f"collate_fn must be callable, got {type(self.collate_fn).__name__}")
 
+    def _check_switches(self) -> None:
+        for name in ("show_progress", "drop_last", "pin_memory", "row_id", "check_plan", "count_filtered"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
+            raise ConfigTypeError(f"plan_cache must be a directory's path or URL, got {self.plan_cache!r}")
+        context = self.multiprocessing_context
+        if context not in (None, *START_METHODS) and not hasattr(context, "get_start_method"):
+            raise ConfigError(
+                f"multiprocessing_context must be one of {', '.join(map(repr, START_METHODS))}, or a context of "
+                f"multiprocessing.get_context(), got {context!r}"
+            )
+
     def _check_names(self) -> None:
         for name in ("columns", "files"):
             value = getattr(self, name)
             if value is None or (name == "files" and isinstance(value, str)):
                 continue
-            if isinstance(value, str) or not all(isinstance(entry, str) for entry in value):
+            listed = isinstance(value, Sequence) and not isinstance(value, str)
+            if not listed or not all(isinstance(entry, str) for entry in value):
                 raise ConfigTypeError(f"{name} must be a list of strings, got {value!r}")
             if twice := sorted({entry for entry in value if list(value).count(entry) > 1}):
                 raise ConfigError(f"{name} names {twice[0]!r} twice; name each once")
@@ -256,7 +275,7 @@ def defaults() -> dict[str, Any]:
     >>> defaults()["batch_size"]
     1024
     """
-    return {entry.name: entry.default for entry in fields(LoaderOptions) if entry.default is not MISSING}
+    return {entry.name: entry.default for entry in fields(LoaderOptions)}
 
 
 def _integer(name: str, value: object, least: int | None) -> None:

@@ -6,7 +6,7 @@ import doctest
 import io
 import re
 import shlex
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from torch_table_loader import errors
 from torch_table_loader.cli.main import main
 from torch_table_loader.options import defaults
 
@@ -105,11 +106,8 @@ def ran(command: str) -> str:
     program, *arguments = shlex.split(command)
     assert program == "torch-table-loader", f"tag a block with text if it shows another program: {command}"
     said, complained = io.StringIO(), io.StringIO()
-    with redirect_stdout(said), redirect_stderr(complained):
-        try:
-            main(arguments)
-        except SystemExit:
-            pass
+    with redirect_stdout(said), redirect_stderr(complained), suppress(SystemExit):
+        main(arguments)
     return complained.getvalue() + said.getvalue()
 
 
@@ -132,6 +130,12 @@ def test_every_option_is_told_with_its_default() -> None:
     assert {name: repr(value) for name, value in defaults().items()} == told
     docs = "".join(page.read_text() for page in PAGES[1:])
     assert [name for name in defaults() if not re.search(rf"`{name}[`=]", docs)] == []
+
+
+def test_every_error_is_told() -> None:
+    told = (ROOT / "docs" / "errors.md").read_text()
+    raised = [name for name in errors.__all__ if name != "TableLoaderError"]
+    assert [name for name in raised if f"| `{name}` |" not in told] == []
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -27,6 +27,7 @@ _MEANT = (
     "ranks take unequally many steps",
     "under a row filter each of",
     "This DataLoader will create",
+    "epoch . is iterated again",
 )
 
 

@@ -49,9 +49,7 @@ def values(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def own_rows(epochs: list[dict[str, Any]]) -> list[int]:
     """Give all rows but padding, sorted."""
-    return sorted(
-        row for each in epochs for row, pads in zip(each["rows"], each["padding"], strict=True) if not pads
-    )
+    return sorted(row for each in epochs for row, pads in zip(each["rows"], each["padding"], strict=True) if not pads)
 
 
 @pytest.mark.parametrize("scene", ["plain", "explicit", "processes", "balance", "pad"])

@@ -6,11 +6,11 @@ import hashlib
 import itertools
 import json
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.records import DataFile
 
@@ -47,11 +47,10 @@ class Agreement:
             base = distributed.distributed_c10d._get_default_store()
             self._store = distributed.PrefixStore(f"torch_table_loader/{next(_constructed)}", base)
         elif not pinned:
-            warnings.warn(
+            warn_caller(
                 f"{num_ranks} ranks list the table on their own, and there is no process group through which they "
                 "could compare what they saw; pass files= (or snapshot_id=), or construct the loader after "
-                "init_process_group",
-                stacklevel=6,
+                "init_process_group"
             )
 
     def common_files(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:

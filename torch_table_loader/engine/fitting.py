@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.progress import progress_bar
@@ -66,16 +66,14 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
             "assignment, so leave even_ranks out"
         )
     if strategy.form == "generator" and ranks.num_ranks > 1:
-        warnings.warn(
+        warn_caller(
             f"{strategy.name}.generate(files, num_workers, epoch) does not take ranks, so each of {ranks.num_ranks} "
-            "ranks reads the whole table; add num_ranks and rank to its parameters to split it",
-            stacklevel=6,
+            "ranks reads the whole table; add num_ranks and rank to its parameters to split it"
         )
     if options.shuffle and not isinstance(options.split_strategy, str):
-        warnings.warn(
+        warn_caller(
             f"shuffle={options.shuffle!r} does nothing: {strategy.name}.generate() owns the order; shuffle there, by "
-            "the epoch it is given",
-            stacklevel=6,
+            "the epoch it is given"
         )
     return strategy
 

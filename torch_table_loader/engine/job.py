@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.fitting import columns_of, counter_of, strategy_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.planner import PlannedEpoch, Planner
@@ -76,7 +76,8 @@ class Job:
         table = survey(source, options.filters, options.schema, cache)
         columns = columns_of(table, options)
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
-        read_rows = rows_of_a_read(row_bytes, options.batch_size)
+        largest = int(table.layout.group_rows.max(initial=0))
+        read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
         reader = TaskReader(
             table.storage,
             table.files,
@@ -245,16 +246,14 @@ class Job:
         remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
         steps = self.planner.steps_of_ranks(self.planner.start(0))
         if steps is None:
-            warnings.warn(
+            warn_caller(
                 f"under a row filter each of {self.topology.num_ranks} ranks counts its own rows, and steps may "
-                f"differ; a job that synchronises each step (DDP) then hangs; {remedy}",
-                stacklevel=5,
+                f"differ; a job that synchronises each step (DDP) then hangs; {remedy}"
             )
         elif (shown := uneven_steps(steps)) is not None:
-            warnings.warn(
+            warn_caller(
                 f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
-                f"{remedy}",
-                stacklevel=5,
+                f"{remedy}"
             )
 
 

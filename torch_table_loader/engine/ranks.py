@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions
 
@@ -147,10 +147,9 @@ def _of_mesh(mesh: Any) -> RankInfo:
 
 def _warn_alone(job: RankInfo) -> None:
     if job.num_ranks > 1:
-        warnings.warn(
+        warn_caller(
             f"this loader reads the whole table (num_ranks=1) in a job of {job.num_ranks} ranks ({job.origin} says); "
-            'pass num_ranks="auto", or num_ranks= and rank=, to give each rank its part',
-            stacklevel=5,
+            'pass num_ranks="auto", or num_ranks= and rank=, to give each rank its part'
         )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Decoded bytes that a lane aims at with each read."""
+"""Decoded bytes that a lane aims at with each read of a part of a row group."""
+
+WHOLE_BYTES = 4 * CHUNK_BYTES
+"""Decoded bytes up to which a lane reads a row group whole, which costs less than reading its parts."""
 
 CHUNK_BATCHES = 4
 """Batches of a read where they are larger than that, so that few batches are joined over reads."""
@@ -20,16 +23,21 @@ _VARIABLE_BYTES = 64
 """What a value of variable width is taken to weigh where a read is sized."""
 
 
-def rows_of_a_read(row_bytes: int, batch_size: int) -> int:
-    """Size a read: a whole number of batches, near `CHUNK_BYTES`, or `CHUNK_BATCHES` of them where they are larger.
+def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
+    """Size a read: row groups whole, where they are large enough and no larger than `WHOLE_BYTES`.
+
+    Elsewhere a whole number of batches, near `CHUNK_BYTES`, or `CHUNK_BATCHES` of them where they are larger.
 
     Args:
         row_bytes: of a decoded row.
         batch_size: rows of a batch.
+        group_rows: rows of the largest row group; 0 where that is not known.
 
-    >>> rows_of_a_read(64, 8192), rows_of_a_read(2000, 8192)
-    (131072, 32768)
+    >>> rows_of_a_read(64, 8192, 100_000), rows_of_a_read(64, 8192, 10**6), rows_of_a_read(2000, 8192, 12_500)
+    (100000, 131072, 32768)
     """
+    if CHUNK_BATCHES * batch_size <= group_rows <= WHOLE_BYTES // row_bytes:
+        return group_rows
     most = 8 * CHUNK_BYTES // row_bytes
     aimed = max(CHUNK_BYTES // row_bytes, min(CHUNK_BATCHES * batch_size, most), 1)
     return -(-aimed // batch_size) * batch_size

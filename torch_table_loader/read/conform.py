@@ -109,8 +109,9 @@ def conform_plan(
     reads: list[str] = []
     steps: list[_Step] = []
     as_they_are = True
+    in_file = frozenset(file_schema.names)
     for field in schema:
-        physical = field.name in file_schema.names and field.name not in constants
+        physical = field.name in in_file and field.name not in constants
         if not physical:
             steps.append(_Step(-1, _constant(constants.get(field.name), field, name), cast=False, refuse_nulls=False))
             as_they_are = False

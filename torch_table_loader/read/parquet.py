@@ -102,15 +102,36 @@ class ParquetFile:
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of row groups: see `OpenFile.batches`."""
         wanted = list(columns)
-        # A pre-buffered call holds all its row groups' compressed bytes: one row group a call bounds them.
-        calls = [list(groups)] if self._is_local else [[group] for group in groups]
-        for call in calls:
-            for batch in self._handle.iter_batches(
-                batch_size=max_rows, row_groups=call, columns=wanted, use_threads=False
-            ):
+        for call, whole in self._calls(groups, max_rows):
+            for batch in self._whole(call[0], wanted) if whole else self._streamed(call, wanted, max_rows):
                 # pyarrow takes dotted paths of leaves, so "a" or "a.b" may bring in more than it names,
                 # and it keeps the file's order.
                 yield batch if batch.schema.names == wanted else batch.select(wanted)
+
+    def _calls(self, groups: range, max_rows: int) -> list[tuple[list[int], bool]]:
+        """Divide row groups into calls of pyarrow, and say which read one whole.
+
+        A row group of about `max_rows` is read whole, which is pyarrow's fastest way. The others are streamed, on
+        this machine in one call, which then fills batches across row groups; far away one by one, since a
+        pre-buffered call holds the compressed bytes of all its row groups.
+        """
+        calls: list[tuple[list[int], bool]] = []
+        for group in groups:
+            whole = max_rows < 2 * self._handle.metadata.row_group(group).num_rows <= 2 * max_rows
+            if whole or not self._is_local or not calls or calls[-1][1]:
+                calls.append(([group], whole))
+            else:
+                calls[-1][0].append(group)
+        return calls
+
+    def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        return iter(self._handle.read_row_group(group, columns=columns, use_threads=False).to_batches())
+
+    def _streamed(self, groups: list[int], columns: list[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+        batches: Iterator[pa.RecordBatch] = self._handle.iter_batches(
+            batch_size=max_rows, row_groups=groups, columns=columns, use_threads=False
+        )
+        return batches
 
     def close(self) -> None:
         """Release the file."""

@@ -1,0 +1,46 @@
+"""`rows_of` names what was delivered, in that order: every step of random jobs of any shape, in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.test_any_size_of_job import DealtV2, HalvesV1
+from tests.laws.worlds import SEED, World, cutters, tables, topologies
+from torch_table_loader.planning.cursor import Cursor
+from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.rows_of import RowSpan, spans_of_batch
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    layout=tables,
+    strategy=st.one_of(cutters, st.sampled_from([DealtV2(), HalvesV1()])),
+    chain=st.lists(st.tuples(topologies, st.integers(0, 12)), min_size=1, max_size=4),
+    epoch=st.integers(0, 3),
+)
+def test_rows_of_every_step_are_those_delivered(
+    layout: TableLayout, strategy: Any, chain: list[tuple[Topology, int]], epoch: int
+) -> None:
+    if not callable(strategy):
+        chain = [(Topology(t.num_ranks, t.lanes, t.batch_size, t.shuffle_buffer_size), steps) for t, steps in chain]
+    world, cursor = World(layout, strategy), Cursor.at(epoch, chain[0][0])
+    for topology, steps in chain:
+        cursor = cursor.on(topology)
+        for rank in range(min(topology.num_ranks, 3)):
+            batches = world.play(cursor, rank)
+            own = [[row for row, padding in batch if not padding] for batch in batches]
+            assert [told(world, cursor, rank, step) for step in range(len(batches))] == own
+        cursor = cursor.after(steps)
+
+
+def told(world: World, cursor: Cursor, rank: int, step: int) -> list[int]:
+    """Give the ordinals, counted over the table, that `rows_of` names."""
+    planned, size = world.plan(cursor, rank), cursor.stage.topology.shuffle_buffer_size
+    spans = spans_of_batch(planned.plan, planned.segments, planned.windows, size, SEED, cursor.epoch, step)
+    starts = dict(zip((file.name for file in world.layout.files), world.layout.file_starts.tolist(), strict=False))
+    assert all(isinstance(span, RowSpan) for span in spans)
+    return [starts[span.file] + row for span in spans for row in range(span.row_start, span.row_stop)]  # type: ignore[union-attr]

@@ -1,0 +1,190 @@
+"""What `explain()` and `metrics()` say is what happens."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+
+from tests.torch.tables import deliver_all, key, meant_warnings, write_table
+from torch_table_loader import ConfigError, StructuredDataset, TableLoader
+
+GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]
+TOTAL = sum(map(sum, GROUPS))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    write_table(tmp_path / "table", GROUPS)
+    return tmp_path / "table"
+
+
+def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
+    options = {"batch_size": 4, "num_workers": 3, "check_plan": False} | options
+    with meant_warnings():
+        return StructuredDataset.create_dataloader(str(table), "parquet", **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": True, "split_rows": 1},
+        {"drop_last": True},
+        {"num_ranks": 3, "rank": 1, "split_rows": 1},
+        {"num_ranks": 3, "rank": 2, "even_ranks": "pad"},
+        {"num_ranks": 2, "rank": 0, "even_ranks": "balance", "filters": pc.field("k") < 5},
+        {"split_strategy": "round_robin", "num_ranks": 2, "rank": 1},
+        {"num_workers": 0},
+    ],
+)
+def test_a_plan_that_is_told_is_the_plan_that_is_played(table: Path, options: dict[str, Any]) -> None:
+    loader, dataset = make(table, **options)
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        told = dataset.explain()
+        assert told.epoch == epoch
+        batches = list(loader)
+        assert told.steps == len(batches)
+        assert told.schema == tuple((name, str(kind)) for name, kind in zip(*_columns(dataset), strict=True))
+        assert [name for name, _ in told.schema] == list(batches[0])
+        metrics = loader.metrics()
+        assert [worker.steps for worker in told.workers] == [worker.batches for worker in metrics.workers]
+        assert metrics.batches == told.steps
+        assert metrics.rows == sum(len(batch["x"]) for batch in batches)
+        assert sum(worker.rows for worker in metrics.workers) == metrics.rows
+        ranks, rank = options.get("num_ranks", 1), options.get("rank", 0)
+        with meant_warnings():
+            jobs = deliver_all(table, ranks, epoch=epoch, batch_size=4, **_without(options, "num_ranks", "rank"))
+        assert told.steps_per_rank == tuple(len(batches) for batches in jobs)
+        assert told.rows_per_rank is not None
+        if "drop_last" not in options:
+            assert told.rows_per_rank[rank] == sum(worker.rows for worker in told.workers)
+            assert sum(told.rows_per_rank) == told.live_rows if told.live_rows is not None else TOTAL
+
+
+def _columns(dataset: StructuredDataset) -> tuple[list[str], list[Any]]:
+    return dataset.schema.names, dataset.schema.types
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {"num_workers": 3} | {name: value for name, value in options.items() if name not in names}
+
+
+def test_it_counts_files_row_groups_rows_and_bytes(table: Path) -> None:
+    told = make(table)[1].explain()
+    assert (told.files, told.row_groups, told.rows, told.live_rows) == (7, 9, TOTAL, TOTAL)
+    assert told.stored_bytes == sum(path.stat().st_size for path in table.iterdir())
+    assert (told.pruned_files, told.pruned_row_groups) == (0, 0)
+    assert told.footer_bytes > 0
+    # Encoded bytes before compression: of the order of 20 bytes a row, and all rows are some worker's.
+    assert 10 * TOTAL < sum(worker.num_bytes for worker in told.workers) < 300 * TOTAL
+
+
+def test_it_says_what_was_pruned_and_why(table: Path) -> None:
+    told = make(table, filters=pc.field("x") >= 46)[1].explain()
+    assert told.pruned_files == 2
+    assert told.pruned_row_groups == 3, "those of 9, 7 and 30 rows"
+    assert told.live_rows == TOTAL - 46
+    assert "rules 3 of 9 row groups out by partition values and statistics" in told.notes[0]
+
+
+def test_what_nobody_counted_is_none_and_not_zero(table: Path) -> None:
+    told = make(table, filters=pc.field("k") < 5, count_filtered=False)[1].explain()
+    assert told.steps is told.steps_per_rank is told.live_rows is told.rows_per_rank is None
+    assert any("count_filtered=False" in note for note in told.notes)
+    assert "unknown steps" in str(told)
+    told = make(table, filters=pc.field("k") < 5, num_ranks=2, rank=0)[1].explain()
+    assert told.steps is not None
+    assert told.steps_per_rank is told.rows_per_rank is told.live_rows is None
+
+
+def test_it_prints_every_number(table: Path) -> None:
+    loader, dataset = make(table, num_ranks=2, rank=1, shuffle=True)
+    told = dataset.explain()
+    text = str(told)
+    assert f"7 files, 9 row groups, {TOTAL} rows ({TOTAL} live)" in text
+    assert f"rank 1 of 2: {len(loader)} steps of 4 rows" in text
+    assert text.count("  worker ") == 3
+    assert "x: int64" in text
+    assert f"{told.memory_bound:,} bytes" in text
+
+
+def test_the_memory_bound_grows_with_what_is_asked_for(table: Path) -> None:
+    def bound(**options: Any) -> int:
+        return make(table, **options)[1].explain().memory_bound
+
+    assert bound(num_workers=6) == 2 * bound(num_workers=3)
+    assert bound(shuffle_buffer_size=1_000_000) > bound() + 2 * 3 * 1_000_000 * 20 - 1
+    assert bound(prefetch_batches=10_000_000) > bound()
+    assert bound(worker_type="process", prefetch_batches=1) < bound(worker_type="process")
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("collate_fn", [None, dict])
+def test_metrics_say_what_was_taken_so_far(table: Path, worker_type: str, collate_fn: Any) -> None:
+    loader, dataset = make(table, worker_type=worker_type, collate_fn=collate_fn)
+    with pytest.raises(ConfigError, match="none has begun"):
+        loader.metrics()
+    began = time.perf_counter()
+    batches = iter(loader)
+    for taken in range(1, 6):
+        next(batches)
+        so_far = dataset.metrics()
+        assert (so_far.batches, so_far.rows, so_far.epoch) == (taken, 4 * taken, 0)
+    assert sum(1 for _ in batches) == len(loader) - 5
+    done = loader.metrics()
+    assert done.rows == sum(worker.rows for worker in done.workers) == TOTAL
+    assert done.num_bytes == sum(worker.num_bytes for worker in done.workers) == TOTAL * 20
+    assert 0 < done.seconds_waiting <= done.seconds_total <= time.perf_counter() - began
+    assert all(0 < worker.seconds_working < done.seconds_total for worker in done.workers)
+    assert [worker.worker for worker in done.workers] == [0, 1, 2]
+    assert f"epoch 0: {TOTAL} rows in {len(loader)} batches" in str(done)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_metrics_count_rows_that_nobody_counted_before(table: Path, worker_type: str, drop_last: bool) -> None:
+    options = {"filters": pc.field("k") < 5, "count_filtered": False, "worker_type": worker_type, "batch_size": 7}
+    loader, _ = make(table, drop_last=drop_last, **options)
+    rows = sum(len(batch["x"]) for batch in loader)
+    live = sum(key(row) < 5 for row in range(TOTAL))
+    assert rows == (live // 7 * 7 if drop_last else live)
+    assert loader.metrics().rows == rows
+
+
+def test_metrics_speak_of_the_newest_iterator(table: Path) -> None:
+    loader, _ = make(table)
+    old = iter(loader)
+    next(old)
+    new = iter(loader)
+    assert loader.metrics().batches == 0
+    next(new)
+    next(old)
+    assert loader.metrics().batches == 1
+
+
+def test_time_in_a_collate_fn_is_working_time(table: Path) -> None:
+    for worker_type in ("thread", "process"):
+        loader, _ = make(table, worker_type=worker_type, collate_fn=slow, num_workers=1)
+        steps = len(list(loader))
+        assert loader.metrics().workers[0].seconds_working >= steps * 0.002
+
+
+def slow(batch: Any) -> Any:
+    time.sleep(0.002)
+    return batch
+
+
+def test_progress_is_drawn_where_asked_for(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loader, _ = make(table, show_progress=True, filters=pc.field("k") < 5)
+    assert len(list(loader)) == len(loader)
+    drawn = capsys.readouterr().err
+    assert "counting" in drawn
+    assert "epoch 0: 100%" in drawn
+    assert f"{len(loader)}/{len(loader)}" in drawn
+    make(table)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,184 @@
+"""What the caller may ask for: names, defaults, and every value that is refused, with what came and what to do."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+
+from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, parse_bytes
+from torch_table_loader.errors import ConfigTypeError
+from torch_table_loader.options import LoaderKeywords
+
+PROMISED = {
+    "batch_size": 1024,
+    "columns": None,
+    "filters": None,
+    "shuffle": False,
+    "shuffle_seed": 42,
+    "split_bytes": None,
+    "split_rows": None,
+    "split_strategy": None,
+    "num_workers": None,
+    "output_format": "torch",
+    "storage_options": None,
+    "collate_fn": None,
+    "partitioning": None,
+    "num_ranks": 1,
+    "show_progress": False,
+    "shuffle_buffer_size": None,
+    "drop_last": False,
+    "worker_type": "thread",
+    "even_ranks": None,
+    "nulls": None,
+    "ragged": None,
+    "pin_memory": False,
+    "device": None,
+    "multiprocessing_context": None,
+    "row_id": False,
+    "mesh": None,
+    "schema": None,
+    "files": None,
+    "plan_cache": None,
+    "check_plan": True,
+    "count_filtered": True,
+}
+"""Of the facade; `rank` is 0 where it is left out, and `prefetch_batches` has no promised default."""
+
+
+@pytest.mark.parametrize("function", [StructuredDataset, StructuredDataset.create_dataloader, LoaderOptions])
+def test_the_signature_shows_every_name_and_default(function: Any) -> None:
+    shown = inspect.signature(function).parameters
+    for name, default in PROMISED.items():
+        assert shown[name].default == default, name
+    assert {"rank", "prefetch_batches"} <= set(shown)
+    if function is not LoaderOptions:
+        assert list(shown)[:2] == ["path", "format"]
+        assert not any(p.kind is p.VAR_KEYWORD or p.kind is p.VAR_POSITIONAL for p in shown.values())
+
+
+def test_the_keywords_are_the_fields() -> None:
+    names = [entry.name for entry in fields(LoaderOptions)]
+    assert names == list(LoaderKeywords.__annotations__)
+    assert get_type_hints(LoaderKeywords) == {
+        name: hint for name, hint in get_type_hints(LoaderOptions).items() if name in names
+    }
+
+
+def test_every_option_is_documented() -> None:
+    told = inspect.getdoc(LoaderOptions) or ""
+    for entry in fields(LoaderOptions):
+        assert f"\n    {entry.name}: " in told, entry.name
+
+
+def test_options_are_frozen_and_pickle() -> None:
+    options = LoaderOptions(batch_size=3, columns=["a"])
+    assert pickle.loads(pickle.dumps(options)) == options  # noqa: S301 - our own
+    with pytest.raises(AttributeError):
+        options.batch_size = 4  # type: ignore[misc]
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "hidden" not in repr(LoaderOptions(storage_options={"secret": "hidden"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "said"),
+    [
+        ("batch_size", 0, ConfigError, "batch_size must be at least 1, got 0"),
+        ("batch_size", -5, ConfigError, "batch_size must be at least 1, got -5"),
+        ("batch_size", 2.0, ConfigTypeError, "batch_size must be an int, got float 2.0"),
+        ("batch_size", "8", ConfigTypeError, "batch_size must be an int, got str '8'"),
+        ("batch_size", True, ConfigTypeError, "batch_size must be an int, got bool True"),
+        ("batch_size", None, ConfigTypeError, "batch_size must be an int, got NoneType None"),
+        ("shuffle_seed", 1.5, ConfigTypeError, "shuffle_seed must be an int"),
+        ("shuffle_seed", None, ConfigTypeError, "shuffle_seed must be an int"),
+        ("num_workers", -1, ConfigError, "num_workers must be at least 0, got -1"),
+        ("num_workers", "two", ConfigTypeError, "num_workers must be an int"),
+        ("split_rows", 0, ConfigError, "split_rows must be at least 1, got 0"),
+        ("split_bytes", 0, ConfigError, "a size must be positive, got 0"),
+        ("split_bytes", -1, ConfigError, "a size must be positive, got -1"),
+        ("split_bytes", "lots", ConfigError, "a size must read like '128MiB', '512mb' or '4096', got 'lots'"),
+        ("split_bytes", 1.5, ConfigTypeError, "a size must be an int or a string"),
+        ("shuffle_buffer_size", 0, ConfigError, "shuffle_buffer_size must be at least 1, got 0"),
+        ("prefetch_batches", 0, ConfigError, "prefetch_batches must be at least 1, got 0"),
+        ("num_ranks", 0, ConfigError, "num_ranks must be at least 1, got 0"),
+        ("num_ranks", "many", ConfigTypeError, "num_ranks must be an int"),
+        ("rank", -1, ConfigError, "rank must be at least 0, got -1"),
+        ("rank", 1, ConfigError, r"rank must be in \[0, num_ranks\), got rank=1 num_ranks=1; pass the global rank"),
+        ("rank", "0", ConfigTypeError, "rank must be an int"),
+        ("output_format", "tensorflow", ConfigError, "output_format must be one of 'torch', 'numpy', 'arrow', 'dict'"),
+        ("worker_type", "fiber", ConfigError, "worker_type must be one of 'thread', 'process', got 'fiber'"),
+        ("even_ranks", "equal", ConfigError, "even_ranks must be one of None, 'balance', 'drop', 'pad', got 'equal'"),
+        ("even_ranks", True, ConfigError, "even_ranks must be one of"),
+        ("ragged", "square", ConfigError, "ragged must be one of None, 'nested', 'pad', 'offsets'"),
+        ("ragged", ["pad"], ConfigError, "ragged must be one of"),
+        ("strings", "utf8", ConfigError, "strings must be one of 'list', 'codes'"),
+        ("decimals", "float32", ConfigError, "decimals must be one of None, 'float64'"),
+        ("partitioning", "directory", ConfigError, "partitioning must be one of None, 'hive'"),
+        ("shuffle", "row", ConfigError, "shuffle must be one of"),
+        ("shuffle", None, ConfigError, "shuffle must be one of"),
+        ("nulls", "fill", ConfigError, "nulls must be None, 'mask' or {column: fill}, got 'fill'"),
+        ("vocabulary", {"a": ["x"]}, ConfigError, 'vocabulary is for strings="codes"'),
+        ("collate_fn", 3, ConfigTypeError, "collate_fn must be callable, got int"),
+        ("columns", "a", ConfigTypeError, "columns must be a list of strings, got 'a'"),
+        ("columns", [1], ConfigTypeError, "columns must be a list of strings"),
+        ("columns", ["a", "b", "a"], ConfigError, "columns names 'a' twice; name each once"),
+        ("columns", 7, ConfigTypeError, "columns must be a list of strings, got 7"),
+        ("multiprocessing_context", 3, ConfigError, "multiprocessing_context must be one of .fork."),
+        ("files", [1], ConfigTypeError, "files must be a list of strings"),
+        ("files", ["a", "a"], ConfigError, "files names 'a' twice"),
+        ("drop_last", "no", ConfigTypeError, "drop_last must be True or False, got 'no'"),
+        ("row_id", 1, ConfigTypeError, "row_id must be True or False, got 1"),
+        ("pin_memory", None, ConfigTypeError, "pin_memory must be True or False"),
+        ("check_plan", 0, ConfigTypeError, "check_plan must be True or False"),
+        ("count_filtered", "yes", ConfigTypeError, "count_filtered must be True or False"),
+        ("show_progress", 1, ConfigTypeError, "show_progress must be True or False"),
+        ("plan_cache", 5, ConfigTypeError, "plan_cache must be"),
+        ("multiprocessing_context", "thread", ConfigError, "multiprocessing_context must be"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(name: str, value: Any, error: type[ConfigError], said: str) -> None:
+    with pytest.raises(error, match=said) as caught:
+        LoaderOptions(**{name: value})
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, TypeError) == (error is ConfigTypeError)
+
+
+def test_an_unknown_name_is_a_type_error_as_of_any_function() -> None:
+    with pytest.raises(TypeError, match="batchsize"):
+        StructuredDataset("somewhere", batchsize=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("given", "num_bytes"),
+    [
+        (1, 1),
+        ("1", 1),
+        ("128MiB", 128 << 20),
+        ("512mb", 512_000_000),
+        ("1 GB", 10**9),
+        (" 2gib ", 2 << 30),
+        ("1.5k", 1500),
+        ("0.5 KiB", 512),
+        ("3T", 3 * 10**12),
+        ("7B", 7),
+        ("9007199254740993", 9007199254740993),
+    ],
+)
+def test_sizes_are_read(given: int | str, num_bytes: int) -> None:
+    assert parse_bytes(given) == num_bytes
+
+
+@pytest.mark.parametrize("given", ["", "MiB", "1 XB", "-1", "1e9", "0.1B", "0", True, None, 2.0, b"1"])
+def test_what_is_no_size_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="a size must"):
+        parse_bytes(given)
+
+
+@pytest.mark.parametrize(("num_workers", "lanes"), [(None, 4), (0, 1), (1, 1), (7, 7)])
+def test_workers_are_lanes_and_none_is_four(num_workers: int | None, lanes: int) -> None:
+    assert LoaderOptions(num_workers=num_workers).lanes == lanes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batc
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.job import Job
-    from torch_table_loader.engine.work import EpochWork, LaneClock
+    from torch_table_loader.engine.work import EpochWork
     from torch_table_loader.planning.cursor import Cursor
 
 
@@ -152,9 +152,8 @@ class TableLoader(DataLoader[Any]):
             planned.plan,
             planned.segments,
             planned.windows,
-            job.topology.shuffle_buffer_size,
-            job.options.shuffle_seed,
-            cursor.epoch,
+            (job.topology.shuffle_buffer_size, job.options.shuffle_seed, cursor.epoch),
+            job.planner.live_before,
             step,
         )
 
@@ -168,22 +167,21 @@ class TableLoader(DataLoader[Any]):
 class Progress:
     """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
 
-    def __init__(self, cursor: Cursor, work: EpochWork, clocks: Sequence[LaneClock], longest: int | None) -> None:
+    def __init__(self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None) -> None:
         """Begin to count.
 
         Args:
             cursor: where the iterator began.
             work: the rank's.
-            clocks: the server's, which go on.
+            turns: where the batches come from; only its notes are kept.
             longest: steps of the rank that takes most; None if nobody knows.
         """
         self.cursor = cursor
         self.batches = 0
-        self.waited = 0.0
-        self.short = 0
         self._plan = work.plan
         self._longest = longest
-        self._clocks = clocks
+        self._clocks = turns.clocks
+        self._tally = turns.tally
         self._began = time.perf_counter()
 
     def now(self) -> Cursor:
@@ -195,14 +193,14 @@ class Progress:
     def metrics(self) -> Metrics:
         """Say what was done so far."""
         plan = self._plan
-        rows = self.batches * plan.batch_size - self.short
+        rows = self.batches * plan.batch_size - self._tally.short
         if plan.counted and self.batches and self.cursor.stage.steps + self.batches == plan.steps:
             rows = plan.num_rows - min(self.cursor.stage.steps, plan.steps) * plan.batch_size
         return Metrics(
             epoch=self.cursor.epoch,
             batches=self.batches,
             rows=rows,
-            seconds_waiting=self.waited,
+            seconds_waiting=self._tally.waited,
             seconds_total=time.perf_counter() - self._began,
             workers=tuple(
                 LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
@@ -224,7 +222,7 @@ class LoaderIterator(Iterator[Any]):
         work = job.work(cursor)
         start = cursor.stage.steps
         self._turns = BatchesInTurn(work, _server(job, work, start), start)
-        self.progress = Progress(cursor, work, self._turns.clocks, job.planned(cursor).longest)
+        self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest)
         self._steps = work.plan.steps if work.plan.counted else None
         self._next: Iterator[Any] = self._turns
         options = job.options
@@ -238,8 +236,6 @@ class LoaderIterator(Iterator[Any]):
         """Give the next batch."""
         batch = next(self._next)
         self.progress.batches += 1
-        self.progress.waited = self._turns.waited
-        self.progress.short = self._turns.short
         return batch
 
     def __len__(self) -> int:
@@ -255,13 +251,12 @@ class LoaderIterator(Iterator[Any]):
 
 def _server(job: Job, work: EpochWork, start: int) -> LaneServer:
     options = job.options
-    begun = work.plan.batches_before(start) if work.plan.counted else [0] * work.lanes
     if options.num_workers == 0:
-        return CallerServer(work, begun)
+        return CallerServer(work, start)
     if options.worker_type == "thread":
-        return ThreadServer(work, begun, job.servers, options.prefetch_batches)
+        return ThreadServer(work, start, job.servers, options.prefetch_batches)
     job.table.storage.close()
-    return ProcessServer(work, begun, job.servers, _context(job))
+    return ProcessServer(work, start, job.servers, _context(job))
 
 
 def _context(job: Job) -> Any:

@@ -53,24 +53,47 @@ class LiveCounter:
         self._progress = progress
         self._group_live = np.full(len(table.layout.group_rows), -1, dtype=np.int64)
         self._parts: dict[tuple[int, int, int], int] = {}
+        self._part_starts: dict[tuple[int, int], int] = {}
         self._load()
 
     def count(self, segments: SegmentTable, splits: NDArray[np.int64]) -> SegmentTable:
-        """Fill in the live rows of some splits.
+        """Fill in the live rows of some splits, and of what else their row groups hold.
 
         Args:
             segments: of which some are unknown.
             splits: those whose rows must be known.
         """
-        live = self._known(segments)
         wanted = np.zeros(len(segments.splits), dtype=np.bool_)
         wanted[splits] = True
-        missing = np.flatnonzero((live < 0) & np.repeat(wanted, np.diff(segments.offsets)))
+        of_wanted = np.repeat(wanted, np.diff(segments.offsets))
+        if not ((segments.live < 0) & of_wanted).any():
+            return segments
+        live = self._known(segments)
+        touched = np.zeros(len(self._group_live), dtype=np.bool_)
+        touched[segments.group[(live < 0) & of_wanted]] = True
+        missing = np.flatnonzero((live < 0) & touched[segments.group])
         for part, counts in self._read(segments, missing):
             live[part] = counts
             self._remember(segments, part, counts)
         self._save(segments, missing)
         return segments.counted(live)
+
+    def live_before(self, group: int, row: int) -> int:
+        """Add up what was counted of a row group before a row.
+
+        Args:
+            group: counted over the table; `count` has counted it in parts.
+            row: where one of the parts begins, from the start of the file.
+        """
+        layout = self._table.layout
+        file = int(np.searchsorted(layout.group_offsets, group, side="right")) - 1
+        first = int(layout.group_starts[group] - layout.file_starts[file])
+        total = 0
+        while row > first:
+            start = self._part_starts[group, row]
+            total += self._parts[group, start, row]
+            row = start
+        return total
 
     def _known(self, segments: SegmentTable) -> NDArray[np.int64]:
         """Take what was counted before; parts of row groups are looked up one by one."""
@@ -118,7 +141,9 @@ class LiveCounter:
             if segments.row_stop[at] - segments.row_start[at] == rows[group]:
                 self._group_live[group] = count
             else:
-                self._parts[self._part(segments, at)] = count
+                group, start, stop = part_key = self._part(segments, at)
+                self._parts[part_key] = count
+                self._part_starts[group, stop] = start
 
     @staticmethod
     def _part(segments: SegmentTable, at: int) -> tuple[int, int, int]:

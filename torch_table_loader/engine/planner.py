@@ -95,6 +95,11 @@ class Planner:
         """Whether live rows are known before reading."""
         return self._counter is not None or not self._filtered
 
+    def live_before(self, group: int, row: int) -> int:
+        """Count the live rows of a row group before a row; see `LiveCounter.live_before`."""
+        assert self._counter is not None  # noqa: S101 without a filter every row lives
+        return self._counter.live_before(group, row)
+
     def digest(self) -> str:
         """Hash how the table is split (by a generator: in epoch 0, for one rank with one lane)."""
         if self._segments is not None:

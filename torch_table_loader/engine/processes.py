@@ -120,16 +120,17 @@ def _as_is(message: Any) -> Any:
 class ProcessServer:
     """Worker processes that read the lanes; the consumer cuts their blocks."""
 
-    def __init__(self, work: EpochWork, begun: Sequence[int], processes: int, context: Any) -> None:
+    def __init__(self, work: EpochWork, start: int, processes: int, context: Any) -> None:
         """Start the processes.
 
         Args:
             work: the rank's; it crosses to each worker.
-            begun: batches that each lane has delivered before.
+            start: steps taken before.
             processes: how many serve the lanes.
             context: the name of a start method, a multiprocessing context, or None for the platform's default.
         """
         self._work = work
+        begun = work.plan.batches_before(start) if work.plan.counted else [0] * work.lanes
         self._ready: list[deque[list[Any]]] = [deque() for _ in begun]
         self._rest: list[Rows | None] = [None for _ in begun]
         self._done = [False for _ in begun]

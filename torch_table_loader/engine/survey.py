@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_table_loader.errors import ConfigError, TableError
@@ -142,7 +142,19 @@ def _inspect(
             cache.put(file, CacheEntry(meta))
         return meta
 
-    return tuple(in_parallel(inspect, list(zip(files, known, strict=True))))
+    return _sharing_schemas(in_parallel(inspect, list(zip(files, known, strict=True))))
+
+
+def _sharing_schemas(metas: Sequence[FileMeta]) -> tuple[FileMeta, ...]:
+    """Let files of equal schemas hold one schema, of which a table with many files then needs little memory."""
+    distinct: list[pa.Schema] = []
+    shared: list[FileMeta] = []
+    for meta in metas:
+        same = next((schema for schema in distinct[:8] if schema.equals(meta.schema, check_metadata=True)), None)
+        if same is None:
+            distinct.append(meta.schema)
+        shared.append(meta if same is None else replace(meta, schema=same))
+    return tuple(shared)
 
 
 __all__ = ["Table", "in_parallel", "survey"]

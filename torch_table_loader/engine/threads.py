@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.engine.work import LaneBatches
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
 class CallerServer:
     """Reads a lane when its batch is asked for, in the thread that asks."""
 
-    def __init__(self, work: EpochWork, begun: Sequence[int]) -> None:
+    def __init__(self, work: EpochWork, start: int) -> None:
         """Prepare the lanes.
 
         Args:
             work: the rank's.
-            begun: batches that each lane has delivered before.
+            start: steps taken before.
         """
-        self._lanes = [LaneBatches(work, lane, start) for lane, start in enumerate(begun)]
+        self._work = work
+        self._joins = work.joins_tails(start)
+        self._lanes = begin_lanes(work, start, to_the_end=self._joins)
+        self._tails: deque[Any] | None = None
 
     @property
     def clocks(self) -> list[LaneClock]:
@@ -32,8 +36,13 @@ class CallerServer:
         return [lane.clock for lane in self._lanes]
 
     def take(self, lane: int) -> list[Any] | None:
-        """Read the lane on to its next block."""
-        return self._lanes[lane].next_block()
+        """Read the lane on to its next block; when all lanes are done, their tails make the last batches."""
+        block = self._lanes[lane].next_block()
+        if block is not None or not self._joins:
+            return block
+        if self._tails is None:
+            self._tails = deque(self._work.tail_batches(rests_of(self._lanes)))
+        return [self._tails.popleft()] if self._tails else None
 
     def rest(self, lane: int) -> Rows | None:
         """Give the rows that a lane which is done left over."""
@@ -48,13 +57,15 @@ class CallerServer:
 class _Lane:
     """A lane's blocks on their way from a thread to the consumer."""
 
-    __slots__ = ("batches", "busy", "done", "error", "ready", "waiting")
+    __slots__ = ("batches", "busy", "done", "error", "read", "ready", "waiting")
 
     def __init__(self, batches: LaneBatches) -> None:
         self.batches = batches
         self.ready: deque[list[Any]] = deque()
         self.waiting = 0
         self.busy = False
+        self.read = False
+        """Nothing is left to read; its part of the tails may be missing still."""
         self.done = False
         self.error: BaseException | None = None
 
@@ -65,16 +76,18 @@ class ThreadServer:
     A lane pauses while a block of it waits (or, where the caller set `prefetch`, while so many batches wait).
     """
 
-    def __init__(self, work: EpochWork, begun: Sequence[int], threads: int, prefetch: int | None) -> None:
+    def __init__(self, work: EpochWork, start: int, threads: int, prefetch: int | None) -> None:
         """Start the threads.
 
         Args:
             work: the rank's.
-            begun: batches that each lane has delivered before.
+            start: steps taken before.
             threads: how many serve the lanes.
             prefetch: batches that a lane may hold ready; None for one block.
         """
-        self._lanes = [_Lane(LaneBatches(work, lane, start)) for lane, start in enumerate(begun)]
+        self._work = work
+        self._joins = work.joins_tails(start)
+        self._lanes = [_Lane(batches) for batches in begin_lanes(work, start, to_the_end=self._joins)]
         self._prefetch = 1 if prefetch is None else prefetch
         self._lock = threading.Lock()
         self._work_wanted = threading.Condition(self._lock)
@@ -123,30 +136,37 @@ class ThreadServer:
             lane.ready.clear()
 
     def _run(self) -> None:
-        while (lane := self._next_lane()) is not None:
-            block, error = None, None
-            try:
-                block = lane.batches.next_block()
-            except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
-                error = caught
-            self._deliver(lane, block, error)
+        while (job := self._next_job()) is not None:
+            job()
 
-    def _next_lane(self) -> _Lane | None:
-        """Wait for a lane that wants work; None when there will be none."""
+    def _next_job(self) -> Callable[[], None] | None:
+        """Wait for something to do; None when there will be nothing."""
         with self._lock:
             while not self._stopped:
-                open_lanes = [lane for lane in self._lanes if not (lane.done or lane.error)]
-                if not open_lanes:
-                    break
-                wanting = [lane for lane in open_lanes if not lane.busy and lane.waiting < self._prefetch]
+                to_read = [lane for lane in self._lanes if not (lane.read or lane.error)]
+                if not to_read:
+                    return self._last_job()
+                wanting = [lane for lane in to_read if not lane.busy and lane.waiting < self._prefetch]
                 if wanting:
                     lane = min(wanting, key=lambda lane: lane.waiting)
                     lane.busy = True
-                    return lane
+                    return partial(self._read_on, lane)
                 self._work_wanted.wait()
             return None
 
-    def _deliver(self, lane: _Lane, block: list[Any] | None, error: BaseException | None) -> None:
+    def _last_job(self) -> Callable[[], None] | None:
+        """When all lanes are read, one thread joins their tails."""
+        if not self._joins or any(lane.error for lane in self._lanes):
+            return None
+        self._joins = False
+        return self._join_tails
+
+    def _read_on(self, lane: _Lane) -> None:
+        block, error = None, None
+        try:
+            block = lane.batches.next_block()
+        except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
+            error = caught
         with self._lock:
             lane.busy = False
             lane.error = error
@@ -154,10 +174,47 @@ class ThreadServer:
                 lane.ready.append(block)
                 lane.waiting += len(block)
             elif error is None:
-                lane.done = True
+                lane.read = True
+                lane.done = not self._joins
             self._block_ready.notify()
-            if lane.done or lane.error:
+            if lane.read or lane.error:
                 self._work_wanted.notify_all()
 
+    def _join_tails(self) -> None:
+        batches: list[Any] = []
+        error = None
+        try:
+            batches = self._work.tail_batches(rests_of([lane.batches for lane in self._lanes]))
+        except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
+            error = caught
+        with self._lock:
+            for number, lane in enumerate(self._lanes):
+                lane.ready.extend([batch] for batch in batches[number :: len(self._lanes)])
+                lane.waiting = sum(map(len, lane.ready))
+                lane.error = error
+                lane.done = error is None
+            self._block_ready.notify()
 
-__all__ = ["CallerServer", "ThreadServer"]
+
+def begin_lanes(work: EpochWork, start: int, *, to_the_end: bool) -> list[LaneBatches]:
+    """Begin every lane where the plan stands.
+
+    Args:
+        work: the rank's.
+        start: steps taken before; where rows are not counted, lanes begin at their start.
+        to_the_end: see `LaneBatches`.
+    """
+    begun = work.plan.batches_before(start) if work.plan.counted else [0] * work.lanes
+    return [LaneBatches(work, lane, batches, to_the_end=to_the_end) for lane, batches in enumerate(begun)]
+
+
+def rests_of(lanes: list[LaneBatches]) -> list[Rows]:
+    """Give what the lanes left over, in lane order, reading lanes that have no full batch left to their end."""
+    for lane in lanes:
+        while lane.next_block() is not None:
+            msg = "a lane made a full batch after the plan's last"
+            raise AssertionError(msg)
+    return [lane.rest for lane in lanes if lane.rest is not None]
+
+
+__all__ = ["CallerServer", "ThreadServer", "begin_lanes", "rests_of"]

@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_table_loader.errors import TableError
@@ -36,6 +37,19 @@ class LaneServer(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Tally:
+    """What the consumer noted.
+
+    Args:
+        waited: seconds that it waited for a block.
+        short: rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this is 0.
+    """
+
+    waited: float = 0.0
+    short: int = 0
+
+
 class BatchesInTurn(Iterator[Any]):
     """The batches of a rank, in the order of its plan.
 
@@ -50,9 +64,7 @@ class BatchesInTurn(Iterator[Any]):
             server: which has begun where the plan stands after `start` steps; where rows are not counted, at 0.
             start: steps taken before.
         """
-        self.waited = 0.0
-        self.short = 0
-        """Rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this stays 0."""
+        self.tally = Tally()
         self._short_at_end = 0
         self._work = work
         self._server = server
@@ -72,15 +84,13 @@ class BatchesInTurn(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Give the next batch; an error of a lane comes where its batch would have."""
-        if not self._close.alive:
-            raise StopIteration
-        ready = self._scheduled() if self._schedule is not None else self._rotated()
-        if ready is None:
+        ready = self._rotated() if self._schedule is None else self._ready_of(next(self._schedule, None))
+        if ready is None or not self._close.alive:
             self.close()
             raise StopIteration
         batch = ready.popleft()
         if ready is self._joined and not ready:
-            self.short = self._short_at_end
+            self.tally.short = self._short_at_end
         return batch
 
     def close(self) -> None:
@@ -89,18 +99,18 @@ class BatchesInTurn(Iterator[Any]):
         for ready in self._ready:
             ready.clear()
 
-    def _scheduled(self) -> deque[Any] | None:
-        """Find the batches that the plan takes from now; None at the end."""
-        lane = next(self._schedule or iter(()), None)
+    def _ready_of(self, lane: int | None) -> deque[Any] | None:
+        """Find the batches of the lane whose turn it is; None at the plan's end."""
         if lane is None:
             return None
-        if not (self._ready[lane] or self._refill(lane)):
+        ready = self._ready[lane]
+        if not (ready or self._refill(lane) or not self._close.alive):
             self.close()
             raise TableError(
                 f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
                 "before; build the loader again, without its plan_cache"
             )
-        return self._ready[lane]
+        return ready
 
     def _rotated(self) -> deque[Any] | None:
         """Take lanes in turn until each is done; then join what they left over."""
@@ -135,11 +145,11 @@ class BatchesInTurn(Iterator[Any]):
         except BaseException:
             self.close()
             raise
-        self.waited += time.perf_counter() - began
+        self.tally.waited += time.perf_counter() - began
         if block is None:
             return False
         self._ready[lane].extend(block)
         return True
 
 
-__all__ = ["BatchesInTurn", "LaneServer"]
+__all__ = ["BatchesInTurn", "LaneServer", "Tally"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -12,19 +13,22 @@ import pyarrow as pa
 
 from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.batching.window import WindowShuffle
-from torch_table_loader.planning.windows import permuted, stretches
+from torch_table_loader.errors import TableError
+from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.windows import Stretch, permuted, stretches
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows, RowsCodec
     from torch_table_loader.planning.lanes import RankPlan
-    from torch_table_loader.planning.runs import Runs
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.planning.windows import Stretch, Window
+    from torch_table_loader.planning.windows import Window
     from torch_table_loader.read.tasks import TaskReader
 
 PADDING_COLUMN = "padding"
+
+_NO_PADDING = np.empty(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,30 +91,83 @@ class EpochWork:
                 else:
                     yield from self._plain(stretch, stretch.start, padded_from)
 
+    def joins_tails(self, start: int) -> bool:
+        """Whether whoever holds what all lanes left over can make the tail batches without reading rows again.
+
+        Args:
+            start: steps taken before.
+        """
+        plan = self.plan
+        return plan.counted and not self.windows and start <= sum(plan.body_batches) < plan.steps
+
+    def rows_to_the_end(self, lane: int, start: int) -> Iterator[Rows]:
+        """Read a lane's rows, its tail included, so that a row group is decoded once.
+
+        Args:
+            lane: which.
+            start: full batches of the lane that were delivered before.
+        """
+        whole = self.plan.whole(lane, start)
+        full_rows = self.plan.body_batches[lane] * self.plan.batch_size
+        for stretch in stretches(whole, self.segments, self.window):
+            if stretch.size is None:
+                yield from self._plain(stretch, stretch.start, stretch.runs.num_rows)
+            else:
+                body = replace(stretch, runs=stretch.runs.slice(0, full_rows))
+                source = self._plain(stretch, stretch.start // stretch.size * stretch.size, stretch.runs.num_rows)
+                yield from self._permuted(body, stretch.size, source)
+
+    def tail_batches(self, rests: Sequence[Rows]) -> list[Any]:
+        """Make the rank's last batches of what its lanes left over and the padding.
+
+        Args:
+            rests: the tails, in lane order.
+        """
+        size, plan = self.plan.batch_size, self.plan
+        parts = list(rests)
+        for batch, name in self._read(self.segments, plan.padding):
+            parts.append(self._decode(batch, name, np.ones(batch.num_rows, dtype=np.bool_)))
+        rows = self.codec.concat(parts)
+        batches: list[Any] = []
+        for number in range(plan.steps - sum(plan.body_batches)):
+            tail = rows.slice(number * size, min((number + 1) * size, rows.num_rows))
+            batches += self._tail(number, tail).batches(size)
+        return self.finish(batches)
+
+    def _tail(self, number: int, rows: Rows) -> Rows:
+        if self.window is None:
+            return rows
+        stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, self.window, None)
+        shuffle = WindowShuffle(self.codec, self.window, partial(self._order, stretch))
+        return cast("Rows", self.codec.concat([*shuffle.push(rows), *shuffle.finish()]))
+
     def _plain(self, stretch: Stretch, start: int, padded_from: int) -> Iterator[Rows]:
         """Read a stretch from a row on; where rows are not counted, all rows of its splits."""
         at = start
         runs = stretch.runs.slice(start, stretch.runs.num_rows) if self.plan.counted else stretch.runs
-        for batch in self._read(stretch.segments, runs):
-            yield self._decode(batch, np.arange(at, at + batch.num_rows) >= padded_from)
+        for batch, name in self._read(stretch.segments, runs):
+            padding = np.arange(at, at + batch.num_rows) >= padded_from if self.marks_padding else _NO_PADDING
+            yield self._decode(batch, name, padding)
             at += batch.num_rows
 
     def _windowed(self, stretch: Stretch, size: int, padded_from: int) -> Iterator[Rows]:
         """Permute inside windows; reading begins where the open window begins, no earlier."""
+        return self._permuted(stretch, size, self._plain(stretch, stretch.start // size * size, padded_from))
+
+    def _permuted(self, stretch: Stretch, size: int, source: Iterator[Rows]) -> Iterator[Rows]:
+        """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
         first = stretch.start // size
-
-        def order(number: int, length: int) -> NDArray[np.int64]:
-            if self.plan.counted:
-                return stretch.window(number).order(self.seed, self.epoch)
-            return permuted(length, self.seed, self.epoch, stretch.window_name(number))
-
-        shuffle = WindowShuffle(self.codec, size, order, first_window=first)
+        shuffle = WindowShuffle(self.codec, size, partial(self._order, stretch), first_window=first)
         unwanted = stretch.start - first * size
-        for rows in _through(shuffle, self._plain(stretch, first * size, padded_from)):
+        left = stretch.runs.num_rows - first * size if self.plan.counted else None
+        for rows in _through(shuffle, source, left):
             wanted = rows.slice(min(unwanted, rows.num_rows), rows.num_rows) if unwanted else rows
             unwanted -= rows.num_rows - wanted.num_rows
             if wanted.num_rows:
                 yield wanted
+
+    def _order(self, stretch: Stretch, number: int, length: int) -> NDArray[np.int64]:
+        return permuted(length, self.seed, self.epoch, stretch.window_name(number))
 
     def _unit(self, stretch: Stretch, padded_from: int) -> Rows:
         """Read an older window whole, and deliver the part of its order that this lane was given."""
@@ -120,24 +177,40 @@ class EpochWork:
         padding = np.zeros(window.runs.num_rows, dtype=np.bool_)
         padding[places] = np.arange(stretch.start, stop - start) >= padded_from
         at, parts = 0, []
-        for batch in self._read(window.segments, window.runs):
-            parts.append(self._decode(batch, padding[at : at + batch.num_rows]))
+        for batch, name in self._read(window.segments, window.runs):
+            parts.append(self._decode(batch, name, padding[at : at + batch.num_rows]))
             at += batch.num_rows
         return cast("Rows", self.codec.concat(parts).take(places))
 
-    def _read(self, segments: SegmentTable, runs: Runs) -> Iterator[pa.RecordBatch]:
+    def _read(self, segments: SegmentTable, runs: Runs) -> Iterator[tuple[pa.RecordBatch, str]]:
+        """Read pieces in order; says of each batch which file it is of."""
         for split, begin, end in runs:
-            yield from self.reader.read(segments.task(split, begin, end if self.plan.counted else -1))
+            task = segments.task(split, begin, end if self.plan.counted else -1)
+            name = segments.splits.layout.files[task.file_index].name
+            for batch in self.reader.read(task):
+                yield batch, name
 
-    def _decode(self, batch: pa.RecordBatch, padding: NDArray[np.bool_]) -> Rows:
+    def _decode(self, batch: pa.RecordBatch, name: str, padding: NDArray[np.bool_]) -> Rows:
         if self.marks_padding:
             batch = batch.append_column(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False), pa.array(padding))
-        return cast("Rows", self.codec.decode(batch))
+        try:
+            return cast("Rows", self.codec.decode(batch))
+        except TableError as error:
+            raise TableError(f"{name}: {error}") from error
 
 
-def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows]) -> Iterator[Rows]:
+def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows], left: int | None) -> Iterator[Rows]:
+    """Shuffle the first `left` rows (None: all); the others follow as they are."""
     for rows in source:
-        yield from shuffle.push(rows)
+        if left is None or rows.num_rows <= left:
+            yield from shuffle.push(rows)
+            left = None if left is None else left - rows.num_rows
+            continue
+        if left:
+            yield from shuffle.push(rows.slice(0, left))
+        yield from shuffle.finish()
+        yield rows.slice(left, rows.num_rows)
+        left = 0
     yield from shuffle.finish()
 
 
@@ -164,18 +237,20 @@ class LaneBatches:
     Not safe for two threads at once; the engine sees to that.
     """
 
-    def __init__(self, work: EpochWork, lane: int, start: int = 0) -> None:
+    def __init__(self, work: EpochWork, lane: int, start: int = 0, *, to_the_end: bool = False) -> None:
         """Begin a lane.
 
         Args:
             work: the rank's.
             lane: which.
             start: batches of the lane that were delivered before.
+            to_the_end: leave the lane's tail in `rest`, instead of making the tail batches that fall to it.
         """
         self.clock = LaneClock()
         self.rest: Rows | None = None
         self._work = work
-        self._source = work.rows(lane, start)
+        self._keeps_rest = to_the_end or not work.plan.counted
+        self._source = work.rows_to_the_end(lane, start) if to_the_end else work.rows(lane, start)
         self._cutter = ExactBatches(work.codec, work.plan.batch_size)
         self._done = False
 
@@ -200,7 +275,7 @@ class LaneBatches:
             self.clock.working += time.perf_counter() - began
 
     def _last(self) -> list[Any]:
-        if self._work.plan.counted:
+        if not self._keeps_rest:
             return self._cutter.finish()
         self.rest = self._cutter.rest()
         return []

@@ -157,7 +157,7 @@ class RankPlan:
         """
         size = self.batch_size
         if not self.counted:
-            return [Section(f"lane {lane} of {self.name}", self.lanes[lane], self.lanes[lane].num_rows)]
+            return [self.whole(lane, 0)]
         stop = self.batches_before(self.steps)[lane]
         own = min(stop, self.body_batches[lane])
         result = []
@@ -168,7 +168,7 @@ class RankPlan:
             tail = lane + number * len(self.lanes)
             rows = stream.slice(tail * size, (tail + 1) * size)
             padded_from = min(max(tails.num_rows - tail * size, 0), rows.num_rows)
-            result.append(Section(f"tail {tail} of {self.name}", rows, padded_from))
+            result.append(Section(self.tail_name(tail), rows, padded_from))
         return result
 
     def delivered(self, lane: int, batches: int) -> tuple[Section | None, Runs]:
@@ -190,6 +190,19 @@ class RankPlan:
         numbers = range(lane, lane + (batches - own) * len(self.lanes), len(self.lanes))
         return body, Runs.concat([tails.slice(tail * size, (tail + 1) * size) for tail in numbers])
 
+    def whole(self, lane: int, start: int) -> Section:
+        """Give all rows of a lane, those of its tail too, `start` batches of which were delivered before."""
+        rows = self.lanes[lane]
+        return Section(self.lane_name(lane), rows, rows.num_rows, start * self.batch_size)
+
+    def lane_name(self, lane: int) -> str:
+        """Name the section of a lane's full batches."""
+        return f"lane {lane} of {self.name}"
+
+    def tail_name(self, tail: int) -> str:
+        """Name the section of a tail batch."""
+        return f"tail {tail} of {self.name}"
+
     def tails(self) -> Runs:
         """The last ``rows mod batch_size`` rows of each lane, in lane order."""
         size = self.batch_size
@@ -197,7 +210,7 @@ class RankPlan:
 
     def _body(self, lane: int, batches: int, start: int) -> Section:
         rows = self.lanes[lane].slice(0, batches * self.batch_size)
-        return Section(f"lane {lane} of {self.name}", rows, rows.num_rows, start * self.batch_size)
+        return Section(self.lane_name(lane), rows, rows.num_rows, start * self.batch_size)
 
     def _tail_stream(self) -> tuple[Runs, Runs]:
         tails = self.tails()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,9 +12,11 @@ from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.windows import stretches
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.planning.lanes import RankPlan, Section
     from torch_table_loader.planning.splits import SegmentTable
-    from torch_table_loader.planning.windows import Stretch, Window
+    from torch_table_loader.planning.windows import Window
 
 
 class RowSpan(NamedTuple):
@@ -38,9 +40,8 @@ def spans_of_batch(
     plan: RankPlan,
     segments: SegmentTable,
     windows: tuple[Window, ...],
-    window_size: int | None,
-    seed: int,
-    epoch: int,
+    keys: tuple[int | None, int, int],
+    live_before: Callable[[int, int], int],
     step: int,
 ) -> list[RowSpan | LiveSpan]:
     """Say which rows a batch holds.
@@ -49,9 +50,8 @@ def spans_of_batch(
         plan: the rank's.
         segments: what the splits consist of.
         windows: those that were open when earlier stages ended.
-        window_size: rows of a shuffle window, or None.
-        seed: the loader's.
-        epoch: from 0.
+        keys: rows of a shuffle window (or None), the loader's seed, and the epoch.
+        live_before: counts the live rows of a row group (counted over the table) before a row of its file.
         step: the batch, from 0.
 
     Returns:
@@ -68,58 +68,52 @@ def spans_of_batch(
     before, after = plan.batches_before(step), plan.batches_before(step + 1)
     lane = next(number for number, taken in enumerate(after) if taken > before[number])
     section = plan.sections(lane, before[lane])[0]
-    stop = min(section.skip + plan.batch_size, section.padded_from)
-    spans: list[RowSpan | LiveSpan] = []
-    for table, runs in _pieces(section, stop, segments, windows, window_size, seed, epoch):
-        for split, start, end in runs:
-            spans += _spans(table, split, start, end)
-    return spans
+    return [
+        span
+        for table, runs in _pieces(section, section.skip + plan.batch_size, segments, windows, keys)
+        for split, start, stop in runs
+        for span in _spans(table, split, start, stop, live_before)
+    ]
 
 
 def _pieces(
-    section: Section,
-    stop: int,
-    segments: SegmentTable,
-    windows: tuple[Window, ...],
-    window_size: int | None,
-    seed: int,
-    epoch: int,
+    section: Section, stop: int, segments: SegmentTable, windows: tuple[Window, ...], keys: tuple[int | None, int, int]
 ) -> Iterator[tuple[SegmentTable, Runs]]:
-    """Give the rows [skip, stop) of a section in delivery order."""
-    for stretch in stretches(section, segments, window_size):
+    """Give the rows [skip, stop) of a section in delivery order, without its padding."""
+    size, seed, epoch = keys
+    for stretch in stretches(section, segments, size):
         end = min(stop - stretch.at, stretch.runs.num_rows)
+        own = section.padded_from - stretch.at
         if end <= stretch.start:
             return
         if stretch.unit is not None:
             [(_, start, _)] = stretch.runs
             window = windows[stretch.unit]
-            yield window.segments, _permuted(window, start + stretch.start, start + end, seed, epoch)
+            places = window.order(seed, epoch)[start + stretch.start : start + max(min(end, own), stretch.start)]
+            yield window.segments, _rows(window, places)
         elif stretch.size is None:
-            yield stretch.segments, stretch.runs.slice(stretch.start, end)
+            yield stretch.segments, stretch.runs.slice(stretch.start, min(end, own))
         else:
-            for window, first, last in _windows(stretch, stretch.size, end):
-                yield window.segments, _permuted(window, first, last, seed, epoch)
+            for number in range(stretch.start // stretch.size, -(-end // stretch.size)):
+                begin, window = number * stretch.size, stretch.window(number)
+                places = window.order(seed, epoch)[max(stretch.start - begin, 0) : end - begin]
+                yield window.segments, _rows(window, places[begin + places < own])
 
 
-def _windows(stretch: Stretch, size: int, end: int) -> Iterator[tuple[Window, int, int]]:
-    for number in range(stretch.start // size, -(-end // size)):
-        begin = number * size
-        yield stretch.window(number), max(stretch.start - begin, 0), min(end - begin, size)
-
-
-def _permuted(window: Window, start: int, stop: int, seed: int, epoch: int) -> Runs:
-    """Give the places [start, stop) of a window's order, row by row."""
-    places = window.order(seed, epoch)[start:stop]
+def _rows(window: Window, places: NDArray[np.int64]) -> Runs:
+    """Give some rows of a window one by one."""
     piece = np.searchsorted(window.runs.ends, places, side="right")
     row = window.runs.stop[piece] - (window.runs.ends[piece] - places)
     return Runs(window.runs.split[piece], row, row + 1)
 
 
-def _spans(segments: SegmentTable, split: int, start: int, stop: int) -> Iterator[RowSpan | LiveSpan]:
+def _spans(
+    segments: SegmentTable, split: int, start: int, stop: int, live_before: Callable[[int, int], int]
+) -> Iterator[RowSpan | LiveSpan]:
     """Turn live rows of a split into rows of its file, where all rows of a segment live; else name live rows."""
     layout = segments.splits.layout
     file = int(segments.splits.file[split])
-    name = layout.files[file].name
+    name, first_group = layout.files[file].name, int(layout.group_offsets[file])
     at = 0
     for segment in segments.task(split, 0, -1).segments:
         first, last = max(start - at, 0), min(stop - at, segment.live)
@@ -127,7 +121,8 @@ def _spans(segments: SegmentTable, split: int, start: int, stop: int) -> Iterato
             if segment.live == segment.row_stop - segment.row_start:
                 yield RowSpan(name, segment.row_start + first, segment.row_start + last)
             else:
-                yield LiveSpan(name, segment.group, first, last - 1)
+                base = live_before(first_group + segment.group, segment.row_start)
+                yield LiveSpan(name, segment.group, base + first, base + last - 1)
         at += segment.live
 
 

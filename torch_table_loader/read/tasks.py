@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,6 +104,7 @@ class TaskReader:
         self._columns = tuple(columns)
         self._bases = row_id_bases
         self._max_rows = max_rows
+        self._conformers: dict[tuple[int, tuple[str, ...]], tuple[pa.Schema, Conformer]] = {}
         fields = [table_schema.field(name) for name in columns]
         if row_id_bases is not None:
             fields.append(pa.field(ROW_ID, pa.int64(), nullable=False))
@@ -186,8 +188,18 @@ class TaskReader:
             passes = row_mask(constants.apply(one_row), filters)[0].as_py()
             filters, empty = None, not passes
         extra = () if filters is None else tuple(name for name in self._filter_columns if name not in columns)
-        conformer = conform_plan(meta.schema, self._table_schema, file.partition, (*columns, *extra), name=file.name)
+        conformer = self._conformer(file, meta, (*columns, *extra))
         return _FilePlan(file, meta, [0, *accumulate(meta.group_rows)], conformer, filters, empty)
+
+    def _conformer(self, file: DataFile, meta: FileMeta, columns: tuple[str, ...]) -> Conformer:
+        """Plan how a file conforms; files without partition values that share a schema share the plan."""
+        if file.partition:
+            return conform_plan(meta.schema, self._table_schema, file.partition, columns, name=file.name)
+        known = self._conformers.get((id(meta.schema), columns))
+        if known is None or known[0] is not meta.schema:
+            known = (meta.schema, conform_plan(meta.schema, self._table_schema, (), columns, name=file.name))
+            self._conformers[id(meta.schema), columns] = known
+        return replace(known[1], name=file.name)
 
     def _delivered(self, part: _Masked, base: int | None) -> pa.RecordBatch:
         batch, mask = part.batch, part.mask

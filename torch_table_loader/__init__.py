@@ -22,6 +22,7 @@ from torch_table_loader.planning.cutting import (
     SizeBalancedStrategy,
     TargetSizeStrategy,
 )
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
 from torch_table_loader.records import DataFileInfo, RowGroupInfo, RowRange, Shard, Split
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DataFileInfo",
     "Explanation",
     "FormatReader",
+    "LiveSpan",
     "LoaderOptions",
     "Metrics",
     "MissingExtraError",
@@ -38,6 +40,7 @@ __all__ = [
     "RowBalancedStrategy",
     "RowGroupInfo",
     "RowRange",
+    "RowSpan",
     "Shard",
     "SizeBalancedStrategy",
     "Source",

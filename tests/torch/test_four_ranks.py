@@ -104,7 +104,7 @@ def test_a_rank_that_misses_a_file_says_which(seen: dict[str, Any]) -> None:
 def test_a_rank_that_sees_another_file_is_told(seen: dict[str, Any]) -> None:
     errors = [rank["error"] for rank in seen["rank_1_sees_a_file_of_another_size"]]
     assert errors[0] is errors[2] is errors[3] is None
-    assert "TableError: rank 1 plans another epoch than rank 0: they differ in files" in errors[1]
+    assert "TableError: rank 1 plans another epoch than rank 0: they differ in bytes" in errors[1]
 
 
 def test_one_rank_by_default_in_a_job_of_four_is_warned_about(seen: dict[str, Any]) -> None:

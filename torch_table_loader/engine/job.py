@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -48,6 +47,7 @@ class Job:
         rank: this rank.
         row_bytes: decoded bytes of a row, values of variable width taken at `_VARIABLE_BYTES`.
         read_rows: rows that a lane reads at a time.
+        identity: of which table and options this is; see `engine.state`.
     """
 
     options: LoaderOptions
@@ -58,6 +58,7 @@ class Job:
     rank: int
     row_bytes: int
     read_rows: int
+    identity: Mapping[str, Any]
 
     @classmethod
     def open(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> Job:
@@ -114,7 +115,8 @@ class Job:
                 f"even_ranks={options.even_ranks!r} needs the number of rows that pass the filter; "
                 "leave count_filtered=True, or even_ranks=None"
             )
-        job = cls(options, table, reader, strategy, planner, ranks.rank, row_bytes, read_rows)
+        said = identity(table, reader.schema, options, strategy.name, planner.digest())
+        job = cls(options, table, reader, strategy, planner, ranks.rank, row_bytes, read_rows, said)
         job.planner.plan(planner.start(0), ranks.rank)
         job.warn_of_uneven_steps()
         return job
@@ -151,11 +153,6 @@ class Job:
             return self
         return replace(self, planner=self.planner.with_lanes(lanes))
 
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        """Of which table and options this is; see `engine.state`."""
-        return identity(self.table, self.reader.schema, self.options, self.strategy.name, self.planner.digest())
-
     def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
         """Find where a state says to go on.
 
@@ -171,7 +168,7 @@ class Job:
         cursor = read_state(self.identity, self.table, state)
         job = self if self.options.num_workers is not None else self.with_lanes(cursor.stage.topology.lanes)
         job._check(cursor)
-        return job, cursor if job._finished(cursor) else cursor.on(job.topology)
+        return job, cursor if job._stays(cursor) else cursor.on(job.topology)
 
     def _check(self, cursor: Cursor) -> None:
         if cursor.rank is not None and (cursor.rank, cursor.stage.topology) != (self.rank, self.topology):
@@ -191,8 +188,10 @@ class Job:
                     f"up to {longest}; load the state of a rank that was still running, or the start of the next epoch"
                 )
 
-    def _finished(self, cursor: Cursor) -> bool:
-        """Whether no rank has a step left in the cursor's stage."""
+    def _stays(self, cursor: Cursor) -> bool:
+        """Whether the cursor's stage goes on here, or no rank has a step left in it."""
+        if cursor.stage.topology == self.topology:
+            return True
         steps = self.planner.steps_of_ranks(cursor, count=True) if self.planner.counted else None
         return steps is not None and 0 < cursor.stage.steps >= max(steps)
 

@@ -133,7 +133,7 @@ class Planner:
         topology = cursor.stage.topology
         if self._segments is None:
             return [self.plan(cursor, rank).plan.steps for rank in range(topology.num_ranks)]
-        job = self._cut_epoch(_stage_start(cursor), None if count else 0)
+        job = self._cut_epoch(_stage_start(cursor), None if count else ())
         if not self._all_known(job):
             return None
         _, steps = quotas(job.rows_of_ranks, topology)
@@ -143,7 +143,7 @@ class Planner:
         """Rows of every rank in the cursor's stage, padding left out; None where a rank knows its own alone."""
         if self._segments is None:
             return [self.plan(cursor, rank).plan.own_rows for rank in range(cursor.stage.topology.num_ranks)]
-        job = self._cut_epoch(_stage_start(cursor), 0)
+        job = self._cut_epoch(_stage_start(cursor), ())
         if not self._all_known(job):
             return None
         return [int(each) for each in job.rows_of_ranks]
@@ -152,7 +152,7 @@ class Planner:
         return SegmentTable.of(splits, filtered=self._filtered)
 
     def _cut(self, cursor: Cursor, rank: int) -> PlannedEpoch:
-        job = self._cut_epoch(cursor, rank)
+        job = self._cut_epoch(cursor, (rank,))
         padding, steps = quotas(job.rows_of_ranks, job.topology)
         even_ranks = job.topology.even_ranks
         marks = even_ranks == "pad" or (even_ranks == "balance" and bool(padding.any()))
@@ -162,14 +162,14 @@ class Planner:
     def _all_known(self, job: CutEpoch) -> bool:
         return not (self._filtered and (job.segments.live_rows()[job.order] < 0).any())
 
-    def _cut_epoch(self, cursor: Cursor, rank: int | None) -> CutEpoch:
-        """Lay a stage out for all ranks, with the rows counted that `rank` needs (None: all)."""
+    def _cut_epoch(self, cursor: Cursor, ranks: tuple[int, ...] | None) -> CutEpoch:
+        """Lay a stage out for all ranks, with the rows counted that some ranks need (None: all)."""
         segments = self._segments
         assert segments is not None  # noqa: S101 the strategy cuts
         order = epoch_order(segments, shuffle=self._shuffle, seed=self._seed, epoch=cursor.epoch)
         job = CutEpoch(segments, order, cursor.stage.topology, counted=self.counted, stage=len(cursor.past))
         if self._counter is not None:
-            wanted = order if rank is None else job.splits_of(rank)
+            wanted = order if ranks is None or cursor.past else np.concatenate([order[:0], *map(job.splits_of, ranks)])
             segments = self._segments = self._counter.count(segments, wanted)
         if self._newest_cut is None or self._newest_cut[0] != cursor or self._newest_cut[1].segments is not segments:
             consumed = self._consumed_when_cut(cursor, segments, order)

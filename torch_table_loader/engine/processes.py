@@ -15,11 +15,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.engine.crossing import Inbox, Outbox, Parcel, new_slots
 from torch_table_loader.engine.work import LaneBatches, LaneClock
 from torch_table_loader.errors import TableLoaderError, WorkerError
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.rows import Block, Rows
+    from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work import EpochWork
 
 
@@ -30,16 +31,18 @@ class _Message:
     lane: int
     clock: LaneClock
     batches: list[Any] | None = None
-    block: Block | None = None
+    block: Parcel | None = None
     done: bool = False
 
 
 class _WorkerLanes(IterableDataset[_Message | None]):
     """The lanes of one worker process, one message a lane in each round, so that no lane runs far ahead."""
 
-    def __init__(self, work: EpochWork, begun: Sequence[int]) -> None:
+    def __init__(self, work: EpochWork, begun: Sequence[int], marks: torch.Tensor) -> None:
         self._work = work
         self._begun = begun
+        self._marks = marks
+        self._outbox: Outbox | None = None
 
     def __iter__(self) -> Iterator[_Message | None]:
         info = get_worker_info()
@@ -104,13 +107,11 @@ class _WorkerLanes(IterableDataset[_Message | None]):
             rest = rest.slice(whole, rest.num_rows) if whole < rest.num_rows else None
         yield _Message(lane, clock, block=None if rest is None else self._pack(rest), done=True)
 
-    def _pack(self, rows: Rows) -> Block:
-        return self._work.codec.pack(rows, out=_shared_bytes)
-
-
-def _shared_bytes(num_bytes: int) -> torch.Tensor:
-    """Allocate in shared memory, so that a block is written once and crosses without a copy."""
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes))  # type: ignore[no-untyped-call]
+    def _pack(self, rows: Rows) -> Parcel:
+        if self._outbox is None:
+            info = get_worker_info()
+            self._outbox = Outbox(0 if info is None else info.id, self._marks)
+        return self._outbox.pack(self._work.codec, rows)
 
 
 def _as_is(message: Any) -> Any:
@@ -135,12 +136,15 @@ class ProcessServer:
         self._rest: list[Rows | None] = [None for _ in begun]
         self._done = [False for _ in begun]
         self._clocks = [LaneClock() for _ in begun]
+        waiting = work.blocks_ahead * -(-work.lanes // processes)
+        marks = new_slots(processes, waiting)
+        self._inbox = Inbox(marks)
         loader = DataLoader(
-            _WorkerLanes(work, begun),
+            _WorkerLanes(work, begun, marks),
             batch_size=None,
             num_workers=processes,
             collate_fn=_as_is,
-            prefetch_factor=work.blocks_ahead * -(-work.lanes // processes),
+            prefetch_factor=waiting,
             multiprocessing_context=context,
         )
         self._messages: Any = iter(loader)
@@ -203,7 +207,7 @@ class ProcessServer:
     def _sort_in(self, message: _Message) -> None:
         lane = message.lane
         self._clocks[lane] = message.clock
-        rows = None if message.block is None else self._work.codec.unpack(message.block)
+        rows = None if message.block is None else self._inbox.unpack(self._work.codec, message.block)
         if message.done:
             self._done[lane] = True
             self._rest[lane] = rows

@@ -13,7 +13,7 @@ WHOLE_BYTES = 4 * CHUNK_BYTES
 CHUNK_BATCHES = 4
 """Batches of a read where they are larger than that, so that few batches are joined over reads."""
 
-BLOCK_BYTES = 16 * 1024 * 1024
+BLOCK_BYTES = 4 * 1024 * 1024
 """Bytes of a block that crosses a process, where a batch is smaller."""
 
 BLOCKS_AHEAD = 2
@@ -89,7 +89,7 @@ def blocks_of_a_process(
         how many blocks of a lane wait to be taken.
 
     >>> blocks_of_a_process(64, 8192, None, collated=False), blocks_of_a_process(64, 8192, 4, collated=True)
-    ((32, 2), (1, 4))
+    ((8, 2), (1, 4))
     """
     batches = 1 if collated else max(1, BLOCK_BYTES // (row_bytes * batch_size))
     if prefetch_batches is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +100,7 @@ def read_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) 
 
 def _columns(schema: pa.Schema) -> list[str] | str:
     names = sorted(f"{field.name}: {field.type}" for field in schema)
-    if sum(map(len, names)) <= _COLUMN_NAMES_BYTES:
+    if len(json.dumps(names)) <= _COLUMN_NAMES_BYTES:
         return names
     return f"{len(names)} columns, {hashlib.sha256(repr(names).encode()).hexdigest()[:32]}"
 

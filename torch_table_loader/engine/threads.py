@@ -42,7 +42,10 @@ class CallerServer:
             return block
         if self._tails is None:
             self._tails = deque(self._work.tail_batches(rests_of(self._lanes)))
-        return [self._tails.popleft()] if self._tails else None
+        if not self._tails:
+            return None
+        self._lanes[lane].clock.batches += 1
+        return [self._tails.popleft()]
 
     def rest(self, lane: int) -> Rows | None:
         """Give the rows that a lane which is done left over."""
@@ -109,8 +112,8 @@ class ThreadServer:
         wanted = self._lanes[lane]
         with self._lock:
             while not wanted.ready:
-                if wanted.error is not None:
-                    raise wanted.error
+                if (error := self._error_of(wanted)) is not None:
+                    raise error
                 if wanted.done or self._stopped:
                     return None
                 self._block_ready.wait()
@@ -134,6 +137,12 @@ class ThreadServer:
         for lane in self._lanes:
             lane.batches.close()
             lane.ready.clear()
+
+    def _error_of(self, lane: _Lane) -> BaseException | None:
+        """Give a lane's own error; where its part of the tails is waited for, that of any lane, for it never comes."""
+        if lane.error is not None or lane.done or not lane.read:
+            return lane.error
+        return next((other.error for other in self._lanes if other.error is not None), None)
 
     def _run(self) -> None:
         while (job := self._next_job()) is not None:
@@ -190,6 +199,7 @@ class ThreadServer:
         with self._lock:
             for number, lane in enumerate(self._lanes):
                 lane.ready.extend([batch] for batch in batches[number :: len(self._lanes)])
+                lane.batches.clock.batches += len(batches[number :: len(self._lanes)])
                 lane.waiting = sum(map(len, lane.ready))
                 lane.error = error
                 lane.done = error is None

@@ -127,6 +127,8 @@ class EpochWork:
         parts = list(rests)
         for batch, name in self._read(self.segments, plan.padding):
             parts.append(self._decode(batch, name, np.ones(batch.num_rows, dtype=np.bool_)))
+        if not parts:
+            return []
         rows = self.codec.concat(parts)
         batches: list[Any] = []
         for number in range(plan.steps - sum(plan.body_batches)):

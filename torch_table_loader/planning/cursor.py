@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.ranks import Topology
 
 STATE_VERSION = 1
+
+_WIDTH = len(fields(Topology)) + 1
+"""Values of a stage in a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +69,23 @@ class Cursor:
         return Cursor(self.epoch, self.past, Stage(self.stage.topology, steps), ended, self.rank)
 
     def to_state(self) -> dict[str, Any]:
-        """Write as ints, strings and lists; a stage is the fields of its `Topology` in order, then its steps.
+        """Write as ints, strings and lists, under the same keys always.
+
+        A stage is the fields of its `Topology` in order, then its steps; the newest goes on with `ended` and `rank`
+        where they say something. All that may differ between ranks is in that one list, because
+        ``torch.distributed.checkpoint`` may keep one rank's value of one key and another rank's of the next.
 
         >>> Cursor(2, (), Stage(Topology(4, 2, 1024), 17)).to_state()
         {'epoch': 2, 'history': [[4, 2, 1024, None, None, False, 17]]}
+        >>> Cursor(2, (), Stage(Topology(4, 2, 1024), 17), ended=True).to_state()["history"][-1]
+        [4, 2, 1024, None, None, False, 17, True]
         """
-        state: dict[str, Any] = {
-            "epoch": self.epoch,
-            "history": [[*astuple(stage.topology), stage.steps] for stage in (*self.past, self.stage)],
-        }
-        if self.ended:
-            state["ended"] = True
+        history: list[list[Any]] = [[*astuple(stage.topology), stage.steps] for stage in (*self.past, self.stage)]
         if self.rank is not None:
-            state["rank"] = self.rank
-        return state
+            history[-1] += [self.ended, self.rank]
+        elif self.ended:
+            history[-1] += [True]
+        return {"epoch": self.epoch, "history": history}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Cursor:
@@ -88,11 +95,13 @@ class Cursor:
             ResumeError: it is something else.
         """
         try:
-            history = [Stage(Topology(*entry[:-1]), entry[-1]) for entry in state["history"]]
-            return cls(
-                state["epoch"], tuple(history[:-1]), history[-1], bool(state.get("ended", False)), state.get("rank")
-            )
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            *_, newest = entries = [list(entry) for entry in state["history"]]
+            said: list[Any] = [*newest[_WIDTH:], *(False, None)[len(newest) - _WIDTH :]]
+            ended, rank = said
+            del newest[_WIDTH:]
+            stages = [Stage(Topology(*entry[:-1]), operator.index(entry[-1])) for entry in entries]
+            return cls(operator.index(state["epoch"]), tuple(stages[:-1]), stages[-1], ended, rank)
+        except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(
                 f"the state must hold epoch and history as state_dict() writes them, got {error!r}; "
                 "pass the value of state_dict() unchanged"

@@ -1,0 +1,121 @@
+"""How rows cross from a worker process: through shared memory that is used again, since fresh pages are dear.
+
+The worker writes into a slot that is free; the consumer copies the slot out, into memory that is the trainer's
+alone, and frees it. On a virtual machine a fresh shared page costs several times what copying it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_table_loader.batching.rows import Block, piece_starts
+
+if TYPE_CHECKING:
+    from torch_table_loader.batching.rows import Rows, RowsCodec
+
+SPARE_SLOTS = 2
+"""Slots beside those of the blocks that wait: one is being written, one is being copied out."""
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A block on its way.
+
+    Args:
+        worker: the process that sent it.
+        slot: where it lies among the worker's; −1 for memory of its own.
+        memory: flat uint8, where the consumer does not have the slot's memory yet; else None.
+        num_rows: its rows.
+        sizes: see `Block`.
+    """
+
+    worker: int
+    slot: int
+    memory: torch.Tensor | None
+    num_rows: int
+    sizes: tuple[int, ...]
+
+
+def new_slots(workers: int, waiting: int) -> torch.Tensor:
+    """Make the marks of which slots are in use.
+
+    Args:
+        workers: processes.
+        waiting: blocks of a process that may wait to be taken.
+
+    Returns:
+        uint8[workers, slots] in shared memory, 0 where a slot is free.
+    """
+    marks = torch.zeros((workers, waiting + SPARE_SLOTS), dtype=torch.uint8)
+    return marks.share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+
+
+class Outbox:
+    """A worker's side."""
+
+    def __init__(self, worker: int, marks: torch.Tensor) -> None:
+        """Own the slots of one worker.
+
+        Args:
+            worker: its number.
+            marks: as `new_slots` made them.
+        """
+        self._worker = worker
+        self._marks = marks[worker].numpy()
+        self._memory: list[torch.Tensor | None] = [None] * len(self._marks)
+
+    def pack(self, codec: RowsCodec[Any], rows: Rows) -> Parcel:
+        """Write rows into a free slot; where there is none, into memory of their own."""
+        slot = next((number for number, used in enumerate(self._marks.tolist()) if not used), -1)
+        known = self._memory[slot] if slot >= 0 else None
+        fresh: list[torch.Tensor] = []
+
+        def allocate(num_bytes: int) -> torch.Tensor:
+            if known is not None and known.numel() >= num_bytes:
+                return known[:num_bytes]
+            fresh.append(_shared_bytes(num_bytes + (num_bytes // 4 if slot >= 0 else 0)))
+            return fresh[0][:num_bytes]
+
+        block = codec.pack(rows, out=allocate)
+        if slot >= 0:
+            self._marks[slot] = 1
+            self._memory[slot] = fresh[0] if fresh else known
+        return Parcel(self._worker, slot, fresh[0] if fresh else None, block.num_rows, block.sizes)
+
+
+class Inbox:
+    """The consumer's side."""
+
+    def __init__(self, marks: torch.Tensor) -> None:
+        """Know no slot's memory yet.
+
+        Args:
+            marks: as `new_slots` made them.
+        """
+        self._marks = marks.numpy()
+        self._memory: dict[tuple[int, int], torch.Tensor] = {}
+
+    def unpack(self, codec: RowsCodec[Any], parcel: Parcel) -> Any:
+        """Copy a block out, free its slot, and view the copy as rows."""
+        place = parcel.worker, parcel.slot
+        if parcel.memory is not None:
+            self._memory[place] = parcel.memory
+        _, num_bytes = piece_starts(parcel.sizes)
+        data = torch.empty(num_bytes, dtype=torch.uint8)
+        data.numpy()[:] = self._memory[place].numpy()[:num_bytes]  # torch would wake threads, and they spin
+        if parcel.slot >= 0:
+            self._marks[place] = 0
+        else:
+            del self._memory[place]
+        return codec.unpack(Block(data, parcel.num_rows, parcel.sizes))
+
+
+def _shared_bytes(num_bytes: int) -> torch.Tensor:
+    """Allocate flat shared memory, which crosses to another process without a copy."""
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes))  # type: ignore[no-untyped-call]
+
+
+__all__ = ["Inbox", "Outbox", "Parcel", "new_slots"]

@@ -296,6 +296,10 @@ def make_options(keywords: LoaderKeywords) -> LoaderOptions:
             "filters must be a pyarrow compute Expression such as pc.field('x') > 3, "
             f"got {type(options.filters).__name__}"
         )
+    try:
+        torch.device("cpu" if options.device is None else options.device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device must be one that torch knows, such as 'cuda:0', got {options.device!r}") from error
     if options.show_progress:
         try:
             import tqdm  # noqa: F401

@@ -167,7 +167,9 @@ class TableLoader(DataLoader[Any]):
 class Progress:
     """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
 
-    def __init__(self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None) -> None:
+    def __init__(
+        self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None, began: float
+    ) -> None:
         """Begin to count.
 
         Args:
@@ -175,6 +177,7 @@ class Progress:
             work: the rank's.
             turns: where the batches come from; only its notes are kept.
             longest: steps of the rank that takes most; None if nobody knows.
+            began: when, before the lanes did; as `time.perf_counter` says it.
         """
         self.cursor = cursor
         self.batches = 0
@@ -182,7 +185,7 @@ class Progress:
         self._longest = longest
         self._clocks = turns.clocks
         self._tally = turns.tally
-        self._began = time.perf_counter()
+        self._began = began
 
     def now(self) -> Cursor:
         """Say where the job stands."""
@@ -219,10 +222,11 @@ class LoaderIterator(Iterator[Any]):
             job: the rank's share of the table.
             cursor: where to begin.
         """
+        began = time.perf_counter()
         work = job.work(cursor)
         start = cursor.stage.steps
         self._turns = BatchesInTurn(work, _server(job, work, start), start)
-        self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest)
+        self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest, began)
         self._steps = work.plan.steps if work.plan.counted else None
         self._next: Iterator[Any] = self._turns
         options = job.options

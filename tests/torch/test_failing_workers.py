@@ -197,4 +197,17 @@ def test_a_lane_that_ends_before_its_plan_is_an_error_and_no_short_epoch(
 ) -> None:
     monkeypatch.setattr(LaneBatches, "next_block", lambda _lane: None)
     with pytest.raises(TableError, match="worker 0 must deliver as many batches"):
-        list(make(table))
+        list(make(table, batch_size=6))
+
+
+@pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
+@pytest.mark.parametrize("torn", ["000.parquet", "001.parquet", "002.parquet"])
+def test_an_error_in_the_last_rows_of_any_lane_is_no_hang(
+    tmp_path: Path, worker_type: str, torn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_table_loader.engine.job.rows_of_a_read", lambda *_: 4)
+    write_table(tmp_path, [[8, 3]] * 3)
+    tear(tmp_path / torn, group=1, column=0)
+    options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type, "num_workers": 3}
+    with pytest.raises(TableError, match=rf"{torn}, row group 1, column 'x'"):
+        drain(make(tmp_path, batch_size=4, **options))

@@ -51,7 +51,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(root: Path, **options: Any) -> TableLoader:
     with meant_warnings():
-        loader: TableLoader = StructuredDataset.create_dataloader(str(root), check_plan=False, row_id=True, **options)[0]
+        loader: TableLoader = StructuredDataset.create_dataloader(str(root), check_plan=False, row_id=True, **options)[
+            0
+        ]
     return loader
 
 
@@ -109,7 +111,8 @@ def test_rows_of_names_what_each_batch_delivered(
             batches = [as_values(batch) for batch in loader]
             for step, batch in enumerate(batches, start=first):
                 delivered = [
-                    row for row, pads in zip(batch.ids or [], batch.padding or [False] * len(batch.rows), strict=True)
+                    row
+                    for row, pads in zip(batch.ids or [], batch.padding or [False] * len(batch.rows), strict=True)
                     if not pads
                 ]
                 assert named(loader.rows_of(step), passing) == delivered

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import acero
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.read.failures import first_line
@@ -94,6 +93,8 @@ def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
 
 
 def _project(filters: Any, table: pa.Table) -> pa.Table:
+    from pyarrow import acero  # about 40 MB of libraries, for those who filter
+
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
     project = acero.Declaration("project", acero.ProjectNodeOptions([filters], ["mask"]))
     # One thread: with more, acero hands out chunks in the order in which they are ready.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_table_loader.read.expressions import expression_columns
@@ -87,6 +86,8 @@ def kept_row_groups(
 
 
 def _passing_row_groups(footer: bytes | None, known: Sequence[Any], filters: Any, schema: pa.Schema) -> set[int] | None:
+    import pyarrow.dataset as ds  # about 40 MB of libraries, for those who filter
+
     try:
         fragment = ds.ParquetFileFormat().make_fragment(
             pa.BufferReader(footer), partition_expression=reduce(and_, known) if known else None
@@ -113,6 +114,8 @@ def _groups_of_zeros(parsed: pq.FileMetaData, floats: Sequence[str]) -> set[int]
 def _can_pass(known: Any, filters: Any, schema: pa.Schema) -> bool:
     if known is None:
         return True
+    import pyarrow.dataset as ds
+
     # No file is opened here: the file system dataset looks at what is known of each fragment alone.
     form = ds.IpcFileFormat()
     fragment = form.make_fragment(pa.BufferReader(b""), partition_expression=known)

@@ -1,0 +1,104 @@
+"""Jobs that are stopped and go on with other ranks and workers, through the real loader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.torch.tables import as_values, meant_warnings
+from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
+
+State = dict[str, Any]
+
+STEPS, ENDED = 6, 7
+"""Where a state's stage says how many steps were taken, and whether that was all of the rank's."""
+
+
+class HalvesV1:
+    """A three-argument generator that cuts every file inside a row group and deals the halves over workers."""
+
+    def generate(self, files: Sequence[DataFileInfo], num_workers: int, epoch: int) -> list[Shard]:
+        shards = [Shard(worker) for worker in range(num_workers)]
+        for number, file in enumerate(files):
+            rows = file.record_count or 0
+            cut = rows * (1 + epoch % 2) // (1 + num_workers)
+            for part, (start, stop) in enumerate(((0, cut), (cut, rows))):
+                split = Split(file, RowRange(start, stop - start))
+                shards[(number + part) % num_workers].splits.append(split)
+        return shards
+
+
+class HalvesV2:
+    """The same, dealt over ranks too."""
+
+    def generate(
+        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int, num_ranks: int, rank: int
+    ) -> list[Shard]:
+        shards = HalvesV1().generate(files, num_workers * num_ranks, epoch)[rank::num_ranks]
+        return [Shard(worker, shard.splits) for worker, shard in enumerate(shards)]
+
+
+def topologies(*, generated: bool = False) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw what may change between the stages of an epoch."""
+    return st.fixed_dictionaries(
+        {
+            "num_ranks": st.one_of(st.integers(1, 4), st.just(9)),
+            "num_workers": st.integers(0, 3),
+            "batch_size": st.integers(1, 9),
+            "shuffle_buffer_size": st.one_of(st.none(), st.integers(1, 12)),
+            "even_ranks": st.none() if generated else st.sampled_from([None, "balance", "drop", "pad"]),
+            "drop_last": st.booleans(),
+        }
+    )
+
+
+def make(root: Path, form: str = "parquet", **options: Any) -> TableLoader:
+    """Make a loader whose batches have ``row_id``."""
+    with meant_warnings():
+        return StructuredDataset.create_dataloader(
+            str(root), form, **({"check_plan": False, "row_id": True} | options)
+        )[0]
+
+
+def own_rows(batches: Any) -> list[int]:
+    """Give the ``row_id`` of every row of some batches, padding left out."""
+    values = [as_values(batch) for batch in batches]
+    return [
+        row
+        for each in values
+        for row, pads in zip(each.ids or [], each.padding or [False] * len(each.rows), strict=True)
+        if not pads
+    ]
+
+
+def run_stage(
+    root: Path, state: State | None, steps: int | None, *, form: str = "parquet", epoch: int = 0, **options: Any
+) -> tuple[list[list[int]], list[State]]:
+    """Let every rank of a job go on from a state for some steps (None: to the end); gives rows and states by rank."""
+    rows, states = [], []
+    for rank in range(options["num_ranks"]):
+        loader = make(root, form, rank=rank, **options)
+        loader.set_epoch(epoch)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        rows.append(own_rows(islice(loader, steps)))
+        states.append(loader.state_dict())
+    return rows, states
+
+
+def of_a_running_rank(states: Sequence[State]) -> State:
+    """Give the state that the ranks of a job hand on; those of running ranks must be one."""
+    running = [state for state in states if not is_ended(state)]
+    assert all(state == running[0] for state in running)
+    return running[0] if running else max(states, key=lambda state: int(state["history"][-1][STEPS]))
+
+
+def is_ended(state: State) -> bool:
+    """Say whether a state was taken on a rank that ended before others."""
+    return state["history"][-1][ENDED:] == [True]

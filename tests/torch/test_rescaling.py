@@ -1,0 +1,221 @@
+"""Promise 6 through the real loader: a job goes on with any ranks and workers, and every row still comes once."""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.torch.jobs import STEPS, HalvesV1, HalvesV2, State, of_a_running_rank, own_rows, make, run_stage, topologies
+from tests.torch.tables import SUFFIX, Groups, key, rows, write_table
+from torch_table_loader import ResumeError
+from torch_table_loader.planning.cutting import RoundRobinStrategy
+
+GROUPS: Groups = [[9, 4, 11], [1], [], [0, 17, 5], [13, 13]]
+TOTAL = sum(map(sum, GROUPS))
+FILTER = pc.field("k") < 4
+
+CUTTERS: list[dict[str, Any]] = [
+    {"shuffle": True},
+    {"split_rows": 6, "shuffle": True},
+    {"split_rows": 6},
+    {"split_strategy": "row_balanced", "split_rows": 7, "shuffle": True},
+]
+GENERATORS: list[dict[str, Any]] = [
+    {"split_strategy": HalvesV2()},
+    {"split_strategy": RoundRobinStrategy(shuffle=True)},
+]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("table")
+    assert write_table(root, GROUPS) == TOTAL
+    return root
+
+
+def passing(options: dict[str, Any]) -> list[int]:
+    return [row for row in range(TOTAL) if "filters" not in options or key(row) < 4]
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Draw what the stages of an epoch share, and their topologies."""
+    generated = draw(st.booleans())
+    shared = dict(draw(st.sampled_from(GENERATORS if generated else CUTTERS)))
+    if draw(st.booleans()):
+        shared["filters"] = FILTER
+    return shared, draw(st.lists(topologies(generated=generated), min_size=2, max_size=6))
+
+
+def loses_rows(topology: dict[str, Any]) -> bool:
+    return bool(topology["drop_last"]) or topology["even_ranks"] == "drop"
+
+
+@settings(max_examples=40, deadline=None)
+@given(chain=chains(), steps=st.lists(st.integers(0, 5), min_size=5, max_size=5), epoch=st.integers(0, 2))
+def test_every_row_comes_once_over_a_chain_of_topologies(
+    table: Path, chain: tuple[dict[str, Any], list[dict[str, Any]]], steps: list[int], epoch: int
+) -> None:
+    shared, stages = chain
+    state: State | None = None
+    seen: list[int] = []
+    ended_early = False
+    for number, topology in enumerate(stages):
+        last = number == len(stages) - 1
+        delivered, states = run_stage(table, state, None if last else steps[number], epoch=epoch, **shared, **topology)
+        seen += sum(delivered, [])
+        state = of_a_running_rank(states)
+        ended_early |= not last and loses_rows(topology) and set(seen) != set(passing(shared))
+    assert len(set(seen)) == len(seen)
+    assert set(seen) <= set(passing(shared))
+    if not ended_early and not loses_rows(stages[-1]):
+        assert sorted(seen) == passing(shared)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    stages=st.lists(topologies(generated=True), min_size=2, max_size=4),
+    steps=st.lists(st.integers(0, 5), min_size=3, max_size=3),
+    filtered=st.booleans(),
+)
+def test_every_rank_reads_all_under_a_generator_that_takes_no_ranks(
+    table: Path, stages: list[dict[str, Any]], steps: list[int], filtered: bool
+) -> None:
+    shared = {"split_strategy": HalvesV1()} | ({"filters": FILTER} if filtered else {})
+    state: State | None = None
+    seen: list[int] = []
+    for number, topology in enumerate(stages):
+        last = number == len(stages) - 1
+        delivered, states = run_stage(
+            table, state, None if last else steps[number], **shared, **(topology | {"drop_last": False})
+        )
+        assert all(rows == delivered[0] for rows in delivered), "the ranks read the same"
+        assert all(each == states[0] for each in states)
+        seen, state = seen + delivered[0], states[0]
+    assert sorted(seen) == passing(shared)
+
+
+@pytest.mark.parametrize("form", list(SUFFIX))
+@pytest.mark.parametrize("filtered", [False, True])
+def test_every_format_goes_on_at_the_next_row(tmp_path: Path, form: str, filtered: bool) -> None:
+    write_table(tmp_path, [sizes for sizes in GROUPS if sum(sizes)], form)
+    options: dict[str, Any] = {"form": form, "shuffle": True, "batch_size": 3}
+    options |= {"filters": FILTER} if filtered else {}
+    state: State | None = None
+    seen: list[int] = []
+    for ranks, workers, window, steps in [(2, 1, 10, 3), (1, 2, None, 2), (3, 2, 4, 1), (1, 1, 5, None)]:
+        topology = {"num_ranks": ranks, "num_workers": workers, "shuffle_buffer_size": window}
+        delivered, states = run_stage(tmp_path, state, steps, **options, **topology)
+        seen, state = seen + sum(delivered, []), of_a_running_rank(states)
+    assert sorted(seen) == passing(options)
+
+
+@pytest.mark.parametrize(
+    "wanted", [pc.field("day") >= 2, (pc.field("day") >= 2) & (pc.field("k") < 5), pc.field("k") < 5], ids=str
+)
+def test_hive_tables_go_on_under_filters(tmp_path: Path, wanted: pc.Expression) -> None:
+    for day, sizes in enumerate([[7, 9], [12], [5, 5, 5], [20]]):
+        write_table(tmp_path / f"day={day}", [sizes])
+    shared: dict[str, Any] = {"partitioning": "hive", "filters": wanted, "shuffle": True}
+    [[expected]], _ = run_stage(tmp_path, None, None, num_ranks=1, **shared)
+    state: State | None = None
+    seen: list[int] = []
+    for ranks, steps, even_ranks in [(3, 2, "balance"), (2, 2, None), (1, None, None)]:
+        delivered, states = run_stage(
+            tmp_path, state, steps, batch_size=2, num_ranks=ranks, even_ranks=even_ranks, num_workers=2, **shared
+        )
+        seen, state = seen + sum(delivered, []), of_a_running_rank(states)
+    assert sorted(seen) == sorted(expected)
+    assert len(expected) > 10
+
+
+def test_one_rank_and_more_ranks_than_splits(table: Path) -> None:
+    seen: list[int] = []
+    state: State | None = None
+    for ranks, steps in [(3, 2), (1, 4), (50, 0), (50, 1), (1, None)]:
+        delivered, states = run_stage(
+            table, state, steps, num_ranks=ranks, batch_size=2, num_workers=1, shuffle=True, shuffle_buffer_size=7
+        )
+        if ranks == 50 and steps:
+            assert [] in delivered, "some ranks have no row"
+        seen, state = seen + sum(delivered, []), of_a_running_rank(states)
+    assert sorted(seen) == list(range(TOTAL))
+
+
+def test_worker_types_change_nothing(table: Path) -> None:
+    options: dict[str, Any] = {"shuffle": True, "batch_size": 5, "num_workers": 2, "shuffle_buffer_size": 11}
+    first, states = run_stage(table, None, 3, num_ranks=2, worker_type="process", **options)
+    by_threads, _ = run_stage(table, states[0], None, num_ranks=3, **options)
+    by_processes, _ = run_stage(table, states[0], None, num_ranks=3, worker_type="process", **options)
+    assert by_threads == by_processes
+    assert sorted(sum(first + by_threads, [])) == list(range(TOTAL))
+
+
+def test_what_padding_repeats_is_left_out_of_what_was_consumed(table: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 1, "shuffle": True}
+    padded, states = run_stage(table, None, 5, num_ranks=3, even_ranks="pad", **options)
+    rest, _ = run_stage(table, of_a_running_rank(states), None, num_ranks=2, **options)
+    assert sorted(sum(padded + rest, [])) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_uncounted_rows_go_on_after_every_batch_on_their_own_rank(
+    table: Path, window: int | None, drop_last: bool
+) -> None:
+    options: dict[str, Any] = {"filters": FILTER, "count_filtered": False, "batch_size": 3, "num_ranks": 2, "rank": 1}
+    options |= {"num_workers": 2, "shuffle": True, "shuffle_buffer_size": window, "drop_last": drop_last}
+    loader = make(table, **options)
+    whole = [own_rows([batch]) for batch in loader]
+    for taken in range(len(whole) + 1):
+        loader.set_epoch(0)
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        fresh = make(table, **options)
+        fresh.load_state_dict(loader.state_dict())
+        assert [own_rows([batch]) for batch in fresh] == whole[taken:]
+    with pytest.raises(ResumeError, match="count_filtered=False gave that up"):
+        make(table, **options).load_state_dict(make(table, **(options | {"count_filtered": True})).state_dict())
+
+
+def test_a_counted_state_counts_the_whole_table_only_for_another_topology(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch_table_loader.read.tasks import TaskReader
+
+    options: dict[str, Any] = {"filters": FILTER, "batch_size": 2, "num_workers": 1, "shuffle": True}
+    _, states = run_stage(table, None, 2, num_ranks=3, **options)
+    counted: list[int] = []
+    count = TaskReader.count
+    monkeypatch.setattr(TaskReader, "count", lambda self, task: counted.append(task.file_index) or count(self, task))
+    loader = make(table, num_ranks=3, rank=0, **options)
+    own, expected = set(counted), [number for number, sizes in enumerate(GROUPS) if sum(sizes)]
+    loader.load_state_dict(states[0])
+    next(iter(loader))
+    assert set(counted) == own != set(expected)
+    make(table, num_ranks=2, rank=0, **options).load_state_dict(states[0])
+    assert sorted(set(counted)) == expected
+
+
+def test_the_history_grows_by_one_entry_a_change_and_ends_with_the_epoch(table: Path) -> None:
+    state: State | None = None
+    for number, ranks in enumerate([1, 2, 2, 3, 1], start=1):
+        _, states = run_stage(table, state, 1, num_ranks=ranks, batch_size=2, num_workers=2, shuffle=True)
+        state = of_a_running_rank(states)
+        assert len(state["history"]) == number - (number > 2)
+    loader = make(table, num_ranks=1, batch_size=2, num_workers=2, shuffle=True)
+    loader.load_state_dict(json.loads(json.dumps(state)))
+    loader.set_epoch(1)
+    assert len(loader.state_dict()["history"]) == 1
+    assert sorted(own_rows(loader)) == list(range(TOTAL))
+    assert [entry[STEPS] for entry in loader.state_dict()["history"]] == [len(loader)]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,8 +118,14 @@ class FormatReader(Protocol):
         ...
 
 
-@runtime_checkable
-class Cutter(Protocol):
+class SplitStrategy(Protocol):
+    """How a table is split: a `Cutter` or a `Generator`. A class may inherit from this, and need not.
+
+    Which form an object has, and whether it takes ranks, its signature says.
+    """
+
+
+class Cutter(SplitStrategy, Protocol):
     """A split strategy that cuts; the library shuffles, slices by rank and assigns to workers."""
 
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
@@ -127,16 +133,12 @@ class Cutter(Protocol):
         ...
 
 
-@runtime_checkable
-class Generator(Protocol):
+class Generator(SplitStrategy, Protocol):
     """A split strategy that owns order and assignment (V1: three arguments; V2: also num_ranks and rank)."""
 
     generate: Any
     """``generate(files, num_workers, epoch[, num_ranks, rank]) -> list[Shard]``: pure; each row once."""
 
-
-SplitStrategy = Cutter | Generator
-"""Either form is first class. Which one an object is, and whether it takes ranks, its signature says."""
 
 __all__ = [
     "Cutter",

@@ -87,6 +87,8 @@ class TableLoader(DataLoader[Any]):
         object.__setattr__(self, "sampler", _EpochSampler(dataset))  # torch guards it against a plain assignment
         self._source: EpochDataset = dataset
         self._newest: Progress | None = None
+        if self._source.job.options.worker_type == "process":
+            _context(self._source.job)  # what the store cannot bear is refused here, not in the first epoch
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch; TypeError where the caller gave the counting pass up."""

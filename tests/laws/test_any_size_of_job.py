@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, cutters, tables, topologies
 from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.cutting import RoundRobinStrategy
@@ -42,7 +43,7 @@ class DealtV2(HalvesV1):
         return [Shard(worker, shard.splits) for worker, shard in enumerate(shards)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(layout=tables, strategy=st.one_of(cutters, st.just(DealtV2())), topology=topologies, epoch=st.integers(0, 3))
 def test_saved_after_every_batch_the_rest_comes_as_it_would_have(
     layout: TableLayout, strategy: Any, topology: Topology, epoch: int
@@ -57,7 +58,7 @@ def test_saved_after_every_batch_the_rest_comes_as_it_would_have(
             assert world.play(Cursor.from_state(state).on(topology), rank) == whole[taken:]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(
     layout=tables,
     strategy=cutters,
@@ -71,7 +72,7 @@ def test_chains_of_topologies_deliver_every_row_once(
     assert as_counts(rows, layout.num_rows) == [1] * layout.num_rows
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     layout=tables,
     strategy=st.sampled_from([DealtV2(), RoundRobinStrategy(shuffle=True), HalvesV1()]),
@@ -106,7 +107,7 @@ def _play_chain(world: World, chain: list[tuple[Topology, int]], epoch: int, onl
     return rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(layout=tables, strategy=cutters, before=topologies, after=topologies, steps=st.integers(0, 20))
 def test_a_rescaled_job_drops_no_more_than_its_topologies_say(
     layout: TableLayout, strategy: Any, before: Topology, after: Topology, steps: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, cutters, delivered, tables, topologies
 from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.cutting import TargetSizeStrategy
@@ -12,7 +13,7 @@ from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(layout=tables, cutter=cutters, topology=topologies, shuffle=st.booleans(), epoch=st.integers(0, 5))
 def test_exactly_once_full_batches_known_length(
     layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, shuffle: bool, epoch: int
@@ -49,7 +50,7 @@ def test_exactly_once_full_batches_known_length(
         assert not any(widths)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(layout=tables, cutter=cutters, topology=topologies, step=st.integers(0, 200))
 def test_a_place_in_the_epoch_is_arithmetic(
     layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, step: int
@@ -72,7 +73,7 @@ def expand(runs: object) -> list[tuple[int, int]]:
     return [(split, row) for split, start, stop in runs for row in range(start, stop)]  # type: ignore[attr-defined]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(layout=tables, cutter=cutters)
 def test_one_lane_unshuffled_is_file_order(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
     played = World(layout, cutter, shuffle=False).play(Cursor.at(0, Topology(1, 1, 7)), 0)
@@ -80,7 +81,7 @@ def test_one_lane_unshuffled_is_file_order(layout: TableLayout, cutter: TargetSi
     assert rows == list(range(layout.num_rows))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(layout=tables, cutter=cutters)
 def test_every_cutter_covers_each_row_once(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
     splits = cutter(layout)

@@ -28,8 +28,8 @@ def table(tmp_path: Path) -> Path:
 
 
 def make(table: Path, **options: Any) -> Any:
-    options = {"batch_size": 4, "num_workers": 2, "check_plan": False} | options
-    return StructuredDataset.create_dataloader(str(table), "parquet", **options)[0]
+    chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "check_plan": False} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
 
 
 def own(ranks: list[list[Batch]]) -> list[int]:
@@ -143,7 +143,7 @@ def test_equal_steps_need_counted_rows(table: Path, even: Any) -> None:
 class ThreeArguments:
     """A V1 strategy."""
 
-    def generate(self, files: Any, num_workers: int, epoch: int) -> list[Shard]:  # noqa: ARG002 - the socket's
+    def generate(self, files: Any, num_workers: int, epoch: int) -> list[Shard]:
         return [Shard(worker, [Split(file) for file in files[worker::num_workers]]) for worker in range(num_workers)]
 
 
@@ -173,7 +173,12 @@ def test_a_shuffle_that_a_generator_ignores_is_said(table: Path) -> None:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_a_generator_with_ranks_delivers_every_row_once(table: Path, shuffle: bool, worker_type: str) -> None:
-    options = {"split_strategy": "round_robin", "shuffle": shuffle, "batch_size": 3, "worker_type": worker_type}
+    options: dict[str, Any] = {
+        "split_strategy": "round_robin",
+        "shuffle": shuffle,
+        "batch_size": 3,
+        "worker_type": worker_type,
+    }
     found = deliver_all(table, 3, **options)
     assert own(found) == list(range(28))
     assert all(len(batch.rows) == 3 for batches in found for batch in batches[:-1])

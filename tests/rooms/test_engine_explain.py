@@ -23,9 +23,9 @@ def table(tmp_path: Path) -> Path:
 
 
 def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
-    options = {"batch_size": 4, "num_workers": 3, "check_plan": False} | options
+    chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 3, "check_plan": False} | options
     with meant_warnings():
-        return StructuredDataset.create_dataloader(str(table), "parquet", **options)
+        return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_it_says_what_was_pruned_and_why(table: Path) -> None:
 
 def test_what_nobody_counted_is_none_and_not_zero(table: Path) -> None:
     told = make(table, filters=pc.field("k") < 5, count_filtered=False)[1].explain()
-    assert told.steps is told.steps_per_rank is told.live_rows is told.rows_per_rank is None
+    assert (told.steps, told.steps_per_rank, told.live_rows, told.rows_per_rank) == (None,) * 4
     assert any("count_filtered=False" in note for note in told.notes)
     assert "unknown steps" in str(told)
     told = make(table, filters=pc.field("k") < 5, num_ranks=2, rank=0)[1].explain()
     assert told.steps is not None
-    assert told.steps_per_rank is told.rows_per_rank is told.live_rows is None
+    assert (told.steps_per_rank, told.rows_per_rank, told.live_rows) == (None,) * 3
 
 
 def test_it_prints_every_number(table: Path) -> None:

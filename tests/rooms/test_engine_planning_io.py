@@ -56,8 +56,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def make(table: Path, **options: Any) -> Any:
-    options = {"num_workers": 2, "batch_size": 8} | options
-    return StructuredDataset.create_dataloader(str(table), "parquet", **options)[0]
+    chosen: dict[str, Any] = {"num_workers": 2, "batch_size": 8} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
 
 
 def test_each_footer_is_read_once_and_never_again(table: Path, watch: Watch) -> None:

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -81,7 +82,7 @@ def run_accelerate(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, mesh: 
 @pytest.fixture
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Run a process group of one."""
-    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    store = torch._C._distributed_c10d.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()

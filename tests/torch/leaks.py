@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -14,22 +14,8 @@ def lane_threads() -> list[threading.Thread]:
 
 
 def children() -> set[int]:
-    """List this process's children that still run (zombies and multiprocessing's own helpers left out)."""
-    found = set()
-    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
-    return {pid for pid in found if _works(pid)}
-
-
-def _works(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-        command = Path(f"/proc/{pid}/cmdline").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    helper = "resource_tracker" in command or ("forkserver" in command and "main(" in command)
-    return status.rpartition(")")[2].split()[0] != "Z" and not helper
+    """List the processes that this one started through multiprocessing, by whichever method, and that still run."""
+    return {process.pid for process in multiprocessing.active_children() if process.pid is not None}
 
 
 def open_files(root: Path) -> list[str]:

@@ -102,15 +102,15 @@ def meant_warnings() -> Iterator[None]:
         yield
 
 
-def deliver(root: Path, epoch: int = 0, form: str = "parquet", **options: Any) -> list[Batch]:
+def deliver(root: Path | str, epoch: int = 0, form: str = "parquet", **options: Any) -> list[Batch]:
     """Give the batches of one rank."""
-    options = {"check_plan": False, "row_id": True} | options
+    chosen: dict[str, Any] = {"check_plan": False, "row_id": True} | options
     with meant_warnings():
-        loader, _ = StructuredDataset.create_dataloader(str(root), form, **options)
+        loader, _ = StructuredDataset.create_dataloader(str(root), form, **chosen)
         loader.set_epoch(epoch)
         return [as_values(batch) for batch in loader]
 
 
-def deliver_all(root: Path, num_ranks: int, **options: Any) -> list[list[Batch]]:
+def deliver_all(root: Path | str, num_ranks: int, **options: Any) -> list[list[Batch]]:
     """Give the batches of every rank."""
     return [deliver(root, num_ranks=num_ranks, rank=rank, **options) for rank in range(num_ranks)]

@@ -26,8 +26,8 @@ def table(tmp_path: Path) -> Path:
 
 
 def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
-    options = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
-    return StructuredDataset.create_dataloader(str(table), "parquet", **options)[0]
+    chosen: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
 
 
 def who_and_what(batch: Any) -> tuple[int, str, list[int]]:
@@ -76,7 +76,7 @@ def test_every_output_form_comes_from_both_engines(table: Path, worker_type: str
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_every_start_method_gives_the_same_batches(table: Path, method: str) -> None:
-    options = {"batch_size": 8, "num_workers": 1}
+    options: dict[str, Any] = {"batch_size": 8, "num_workers": 1}
     found = deliver(table, worker_type="process", multiprocessing_context=method, **options)
     assert found == deliver(table, **options)
     context = torch.multiprocessing.get_context(method)
@@ -160,7 +160,8 @@ def test_an_open_epoch_holds_no_more_rows_than_explained(tmp_path: Path, monkeyp
             yield batch
 
     monkeypatch.setattr(TaskReader, "read", counting)
-    for options in ({}, {"prefetch_batches": 40}, {"shuffle_buffer_size": 300}):
+    variants: tuple[dict[str, Any], ...] = ({}, {"prefetch_batches": 40}, {"shuffle_buffer_size": 300})
+    for options in variants:
         decoded[0], taken = 0, 0
         loader = make(tmp_path, batch_size=10, num_workers=3, **options)
         dataset: Any = loader.dataset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,14 @@ jobs = st.fixed_dictionaries(
 
 
 def passes(filters: Any, row: int) -> bool:
-    """Judge a row by the filters of `jobs`."""
-    said = str(filters)
-    return {
+    """Judge a row by the filters of `jobs`, which pyarrow compares by their text."""
+    judges: dict[str, Callable[[], bool]] = {
         "None": lambda: True,
         str(pc.field("k") < 5): lambda: key(row) < 5,
         str(pc.field("x") >= 13): lambda: row >= 13,
         str(pc.field("k") < 0): lambda: False,
-    }[said]()
+    }
+    return judges[str(filters)]()
 
 
 def check(ranks: list[list[Batch]], total: int, options: dict[str, Any]) -> None:

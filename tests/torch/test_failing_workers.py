@@ -27,8 +27,8 @@ def table(tmp_path: Path) -> Path:
 
 
 def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
-    options = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
-    return StructuredDataset.create_dataloader(str(table), "parquet", **options)[0]
+    chosen: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
 
 
 def tear(path: Path, group: int, column: int) -> None:

@@ -43,8 +43,8 @@ def nothing_is_left_behind(table: Path) -> Iterator[None]:
 
 
 def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
-    options = {"batch_size": 4, "num_workers": 2, "worker_type": worker_type} | options
-    return StructuredDataset.create_dataloader(str(table), "parquet", **options)[0]
+    chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "worker_type": worker_type} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
 
 
 def is_quiet(table: Path) -> bool:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.torch.jobs import STEPS, HalvesV1, HalvesV2, State, of_a_running_rank, own_rows, make, run_stage, topologies
-from tests.torch.tables import SUFFIX, Groups, key, rows, write_table
+from tests.torch.jobs import STEPS, HalvesV1, HalvesV2, State, make, of_a_running_rank, own_rows, run_stage, topologies
+from tests.torch.tables import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError
 from torch_table_loader.planning.cutting import RoundRobinStrategy
+from torch_table_loader.read.tasks import TaskReader
+from torch_table_loader.records import ReadTask
 
 GROUPS: Groups = [[9, 4, 11], [1], [], [0, 17, 5], [13, 13]]
 TOTAL = sum(map(sum, GROUPS))
@@ -60,7 +59,7 @@ def loses_rows(topology: dict[str, Any]) -> bool:
     return bool(topology["drop_last"]) or topology["even_ranks"] == "drop"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(chain=chains(), steps=st.lists(st.integers(0, 5), min_size=5, max_size=5), epoch=st.integers(0, 2))
 def test_every_row_comes_once_over_a_chain_of_topologies(
     table: Path, chain: tuple[dict[str, Any], list[dict[str, Any]]], steps: list[int], epoch: int
@@ -81,6 +80,7 @@ def test_every_row_comes_once_over_a_chain_of_topologies(
         assert sorted(seen) == passing(shared)
 
 
+@pytest.mark.filterwarnings("ignore:HalvesV1.generate.* does not take ranks:UserWarning")
 @settings(max_examples=15, deadline=None)
 @given(
     stages=st.lists(topologies(generated=True), min_size=2, max_size=4),
@@ -113,7 +113,7 @@ def test_every_format_goes_on_at_the_next_row(tmp_path: Path, form: str, filtere
     state: State | None = None
     seen: list[int] = []
     for ranks, workers, window, steps in [(2, 1, 10, 3), (1, 2, None, 2), (3, 2, 4, 1), (1, 1, 5, None)]:
-        topology = {"num_ranks": ranks, "num_workers": workers, "shuffle_buffer_size": window}
+        topology: dict[str, Any] = {"num_ranks": ranks, "num_workers": workers, "shuffle_buffer_size": window}
         delivered, states = run_stage(tmp_path, state, steps, **options, **topology)
         seen, state = seen + sum(delivered, []), of_a_running_rank(states)
     assert sorted(seen) == passing(options)
@@ -126,7 +126,7 @@ def test_hive_tables_go_on_under_filters(tmp_path: Path, wanted: pc.Expression) 
     for day, sizes in enumerate([[7, 9], [12], [5, 5, 5], [20]]):
         write_table(tmp_path / f"day={day}", [sizes])
     shared: dict[str, Any] = {"partitioning": "hive", "filters": wanted, "shuffle": True}
-    [[expected]], _ = run_stage(tmp_path, None, None, num_ranks=1, **shared)
+    [expected], _ = run_stage(tmp_path, None, None, num_ranks=1, **shared)
     state: State | None = None
     seen: list[int] = []
     for ranks, steps, even_ranks in [(3, 2, "balance"), (2, 2, None), (1, None, None)]:
@@ -191,20 +191,28 @@ def test_uncounted_rows_go_on_after_every_batch_on_their_own_rank(
 def test_a_counted_state_counts_the_whole_table_only_for_another_topology(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch_table_loader.read.tasks import TaskReader
-
     options: dict[str, Any] = {"filters": FILTER, "batch_size": 2, "num_workers": 1, "shuffle": True}
     _, states = run_stage(table, None, 2, num_ranks=3, **options)
     counted: list[int] = []
     count = TaskReader.count
-    monkeypatch.setattr(TaskReader, "count", lambda self, task: counted.append(task.file_index) or count(self, task))
+
+    def watched(reader: TaskReader, task: ReadTask) -> list[int]:
+        counted.append(task.file_index)
+        return count(reader, task)
+
+    monkeypatch.setattr(TaskReader, "count", watched)
     loader = make(table, num_ranks=3, rank=0, **options)
-    own, expected = set(counted), [number for number, sizes in enumerate(GROUPS) if sum(sizes)]
+    own = set(counted)
     loader.load_state_dict(states[0])
     next(iter(loader))
-    assert set(counted) == own != set(expected)
+    assert set(counted) == own
+    counted.clear()
+    make(table, **options)
+    every = set(counted)
+    assert own < every
+    counted.clear()
     make(table, num_ranks=2, rank=0, **options).load_state_dict(states[0])
-    assert sorted(set(counted)) == expected
+    assert set(counted) == every
 
 
 def test_the_history_grows_by_one_entry_a_change_and_ends_with_the_epoch(table: Path) -> None:

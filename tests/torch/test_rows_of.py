@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -14,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.torch.tables import Groups, as_values, key, meant_warnings, write_table
-from torch_table_loader import ConfigError, LiveSpan, RowSpan, StructuredDataset, TableLoader
+from tests.torch.jobs import STEPS, HalvesV2, State, make, of_a_running_rank, own_rows, run_stage, topologies
+from tests.torch.tables import Groups, key, write_table
+from torch_table_loader import ConfigError, LiveSpan, RowSpan
 from torch_table_loader.planning.cutting import RoundRobinStrategy
-from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
 from torch_table_loader.source.storage import FileStorage
 
 GROUPS: Groups = [[9, 4, 11], [1], [], [0, 17, 5], [13, 13]]
@@ -25,36 +23,11 @@ STARTS = [0, *accumulate(sum(sizes) for sizes in GROUPS)]
 BELOW_FOUR = {row for row in range(STARTS[-1]) if key(row) < 4}
 
 
-class Halves:
-    """A generator that cuts every file in the middle of a row group and deals the halves over all lanes."""
-
-    def generate(
-        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int, num_ranks: int, rank: int
-    ) -> list[Shard]:
-        shards = [Shard(worker) for worker in range(num_workers)]
-        for number, file in enumerate(files):
-            rows = file.record_count or 0
-            cut = rows * (1 + epoch % 2) // (1 + num_workers)
-            for part, (start, stop) in enumerate(((0, cut), (cut, rows))):
-                lane = (number + part) % (num_workers * num_ranks)
-                if lane % num_ranks == rank:
-                    shards[lane // num_ranks].splits.append(Split(file, RowRange(start, stop - start)))
-        return shards
-
-
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("table")
     write_table(root, GROUPS)
     return root
-
-
-def make(root: Path, **options: Any) -> TableLoader:
-    with meant_warnings():
-        loader: TableLoader = StructuredDataset.create_dataloader(str(root), check_plan=False, row_id=True, **options)[
-            0
-        ]
-    return loader
 
 
 def named(spans: Sequence[RowSpan | LiveSpan], passing: set[int]) -> list[int]:
@@ -74,24 +47,15 @@ def _rows(span: RowSpan | LiveSpan, passing: set[int]) -> Iterator[int]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Draw the topologies that an epoch goes through, with what they share."""
+    """Draw the options of each stage of an epoch."""
     generated = draw(st.booleans())
-    cutters = st.sampled_from([{}, {"split_rows": 6}, {"split_strategy": "row_balanced", "split_rows": 7}])
-    generators = st.sampled_from([Halves(), RoundRobinStrategy(shuffle=True)])
-    shared = {"split_strategy": draw(generators)} if generated else draw(cutters) | {"shuffle": draw(st.booleans())}
+    cutters: list[dict[str, Any]] = [{}, {"split_rows": 6}, {"split_strategy": "row_balanced", "split_rows": 7}]
+    generators = [HalvesV2(), RoundRobinStrategy(shuffle=True)]
+    shared = {"split_strategy": draw(st.sampled_from(generators))} if generated else draw(st.sampled_from(cutters))
+    shared = {"shuffle": not generated and draw(st.booleans())} | shared
     if draw(st.booleans()):
         shared["filters"] = pc.field("k") < 4
-    stage = st.fixed_dictionaries(
-        {
-            "num_ranks": st.integers(1, 4),
-            "num_workers": st.integers(0, 3),
-            "batch_size": st.integers(1, 9),
-            "shuffle_buffer_size": st.one_of(st.none(), st.integers(1, 12)),
-            "even_ranks": st.none() if generated else st.sampled_from([None, "balance", "drop", "pad"]),
-            "drop_last": st.booleans(),
-        }
-    )
-    return [shared | each for each in draw(st.lists(stage, min_size=1, max_size=3))]
+    return [shared | each for each in draw(st.lists(topologies(generated=generated), min_size=1, max_size=3))]
 
 
 @settings(max_examples=25, deadline=None)
@@ -100,41 +64,17 @@ def test_rows_of_names_what_each_batch_delivered(
     table: Path, stages: list[dict[str, Any]], epoch: int, taken: int
 ) -> None:
     passing = BELOW_FOUR if "filters" in stages[0] else set(range(STARTS[-1]))
-    state: dict[str, Any] | None = None
-    for number, options in enumerate(stages):
+    state: State | None = None
+    for options in stages:
         for rank in range(options["num_ranks"]):
             loader = make(table, rank=rank, **options)
             loader.set_epoch(epoch)
             if state is not None:
                 loader.load_state_dict(state)
-            first = loader.state_dict()["history"][-1][6]
-            batches = [as_values(batch) for batch in loader]
-            for step, batch in enumerate(batches, start=first):
-                delivered = [
-                    row
-                    for row, pads in zip(batch.ids or [], batch.padding or [False] * len(batch.rows), strict=True)
-                    if not pads
-                ]
-                assert named(loader.rows_of(step), passing) == delivered
-        if number + 1 < len(stages):
-            state = _after(table, stages[number], state, epoch, taken)
-
-
-def _after(
-    table: Path, options: dict[str, Any], state: dict[str, Any] | None, epoch: int, taken: int
-) -> dict[str, Any]:
-    """Take some batches on every rank, and give the state of one that is still running, if there is one."""
-    states = []
-    for rank in range(options["num_ranks"]):
-        loader = make(table, rank=rank, **options)
-        loader.set_epoch(epoch)
-        if state is not None:
-            loader.load_state_dict(state)
-        for _ in zip(range(taken), loader, strict=False):
-            pass
-        states.append(loader.state_dict())
-    running: dict[str, Any] = min(states, key=lambda each: (each["history"][-1][7:], -each["history"][-1][6]))
-    return running
+            for step, batch in enumerate(loader, start=loader.state_dict()["history"][-1][STEPS]):
+                assert named(loader.rows_of(step), passing) == own_rows([batch])
+        _, states = run_stage(table, state, taken, epoch=epoch, **options)
+        state = of_a_running_rank(states)
 
 
 def test_no_data_file_is_opened(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +123,6 @@ def test_a_step_that_is_not_there_and_rows_that_nobody_counted_are_refused(table
         uncounted.rows_of(0)
 
 
-def test_paths_in_spans_are_names_inside_the_table(table: Path) -> None:
-    with tempfile.TemporaryDirectory() as elsewhere:
-        write_table(Path(elsewhere) / "day=1", [[3]])
-        [span] = make(Path(elsewhere), batch_size=3).rows_of(0)
-        assert span == RowSpan("day=1/000.parquet", 0, 3)
+def test_spans_name_files_inside_the_table(tmp_path: Path) -> None:
+    write_table(tmp_path / "day=1", [[3]])
+    assert make(tmp_path, batch_size=3).rows_of(0) == [RowSpan("day=1/000.parquet", 0, 3)]

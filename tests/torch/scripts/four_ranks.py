@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -28,8 +29,8 @@ def scene(play: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 def epoch(path: Path, **options: Any) -> dict[str, Any]:
     """Deliver an epoch of this rank."""
-    options = {"batch_size": 7, "num_workers": 2, "num_ranks": "auto"} | options
-    loader, _ = StructuredDataset.create_dataloader(str(path), "parquet", **options)
+    chosen: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "num_ranks": "auto"} | options
+    loader, _ = StructuredDataset.create_dataloader(str(path), "parquet", **chosen)
     told = len(loader)
     rows: list[int] = []
     padding: list[bool] = []
@@ -153,6 +154,7 @@ def main() -> None:
         out.write_text(json.dumps(seen))
     dist.barrier()
     dist.destroy_process_group()
+    gc.collect()  # gloo's threads end here: one that lets a tensor go while the interpreter ends aborts the process
 
 
 if __name__ == "__main__":

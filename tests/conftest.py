@@ -1,0 +1,13 @@
+"""Settings of all tests: laws draw the same examples each time, unless they are asked to explore."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("explore" if os.environ.get("LAWS_EXPLORE") else "repeatable")

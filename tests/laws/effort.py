@@ -1,0 +1,10 @@
+"""How hard the laws try."""
+
+from __future__ import annotations
+
+import os
+
+
+def examples(usual: int) -> int:
+    """Give the number of examples: the usual one, times LAWS_EFFORT."""
+    return usual * int(os.environ.get("LAWS_EFFORT", "1"))

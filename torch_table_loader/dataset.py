@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -19,11 +16,13 @@ from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.engine.work import LaneBatches
-from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.explain import Explanation, explain
+from torch_table_loader.keywords import make_options, showing, with_options
 from torch_table_loader.loader import UNCOUNTED, TableLoader
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.file_list import read_files, write_files
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.plan_cache import PlanCache
@@ -188,33 +187,9 @@ class TableDataset(IterableDataset[Any]):
     def __init_subclass__(cls) -> None:
         """Show the options in the signature, where help() and inspect look for them."""
         super().__init_subclass__()
-        signature = _signature(cls.__init__)
+        signature = with_options(cls.__init__)
         cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
-        cls.create_dataloader = _showing(signature, cls.create_dataloader.__func__)  # type: ignore[method-assign,attr-defined]
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    own = inspect.signature(function)
-    parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters += [
-        inspect.Parameter(entry.name, keyword, default=entry.default, annotation=entry.type)
-        for entry in fields(LoaderOptions)
-    ]
-    return own.replace(parameters=parameters)
-
-
-def _showing(signature: inspect.Signature, make: Callable[..., Any]) -> Any:
-    """Make a class method that shows a signature and calls `make`."""
-
-    @functools.wraps(make)
-    def create_dataloader(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        return make(cls, *args, **kwargs)
-
-    create_dataloader.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        return_annotation=inspect.signature(make).return_annotation
-    )
-    return classmethod(create_dataloader)
+        cls.create_dataloader = showing(signature, cls.create_dataloader.__func__)  # type: ignore[method-assign,attr-defined]
 
 
 def _lane_iterator(job: Job, epoch: int, lane: int) -> Iterator[Any]:
@@ -273,41 +248,15 @@ class StructuredDataset(TableDataset):
         cache = None
         if asked.plan_cache is not None:
             scope = f"{source.storage.place} {asked.schema or ''}"
-            cache = PlanCache.open(asked.plan_cache, asked.storage_options, scope)
+            same_store = parse_address(asked.plan_cache).protocol == source.storage.protocol
+            cache = PlanCache.open(asked.plan_cache, asked.storage_options if same_store else None, scope)
         job = Job.open(source, asked, ranks, cache)
         plan = job.identity["table"] | job.identity["options"] | asdict(job.topology)
         agreement.check({name: value for name, value in plan.items() if name != "newest_ns"})  # copies differ in mtime
         source.storage.close()
+        if cache is not None:
+            cache.storage.close()
         super().__init__(job)
 
 
-def make_options(keywords: LoaderKeywords) -> LoaderOptions:
-    """Pack the keyword arguments of a facade.
-
-    Raises:
-        TypeError: an unknown keyword, as Python raises it for any function.
-        ConfigError: a wrong value.
-    """
-    options = LoaderOptions(**keywords)
-    if options.schema is not None and not isinstance(options.schema, pa.Schema):
-        raise ConfigTypeError(f"schema must be a pyarrow Schema, got {type(options.schema).__name__}")
-    if options.filters is not None and not isinstance(options.filters, pc.Expression):
-        raise ConfigTypeError(
-            "filters must be a pyarrow compute Expression such as pc.field('x') > 3, "
-            f"got {type(options.filters).__name__}"
-        )
-    try:
-        torch.device("cpu" if options.device is None else options.device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device must be one that torch knows, such as 'cuda:0', got {options.device!r}") from error
-    if options.show_progress:
-        try:
-            import tqdm  # noqa: F401
-        except ImportError as error:
-            raise MissingExtraError(
-                "show_progress=True needs tqdm; pip install 'torch-table-loader[progress]'"
-            ) from error
-    return options
-
-
-__all__ = ["StructuredDataset", "TableDataset", "make_options"]
+__all__ = ["StructuredDataset", "TableDataset"]

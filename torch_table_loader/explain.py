@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.engine.crossing import SPARE_SLOTS
+
 if TYPE_CHECKING:
     from torch_table_loader.engine.job import Job
     from torch_table_loader.planning.lanes import RankPlan
@@ -167,12 +169,14 @@ def _load(job: Job, plan: RankPlan, epoch: int, lane: int) -> WorkerLoad:
 def _memory_bound(job: Job) -> int:
     """Three reads a lane (one being made, one waiting, one being taken), and a shuffle window twice as it turns.
 
-    From processes: one read, the block that it fills, one being packed, those that wait, and one being taken.
+    From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to spare), and
+    two that were copied out: one being taken, one that came early.
     """
     options, size = job.options, job.options.batch_size
     if options.worker_type == "process" and options.num_workers != 0:
         block_batches, blocks_ahead = job.blocks
-        rows = job.read_rows + (3 + blocks_ahead) * block_batches * size
+        slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
+        rows = job.read_rows + (3 + slots) * block_batches * size
     else:
         rows = (2 + -(-(options.prefetch_batches or 1) * size // job.read_rows)) * job.read_rows
     return job.topology.lanes * (rows + 2 * (options.shuffle_buffer_size or 0)) * job.row_bytes

@@ -70,7 +70,7 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
             f"{strategy.name}.generate(files, num_workers, epoch) does not take ranks, so each of {ranks.num_ranks} "
             "ranks reads the whole table; add num_ranks and rank to its parameters to split it"
         )
-    if options.shuffle and not isinstance(options.split_strategy, str):
+    if options.shuffle and "shuffle" not in strategy.took:
         warn_caller(
             f"shuffle={options.shuffle!r} does nothing: {strategy.name}.generate() owns the order; shuffle there, by "
             "the epoch it is given"

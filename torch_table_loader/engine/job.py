@@ -48,6 +48,7 @@ class Job:
         row_bytes: decoded bytes of a row, values of variable width taken at `_VARIABLE_BYTES`.
         read_rows: rows that a lane reads at a time.
         identity: of which table and options this is; see `engine.state`.
+        fork_safe: whether planning left no threads behind that a fork would break.
     """
 
     options: LoaderOptions
@@ -59,6 +60,7 @@ class Job:
     row_bytes: int
     read_rows: int
     identity: Mapping[str, Any]
+    fork_safe: bool
 
     @classmethod
     def open(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> Job:
@@ -116,7 +118,9 @@ class Job:
                 "leave count_filtered=True, or even_ranks=None"
             )
         said = identity(table, reader.schema, options, strategy.name, planner.digest())
-        job = cls(options, table, reader, strategy, planner, ranks.rank, row_bytes, read_rows, said)
+        stores = [table.storage, *([] if cache is None else [cache.storage])]
+        fork_safe = all(getattr(store, "fork_safe", False) for store in stores)
+        job = cls(options, table, reader, strategy, planner, ranks.rank, row_bytes, read_rows, said, fork_safe)
         job.planner.plan(planner.start(0), ranks.rank)
         job.warn_of_uneven_steps()
         return job
@@ -125,11 +129,6 @@ class Job:
     def topology(self) -> Topology:
         """The job's shape."""
         return self.planner.topology
-
-    @property
-    def fork_safe(self) -> bool:
-        """Whether planning left no threads behind that a fork would break."""
-        return bool(getattr(self.table.storage, "fork_safe", False))
 
     @property
     def servers(self) -> int:

@@ -15,11 +15,12 @@ from torch_table_loader.planning.ranks import quotas
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.counting import LiveCounter
+    from torch_table_loader.planning.consumption import PlacedPlan
     from torch_table_loader.planning.cursor import Stage
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.layout import TableLayout
@@ -82,6 +83,7 @@ class Planner:
         self._segments = self._segment(strategy.cut(layout)) if strategy.cuts else None
         self._newest: tuple[tuple[Cursor, int], PlannedEpoch] | None = None
         self._newest_cut: tuple[Cursor, CutEpoch] | None = None
+        self._consumed: dict[tuple[int, tuple[Stage, ...]], Consumption] = {}
         self._newest_dealt: tuple[Cursor, tuple[list[DealtEpoch], list[RankPlan]]] | None = None
 
     def with_lanes(self, lanes: int) -> Planner:
@@ -172,20 +174,29 @@ class Planner:
             wanted = order if ranks is None or cursor.past else np.concatenate([order[:0], *map(job.splits_of, ranks)])
             segments = self._segments = self._counter.count(segments, wanted)
         if self._newest_cut is None or self._newest_cut[0] != cursor or self._newest_cut[1].segments is not segments:
-            consumed = self._consumed_when_cut(cursor, segments, order)
+
+            def place(stage: Stage, consumed: Consumption, number: int) -> Iterator[PlacedPlan]:
+                job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number)
+                bases = segments.bases()
+                for rank in range(stage.topology.num_ranks):
+                    yield job.plan(rank), segments, bases, stage.topology.shuffle_buffer_size
+
+            consumed = self._consumed_before(cursor, place)
             self._newest_cut = (cursor, replace(job, segments=segments, consumed=consumed))
         return self._newest_cut[1]
 
-    def _consumed_when_cut(self, cursor: Cursor, segments: SegmentTable, order: NDArray[np.int64]) -> Consumption:
+    def _consumed_before(
+        self, cursor: Cursor, place: Callable[[Stage, Consumption, int], Iterator[PlacedPlan]]
+    ) -> Consumption:
+        """Add up what the past stages of an epoch delivered; the sums are kept for the next, longer history."""
+        sums: dict[tuple[int, tuple[Stage, ...]], Consumption] = {}
         consumed = Consumption.none()
-        if not cursor.past:
-            return consumed
-        bases = segments.bases()
         for number, stage in enumerate(cursor.past):
-            job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number)
-            ranks = range(stage.topology.num_ranks)
-            window = stage.topology.shuffle_buffer_size
-            consumed = consumed.after(((job.plan(rank), segments, bases, window) for rank in ranks), stage.steps)
+            key = (cursor.epoch, cursor.past[: number + 1])
+            known = self._consumed.get(key)
+            consumed = consumed.after(place(stage, consumed, number), stage.steps) if known is None else known
+            sums[key] = consumed
+        self._consumed = sums
         return consumed
 
     def _dealt(self, cursor: Cursor, rank: int) -> PlannedEpoch:
@@ -197,11 +208,12 @@ class Planner:
 
     def _dealt_to_all(self, cursor: Cursor) -> tuple[list[DealtEpoch], list[RankPlan]]:
         if self._newest_dealt is None or self._newest_dealt[0] != cursor:
-            consumed = Consumption.none()
-            for number, stage in enumerate(cursor.past):
-                jobs = self._deal(cursor, stage, consumed, number)
-                window = stage.topology.shuffle_buffer_size
-                consumed = consumed.after(((job.plan(), job.segments, job.bases, window) for job in jobs), stage.steps)
+
+            def place(stage: Stage, consumed: Consumption, number: int) -> Iterator[PlacedPlan]:
+                for job in self._deal(cursor, stage, consumed, number):
+                    yield job.plan(), job.segments, job.bases, stage.topology.shuffle_buffer_size
+
+            consumed = self._consumed_before(cursor, place)
             jobs = self._deal(cursor, cursor.stage, consumed, len(cursor.past))
             self._newest_dealt = (cursor, (jobs, [job.plan() for job in jobs]))
         return self._newest_dealt[1]
@@ -210,8 +222,9 @@ class Planner:
         """Let a generator deal a stage to all ranks; of one that takes no ranks, every rank is the first."""
         topology = stage.topology
         ranks = topology.num_ranks if self.strategy.form == "generator_with_ranks" else 1
+        files = list(self.layout)
         dealt = [
-            self.strategy.deal(self.layout, topology.lanes, cursor.epoch, topology.num_ranks, rank)
+            self.strategy.deal(self.layout, topology.lanes, cursor.epoch, topology.num_ranks, rank, files)
             for rank in range(ranks)
         ]
         self.strategy.check_coverage([splits for splits, _ in dealt])

@@ -92,9 +92,7 @@ class Consumption:
         left = Runs(runs.split[piece], low - base, high - base)
         return left.take(np.flatnonzero(left.stop > left.start))
 
-    def after(
-        self, plans: Iterable[tuple[RankPlan, SegmentTable, NDArray[np.int64], int | None]], steps: int
-    ) -> Consumption:
+    def after(self, plans: Iterable[PlacedPlan], steps: int) -> Consumption:
         """Add what every rank of a topology consumed.
 
         Args:
@@ -172,4 +170,4 @@ def _without(parts: Sequence[tuple[int, int]], used: Sequence[tuple[int, int]]) 
     return tuple(left)
 
 
-__all__ = ["Consumption", "OpenWindow"]
+__all__ = ["Consumption", "OpenWindow", "PlacedPlan"]

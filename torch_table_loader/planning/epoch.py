@@ -13,7 +13,7 @@ from torch_table_loader.planning.consumption import Consumption
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, longest_first
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.ranks import Quota, Topology, quota_of, rank_rows, rank_runs
+from torch_table_loader.planning.ranks import Quota, Topology, quota_of, rank_rows, rank_runs, sliced_rows
 from torch_table_loader.planning.runs import Runs
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class CutEpoch:
     @cached_property
     def rows_of_ranks(self) -> NDArray[np.int64]:
         """int64[R] rows of every rank: an upper bound where live rows are unknown."""
-        return rank_rows(self.runs, self.topology)
+        return rank_rows(self._sliced, self.topology)
 
     def quota(self, rank: int) -> Quota:
         """What a rank delivers."""
@@ -89,13 +89,17 @@ class CutEpoch:
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
         topology = self.topology
-        own = rank_runs(self.runs, topology, rank)
+        own = rank_runs(self.runs, self._sliced, topology, rank)
         quota = self.quota(rank)
         lane_of = longest_first(self._weights(own), topology.lanes)
         lanes = tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(topology.lanes))
         padding = repeat_rows(self.runs, quota.padding)
         name = f"rank {rank} in stage {self.stage}"
         return RankPlan(lanes, padding, topology.batch_size, quota.steps, name, counted=self.counted)
+
+    @cached_property
+    def _sliced(self) -> NDArray[np.int64]:
+        return sliced_rows(self.runs, self.topology.num_ranks)
 
     @cached_property
     def _live(self) -> NDArray[np.int64]:

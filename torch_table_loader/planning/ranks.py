@@ -62,31 +62,49 @@ class Quota:
     steps: int
 
 
-def rank_rows(order: Runs, topology: Topology) -> NDArray[np.int64]:
-    """Count the rows of every rank.
+def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
+    """Count the rows of every rank that takes every R-th piece.
 
     Args:
         order: the epoch's order, N pieces.
+        ranks: R.
+
+    Returns:
+        int64[R].
+
+    >>> sliced_rows(Runs.of([(s, 0, 10) for s in range(7)]), 3).tolist()
+    [30, 20, 20]
+    """
+    rows = np.zeros(-(-len(order) // ranks) * ranks, dtype=np.int64)
+    np.subtract(order.stop, order.start, out=rows[: len(order)])
+    total: NDArray[np.int64] = rows.reshape(-1, ranks).sum(axis=0)
+    return total
+
+
+def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64]:
+    """Count the rows of every rank.
+
+    Args:
+        sliced: int64[R]; see `sliced_rows`.
         topology: with R ranks.
 
     Returns:
         int64[R].
 
-    >>> rank_rows(Runs.of([(s, 0, 10) for s in range(7)]), Topology(3, 1, 4)).tolist()
-    [30, 20, 20]
+    >>> rank_rows(np.array([30, 20, 20]), Topology(3, 1, 4, even_ranks="balance")).tolist()
+    [24, 23, 23]
     """
-    if topology.even_ranks == "balance":
-        return _balanced(_sliced_rows(order, topology.num_ranks))
-    return _sliced_rows(order, topology.num_ranks)
+    return _balanced(sliced) if topology.even_ranks == "balance" else sliced
 
 
-def rank_runs(order: Runs, topology: Topology, rank: int) -> Runs:
+def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: int) -> Runs:
     """Give one rank its pieces: every R-th, and under "balance" what moves between ranks.
 
     Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
 
     Args:
         order: the epoch's order.
+        sliced: int64[R]; see `sliced_rows`.
         topology: with R ranks.
         rank: which.
     """
@@ -94,8 +112,7 @@ def rank_runs(order: Runs, topology: Topology, rank: int) -> Runs:
     own = order.take(np.arange(rank, len(order), ranks))
     if topology.even_ranks != "balance":
         return own
-    before = _sliced_rows(order, ranks)
-    target = _balanced(before)
+    before, target = sliced, _balanced(sliced)
     moved = int(target[rank] - before[rank])
     if moved <= 0:
         return own.slice(0, own.num_rows + moved)
@@ -144,12 +161,6 @@ def quota_of(rows: NDArray[np.int64], topology: Topology, rank: int) -> Quota:
     return Quota(int(rows[rank]), int(padding[rank]), int(steps[rank]))
 
 
-def _sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
-    rows = np.zeros(ranks, dtype=np.int64)
-    np.add.at(rows, np.arange(len(order)) % ranks, order.stop - order.start)
-    return rows
-
-
 def _balanced(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """⌈N/R⌉ for the N mod R longest ranks (ties by rank), ⌊N/R⌋ for the others."""
     total, ranks = int(rows.sum()), len(rows)
@@ -158,4 +169,4 @@ def _balanced(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return target
 
 
-__all__ = ["Quota", "Topology", "quota_of", "quotas", "rank_rows", "rank_runs"]
+__all__ = ["Quota", "Topology", "quota_of", "quotas", "rank_rows", "rank_runs", "sliced_rows"]

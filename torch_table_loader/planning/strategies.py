@@ -35,11 +35,13 @@ class Strategy:
         target: the caller's object.
         form: what its signature says.
         name: for messages, plans and states.
+        took: the caller's options that it was made with.
     """
 
     target: Any
     form: Form
     name: str
+    took: frozenset[str] = frozenset()
 
     @property
     def cuts(self) -> bool:
@@ -62,14 +64,28 @@ class Strategy:
         return _listed(self.target.generate(files, *placed, **named), f"{self.name}.generate", "a list of shards")
 
     def deal(
-        self, layout: TableLayout, lanes: int, epoch: int, num_ranks: int, rank: int
+        self,
+        layout: TableLayout,
+        lanes: int,
+        epoch: int,
+        num_ranks: int,
+        rank: int,
+        files: Sequence[DataFileInfo] | None = None,
     ) -> tuple[SplitTable, NDArray[np.int64]]:
-        """Run a generator for one rank.
+        """Run a generator for one rank; see `contracts.Generator`.
+
+        Args:
+            layout: the table.
+            lanes: workers of a rank.
+            epoch: from 0.
+            num_ranks: ranks of the job.
+            rank: which.
+            files: what `layout` reads as, where that was listed before.
 
         Returns:
             Its splits, shard by shard in reading order, and int64[S]: the lane of each.
         """
-        shards = self.shards(list(layout), lanes, epoch, num_ranks, rank)
+        shards = self.shards(list(layout if files is None else files), lanes, epoch, num_ranks, rank)
         lane_of = self._lanes(shards, lanes)
         parts = [list(shard.splits) for shard in shards]
         splits = SplitTable.of(layout, [split for part in parts for split in part], self.name)
@@ -109,14 +125,17 @@ def resolve_strategy(given: Any, arguments: Mapping[str, Any]) -> Strategy:
         ConfigError: no entry point of that name (the nearest are named), or one that cannot be loaded.
         ConfigTypeError: the object has neither form.
     """
+    accepted: dict[str, Any] = {}
     if given is None:
-        given = TargetSizeStrategy(**_accepted(TargetSizeStrategy, arguments))
+        accepted = _accepted(TargetSizeStrategy, arguments)
+        given = TargetSizeStrategy(**accepted)
     elif isinstance(given, str):
         given = _installed(given)
         if _is_factory(given):
-            given = given(**_accepted(given, arguments))
+            accepted = _accepted(given, arguments)
+            given = given(**accepted)
     named = given.func if isinstance(given, functools.partial) else given
-    return Strategy(given, _form(given), getattr(named, "__name__", type(named).__name__))
+    return Strategy(given, _form(given), getattr(named, "__name__", type(named).__name__), frozenset(accepted))
 
 
 def _installed(name: str) -> Any:

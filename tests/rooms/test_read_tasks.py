@@ -279,7 +279,7 @@ def test_a_torn_page_names_file_row_group_and_column(tmp_path: Path, is_local: b
 class _FailingStorage(LocalStorage):
     error: BaseException = OSError()
 
-    def open(self, path: str) -> pa.NativeFile:  # noqa: ARG002
+    def open(self, path: str) -> pa.NativeFile:
         raise self.error
 
 

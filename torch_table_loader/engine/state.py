@@ -47,7 +47,6 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "files": len(table.files),
             "rows": table.layout.num_rows,
             "bytes": table.layout.num_bytes,
-            "newest_ns": max((file.version.mtime_ns or 0 for file in table.files), default=0),
         },
         "options": {
             "columns": _columns(columns),
@@ -108,17 +107,24 @@ def _columns(schema: pa.Schema) -> list[str] | str:
 def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     if own["fingerprint"] == theirs.get("fingerprint"):
         return
-    newest = theirs.get("newest_ns", 0)
-    rows = table.layout.file_rows.tolist()
-    old = [(f, r) for f, r in zip(table.files, rows, strict=True) if (f.version.mtime_ns or 0) <= newest]
-    if fingerprint([file for file, _ in old], [count for _, count in old]) == theirs.get("fingerprint"):
-        younger = [file.name for file in table.files if (file.version.mtime_ns or 0) > newest]
+    if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
         raise ResumeError(
             f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}"
         )
     counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
     raise ResumeError(f"the state speaks of another table ({counts}); {_REMEDIES['table']}")
+
+
+def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
+    """Name the youngest files, where the table without them is the one of the state."""
+    before = theirs.get("files", 0)
+    by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
+    old, rows = sorted(by_age[:before]), table.layout.file_rows
+    restored = fingerprint([table.files[at] for at in old], [int(rows[at]) for at in old])
+    if restored != theirs.get("fingerprint"):
+        return []
+    return [table.files[at].name for at in sorted(by_age[before:])]
 
 
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

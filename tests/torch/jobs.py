@@ -101,4 +101,4 @@ def of_a_running_rank(states: Sequence[State]) -> State:
 
 def is_ended(state: State) -> bool:
     """Say whether a state was taken on a rank that ended before others."""
-    return state["history"][-1][ENDED:] == [True]
+    return bool(state["history"][-1][ENDED:] == [True])

@@ -27,9 +27,3 @@ def open_files(root: Path) -> list[str]:
         except FileNotFoundError:
             continue
     return [link for link in links if link.startswith(str(root))]
-
-
-def resident_bytes() -> int:
-    """Give the memory of this process that is resident and not shared with files."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(fields["RssAnon"].split()[0]) * 1024

@@ -13,6 +13,7 @@ from torch_table_loader.errors import (
     WorkerError,
 )
 from torch_table_loader.explain import Explanation
+from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.options import LoaderOptions, parse_bytes
@@ -30,6 +31,7 @@ __all__ = [
     "DataFileInfo",
     "Explanation",
     "FormatReader",
+    "IcebergDataset",
     "LoaderOptions",
     "Metrics",
     "MissingExtraError",

@@ -180,7 +180,11 @@ def _memory_bound(job: Job) -> int:
 
 def _notes(job: Job) -> list[str]:
     layout, options = job.table.layout, job.options
-    notes = []
+    notes = [job.table.description] if job.table.description else []
+    notes += job.table.notes
+    deleting = sum(bool(file.deletes) for file in layout.files)
+    if deleting:
+        notes.append(f"{deleting:,} of {len(layout):,} data files have deletes")
     if options.filters is not None:
         pruned = int((~layout.group_kept).sum())
         notes.append(

@@ -60,7 +60,15 @@ class Job:
     read_rows: int
 
     @classmethod
-    def open(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> Job:
+    def open(
+        cls,
+        source: Source,
+        options: LoaderOptions,
+        ranks: RankInfo,
+        cache: PlanCache | None,
+        *,
+        split_deletes: bool = False,
+    ) -> Job:
         """Survey the table, check the options against it, and cut it.
 
         Args:
@@ -68,12 +76,13 @@ class Job:
             options: the caller's.
             ranks: this rank, of how many.
             cache: footers and counts that are kept; or None.
+            split_deletes: whether files that have deletes may be cut.
 
         Raises:
             ConfigError: an option does not fit the table or another option.
             TableError: the table cannot be read as it was asked for.
         """
-        table = survey(source, options.filters, options.schema, cache)
+        table = survey(source, options.filters, options.schema, cache, split_deletes=split_deletes)
         columns = columns_of(table, options)
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
         read_rows = rows_of_a_read(row_bytes, options.batch_size)
@@ -86,6 +95,7 @@ class Job:
             filters=options.filters,
             row_id_bases=table.layout.file_starts[:-1] if options.row_id else None,
             max_rows=read_rows,
+            deletes=table.deletes,
         )
         codec = make_codec(reader.schema, TypePolicy.of(options))
         if options.filters is None:

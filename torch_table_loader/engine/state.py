@@ -46,6 +46,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "files": len(table.files),
             "rows": table.layout.num_rows,
             "bytes": table.layout.num_bytes,
+            **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
             "newest_ns": max((file.version.mtime_ns or 0 for file in table.files), default=0),
         },
         "options": {
@@ -107,6 +108,11 @@ def _columns(schema: pa.Schema) -> list[str] | str:
 def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     if own["fingerprint"] == theirs.get("fingerprint"):
         return
+    if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
+        raise ResumeError(
+            f"the state speaks of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
+            f"pass snapshot_id={theirs['snapshot_id']} to go on, or start a new epoch without the state"
+        )
     newest = theirs.get("newest_ns", 0)
     rows = table.layout.file_rows.tolist()
     old = [(f, r) for f, r in zip(table.files, rows, strict=True) if (f.version.mtime_ns or 0) <= newest]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,7 +41,7 @@ def verdicts(tmp_path: Path, **options: Any) -> dict[str, tuple[str, str]]:
     for entry in entries():
         location = check.materialise(entry, str(tmp_path))
         for label, expected in check.checks_of(entry):
-            found[label] = check.run_check(entry, expected, location, lambda *a, **k: read(*a, **k, **options), {})
+            found[label] = check.run_check(entry, expected, location, partial(read, **options), {})
     return found
 
 

@@ -54,6 +54,11 @@ def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractS
 
 
 def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Places:
+    """Find the top-level columns of a file.
+
+    Raises:
+        TableError: the file has no field ids, and the table gives none by name.
+    """
     if has_ids(schema):
         return places(schema, None)
     if columns.table.names is not None:
@@ -67,6 +72,7 @@ def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Places:
 
 
 def places(fields: Sequence[pa.Field], names: NamedIds | None) -> Places:
+    """Find fields by their own ids, or, where names are given, by those."""
     found: dict[int, int] = {}
     for place, field in enumerate(fields):
         field_id = _id_of(field) if names is None else names.ids.get(field.name, (None, None))[0]
@@ -83,6 +89,7 @@ def _id_of(field: pa.Field) -> int | None:
 
 
 def has_ids(schema: pa.Schema) -> bool:
+    """Say whether a file was written with field ids."""
     return any(_id_of(field) is not None for field in _walk(schema))
 
 
@@ -93,6 +100,7 @@ def _walk(fields: Sequence[pa.Field]) -> Iterator[pa.Field]:
 
 
 def children_of(kind: pa.DataType) -> list[pa.Field]:
+    """Give the fields inside a type."""
     if pa.types.is_struct(kind):
         return [kind.field(place) for place in range(kind.num_fields)]
     if pa.types.is_map(kind):
@@ -103,6 +111,7 @@ def children_of(kind: pa.DataType) -> list[pa.Field]:
 
 
 def inside_of(names: NamedIds, name: str) -> NamedIds | None:
+    """Give the names inside a column."""
     entry = names.ids.get(name)
     return None if entry is None else entry[1]
 

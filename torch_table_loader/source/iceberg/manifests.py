@@ -109,14 +109,18 @@ def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
 
 
 def read_manifests(
-    storage: Storage, manifests: Sequence[Manifest], keep: Callable[[Entry], bool] = lambda _: True
+    storage: Storage,
+    manifests: Sequence[Manifest],
+    keep: Callable[[Entry], bool] | None = None,
+    seen: list[int] | None = None,
 ) -> list[list[Entry]]:
     """Read manifests, several at once.
 
     Args:
         storage: where they are.
         manifests: which.
-        keep: what is not kept is not held in memory.
+        keep: what is not kept is not held in memory; None keeps all.
+        seen: where to note how many files each manifest lists; or None.
 
     Returns:
         For each manifest the files that are live in it.
@@ -125,13 +129,16 @@ def read_manifests(
         TableError: one is gone, or does not parse.
     """
 
-    def read(manifest: Manifest) -> list[Entry]:
-        return [entry for entry in _entries(storage, manifest) if keep(entry)]
+    def read(number: int) -> list[Entry]:
+        entries = list(_entries(storage, manifests[number]))
+        if seen is not None:
+            seen[number] = len(entries)
+        return entries if keep is None else [entry for entry in entries if keep(entry)]
 
     if len(manifests) <= 1:
-        return [read(manifest) for manifest in manifests]
+        return [read(number) for number in range(len(manifests))]
     with ThreadPoolExecutor(min(len(manifests), STAT_THREADS), "table-loader-manifests") as pool:
-        return list(pool.map(read, manifests))
+        return list(pool.map(read, range(len(manifests))))
 
 
 def _entries(storage: Storage, manifest: Manifest) -> Iterator[Entry]:

@@ -50,8 +50,15 @@ def open_source(
     common = agree("snapshot", snapshot.id)
     if common != snapshot.id:
         snapshot = found.metadata.snapshot(snapshot_id=common)
-    source = IcebergSource.open(found.metadata, found.storage, snapshot, name=found.name, columns=columns)
-    return source, filters
+    return IcebergSource.open(
+        found.metadata,
+        found.storage,
+        snapshot,
+        name=found.name,
+        columns=columns,
+        filters=filters,
+        scan_filter=scan_filter,
+    )
 
 
 __all__ = ["open_source"]

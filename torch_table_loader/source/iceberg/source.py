@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,12 +21,15 @@ from torch_table_loader.source.iceberg.columns import (
     read_columns,
     read_name_mapping,
 )
+from torch_table_loader.source.iceberg.filters import iceberg_schema, make_pruner, row_filter
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, NamedIds
+    from torch_table_loader.source.iceberg.manifests import Entry
     from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
+    from torch_table_loader.source.iceberg.pruning import Pruner
     from torch_table_loader.source.iceberg.storage import IcebergStorage
 
 _NAME_MAPPING = "schema.name-mapping.default"
@@ -64,7 +67,9 @@ class IcebergSource:
         *,
         name: str,
         columns: Sequence[str] | None = None,
-    ) -> IcebergSource:
+        filters: Any = None,
+        scan_filter: Any = None,
+    ) -> tuple[IcebergSource, Any]:
         """Plan the files of a snapshot.
 
         Args:
@@ -73,8 +78,14 @@ class IcebergSource:
             snapshot: which.
             name: what messages call the table.
             columns: the columns that will be read; None for all.
+            filters: a pyarrow Expression over the columns, or None.
+            scan_filter: a pyiceberg expression or text, or None.
+
+        Returns:
+            The source, and the filter for rows.
 
         Raises:
+            ConfigError: a filter does not fit the table.
             TableError: a manifest is gone or torn, or a column cannot be read.
         """
         current, unreadable = read_columns(metadata.schemas[snapshot.schema_id])
@@ -85,17 +96,37 @@ class IcebergSource:
         table = TableColumns(tuple(current), _former(metadata, current), names)
         ids = {column.field_id: column.name for column in current}
         naming = Naming(metadata.location, table, metadata.specs, ids)
-        manifests = list_manifests(storage, snapshot)
-        found = read_manifests(storage, manifests)
-        entries = [entry for listed in found for entry in listed]
+        ice = iceberg_schema(metadata.schemas[snapshot.schema_id])
+        rows = row_filter(filters, scan_filter, ice)
+        schema = arrow_schema(current)
+        pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
+        entries, told = _entries(storage, snapshot, pruner)
         index = DeleteIndex((entry for entry in entries if entry.content), naming)
         files = plan_files((entry for entry in entries if not entry.content), index, naming)
+        notes += (*told, *(f"{part} leaves no file out" for part in unasked))
         if storage.is_local:  # where asking costs nothing, a file that is gone or written over is noticed
             files = tuple(replace(file, version=storage.version(file.path)) for file in files)
         digest = hashlib.sha256(f"iceberg 1\n{metadata.uuid}\n{snapshot.id}".encode()).hexdigest()
         said = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
         description = f"Iceberg table {name} ({metadata.uuid}), {said}"
-        return cls(storage, files, arrow_schema(current), digest, snapshot.id, description, notes)
+        source = cls(storage, files, schema, digest, snapshot.id, description, notes)
+        return source, rows
+
+
+def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None) -> tuple[list[Entry], tuple[str, ...]]:
+    """Read the manifests that a filter leaves, and keep the files that it leaves."""
+    manifests = list_manifests(storage, snapshot)
+    if pruner is None:
+        return [entry for listed in read_manifests(storage, manifests) for entry in listed], ()
+    kept = [manifest for manifest in manifests if pruner.keeps_manifest(manifest)]
+    seen = [0] * len(kept)
+    found = read_manifests(storage, kept, pruner.keeps, seen)
+    entries = [entry for listed in found for entry in listed]
+    note = (
+        f"the filter rules {len(manifests) - len(kept):,} of {len(manifests):,} manifests out by partition values, and "
+        f"{sum(seen) - len(entries):,} of {sum(seen):,} files of the others by partition values and statistics"
+    )
+    return entries, (note,)
 
 
 def _refuse_unreadable(unreadable: Mapping[str, str], columns: Sequence[str] | None) -> None:

@@ -276,7 +276,7 @@ def _shown(node: Node) -> str:
     if isinstance(node, Field):
         return ".".join(node.path)
     if isinstance(node, Literal):
-        return str(node.value)
+        return str(pc.scalar(node.value))
     return f"{node.function}({', '.join(map(_shown, node.arguments))})"
 
 

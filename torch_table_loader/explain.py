@@ -182,8 +182,9 @@ def _notes(job: Job) -> list[str]:
     layout, options = job.table.layout, job.options
     notes = [job.table.description] if job.table.description else []
     notes += job.table.notes
-    deleting = sum(bool(file.deletes) for file in layout.files)
-    if deleting:
+    if layout.has_deletes:
+        fewer = np.flatnonzero(layout.group_live != layout.group_rows)
+        deleting = len(np.unique(np.searchsorted(layout.group_offsets, fewer, side="right")))
         notes.append(f"{deleting:,} of {len(layout):,} data files have deletes")
     if options.filters is not None:
         pruned = int((~layout.group_kept).sum())

@@ -137,13 +137,14 @@ def survey(
             list(zip(files, metas, strict=True)),
         )
     deletes = Deletes(source.storage)
+    live = in_parallel(lambda pair: _live(*pair, deletes), list(zip(files, metas, strict=True)))
     layout = TableLayout.of(
         files,
         [meta.group_rows for meta in metas],
         [meta.group_bytes for meta in metas],
         kept,
-        in_parallel(lambda pair: _live(*pair, deletes), list(zip(files, metas, strict=True))),
-        whole=[bool(file.deletes) and not split_deletes for file in files],
+        live,
+        whole=[not split_deletes and tuple(own) != meta.group_rows for own, meta in zip(live, metas, strict=True)],
     )
     if snapshot is None:
         return Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)

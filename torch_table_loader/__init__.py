@@ -13,6 +13,7 @@ from torch_table_loader.errors import (
     WorkerError,
 )
 from torch_table_loader.explain import Explanation
+from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.options import LoaderOptions, parse_bytes
@@ -31,6 +32,7 @@ __all__ = [
     "DataFileInfo",
     "Explanation",
     "FormatReader",
+    "IcebergDataset",
     "LiveSpan",
     "LoaderOptions",
     "Metrics",

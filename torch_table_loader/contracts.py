@@ -54,6 +54,36 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class SnapshotSource(Source, Protocol):
+    """A source that has a schema of its own, and says by itself which state of the table it is."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema to read the table as, partition columns included."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of table and snapshot: 64 hexadecimal digits."""
+        ...
+
+    @property
+    def snapshot_id(self) -> int | None:
+        """The snapshot's id; None for a table without one."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """Table and snapshot, in words."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What planning has to say of filters and files."""
+        ...
+
+
 class OpenFile(Protocol):
     """An open data file."""
 
@@ -145,6 +175,7 @@ __all__ = [
     "FormatReader",
     "Generator",
     "OpenFile",
+    "SnapshotSource",
     "Source",
     "SplitStrategy",
     "Storage",

@@ -184,7 +184,12 @@ def _memory_bound(job: Job) -> int:
 
 def _notes(job: Job) -> list[str]:
     layout, options = job.table.layout, job.options
-    notes = []
+    notes = [job.table.description] if job.table.description else []
+    notes += job.table.notes
+    if layout.has_deletes:
+        fewer = np.flatnonzero(layout.group_live != layout.group_rows)
+        deleting = len(np.unique(np.searchsorted(layout.group_offsets, fewer, side="right")))
+        notes.append(f"{deleting:,} of {len(layout):,} data files have deletes")
     if options.filters is not None:
         pruned = int((~layout.group_kept).sum())
         notes.append(

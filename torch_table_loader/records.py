@@ -115,11 +115,104 @@ class FileVersion:
         num_bytes: its size in the store.
         mtime_ns: modification time in nanoseconds since the epoch, where the store has one.
         etag: the store's own tag, where it has one.
+        immutable: the table's format promises that nobody writes the path again: there is nothing to compare.
     """
 
     num_bytes: int
     mtime_ns: int | None = None
     etag: str | None = None
+    immutable: bool = False
+
+    def holds(self, now: FileVersion) -> bool:
+        """Say whether the file is still this one.
+
+        Args:
+            now: what the store says of it.
+        """
+        return self.immutable or self == now
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table that finds it by id, not by name.
+
+    Args:
+        field_id: the same in every file, whatever the column is called there.
+        name: as the table calls it.
+        type: as the table reads it.
+        required: whether the table promises a value in every row.
+        default: what files hold that were written before the column was added; None is null.
+        children: fields of a struct, the element of a list, key and value of a map.
+    """
+
+    field_id: int
+    name: str
+    type: pa.DataType
+    required: bool = False
+    default: Any = None
+    children: tuple[Column, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NamedIds:
+    """Ids for a file that was written without any, by the names of its columns.
+
+    Args:
+        ids: the id behind a name, or None where the table does not have it; and the names inside it.
+    """
+
+    ids: Mapping[str, tuple[int | None, NamedIds]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableColumns:
+    """The columns of a table by id; all its files share one.
+
+    Args:
+        current: those that the table has now, in order.
+        former: the others that it ever had, by id: a delete may still name them.
+        names: ids for files without; None if the table gives none.
+    """
+
+    current: tuple[Column, ...]
+    former: Mapping[int, Column] = field(default_factory=dict)
+    names: NamedIds | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileColumns:
+    """How the columns of one file are found.
+
+    Args:
+        table: the table's.
+        constants: values by column id that hold for all rows of the file, where the file lacks the column.
+        first_row_id: the table-wide id of the file's first row, where the table counts them.
+        sequence_number: of the commit that added the file.
+    """
+
+    table: TableColumns
+    constants: Mapping[int, Any] = field(default_factory=dict)
+    first_row_id: int | None = None
+    sequence_number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFile:
+    """A file that says which rows of data files are gone.
+
+    Args:
+        file: as a reader opens it.
+        kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys.
+        num_rows: its rows; of a vector the rows that it deletes.
+        key_ids: of an equality delete the ids of the columns that make the key.
+        blob: of a vector offset and length in the file, in bytes.
+    """
+
+    file: DataFile
+    kind: str
+    num_rows: int
+    key_ids: tuple[int, ...] = ()
+    blob: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +225,8 @@ class DataFile:
         version: size, time and tag when it was listed.
         format: the name of its format reader.
         partition: ``(column, value)`` pairs that hold for all its rows.
+        columns: how its columns are found by id; None: by name.
+        deletes: what says that rows of it are gone.
     """
 
     path: str = field(repr=False)  # a presigned URL is a credential
@@ -139,6 +234,8 @@ class DataFile:
     version: FileVersion
     format: str
     partition: tuple[tuple[str, Any], ...] = ()
+    columns: FileColumns | None = field(default=None, repr=False, compare=False)
+    deletes: tuple[DeleteFile, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +299,19 @@ class ReadTask:
 
 
 __all__ = [
+    "Column",
     "DataFile",
     "DataFileInfo",
+    "DeleteFile",
+    "FileColumns",
     "FileMeta",
     "FileVersion",
+    "NamedIds",
     "ReadTask",
     "RowGroupInfo",
     "RowRange",
     "Segment",
     "Shard",
     "Split",
+    "TableColumns",
 ]

@@ -102,7 +102,15 @@ def test_a_layout_reads_as_the_files_it_was_built_of(groups: list[list[tuple[int
 def test_a_layout_refuses_columns_that_do_not_fit() -> None:
     layout = table([[1, 2]])
     with pytest.raises(ConfigError, match="one entry for each of 2 row groups"):
-        TableLayout(layout.files, layout.group_offsets, layout.group_rows, layout.group_bytes[:1], layout.group_kept)
+        TableLayout(
+            layout.files,
+            layout.group_offsets,
+            layout.group_rows,
+            layout.group_bytes[:1],
+            layout.group_kept,
+            layout.group_live,
+            layout.whole,
+        )
     with pytest.raises(IndexError):
         layout[1]
 

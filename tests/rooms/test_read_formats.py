@@ -67,7 +67,7 @@ def _write(kind: str, folder: Path, table: pa.Table = TABLE) -> DataFile:
 
 
 def test_every_format_is_tried_here() -> None:
-    assert {form for form, _ in WRITERS.values()} == set(FORMATS)
+    assert {form for form, _ in WRITERS.values()} == set(FORMATS) - {"avro"}  # whose names hold no dot: test_read_avro
 
 
 @KINDS

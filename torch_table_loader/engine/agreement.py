@@ -74,6 +74,15 @@ class Agreement:
             )
         return tuple(here[name] for name in wanted)
 
+    def common_value(self, name: str, value: Any) -> Any:
+        """Take what rank 0 saw, such as the id of the current snapshot.
+
+        Args:
+            name: of the value.
+            value: what this rank saw; JSON-able.
+        """
+        return value if self._store is None else json.loads(self._from_rank_0(name, json.dumps(value)))
+
     def check(self, plan: Mapping[str, Any]) -> None:
         """Compare the plan with rank 0's.
 

@@ -79,14 +79,18 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
 
 
 def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) -> LiveCounter | None:
-    """Make the counting pass, where there is a row filter and the caller did not give it up."""
-    if options.filters is None or not options.count_filtered:
+    """Make the counting pass, where a row filter or deletes need one and the caller did not give it up."""
+    layout, reads = table.layout, options.filters is not None or table.layout.must_count
+    if (reads and not options.count_filtered) or not (reads or layout.has_deletes):
         return None
-    counting = TaskReader(table.storage, table.files, table.metas, table.schema, (), filters=options.filters)
+    counting = TaskReader(
+        table.storage, table.files, table.metas, table.schema, (), filters=options.filters, deletes=table.deletes
+    )
+    key = filter_key(options.filters, table.schema) + (f"-{table.fingerprint}" if layout.has_deletes else "")
     return LiveCounter(
         table,
         counting,
-        filter_key(options.filters, table.schema),
+        key,
         cache,
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress),

@@ -63,7 +63,15 @@ class Job:
     fork_safe: bool
 
     @classmethod
-    def open(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> Job:
+    def open(
+        cls,
+        source: Source,
+        options: LoaderOptions,
+        ranks: RankInfo,
+        cache: PlanCache | None,
+        *,
+        split_deletes: bool = False,
+    ) -> Job:
         """Survey the table, check the options against it, and cut it.
 
         Args:
@@ -71,12 +79,13 @@ class Job:
             options: the caller's.
             ranks: this rank, of how many.
             cache: footers and counts that are kept; or None.
+            split_deletes: whether files that have deletes may be cut.
 
         Raises:
             ConfigError: an option does not fit the table or another option.
             TableError: the table cannot be read as it was asked for.
         """
-        table = survey(source, options.filters, options.schema, cache)
+        table = survey(source, options.filters, options.schema, cache, split_deletes=split_deletes)
         columns = columns_of(table, options)
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
         largest = int(table.layout.group_rows.max(initial=0))
@@ -90,6 +99,7 @@ class Job:
             filters=options.filters,
             row_id_bases=table.layout.file_starts[:-1] if options.row_id else None,
             max_rows=read_rows,
+            deletes=table.deletes,
         )
         codec = make_codec(reader.schema, TypePolicy.of(options))
         if options.filters is None:

@@ -71,7 +71,7 @@ class Planner:
             shuffle: whether splits are permuted each epoch.
             seed: key of the permutation.
             filtered: whether live rows depend on a row filter.
-            counter: counts them; None where the caller gave that up, or there is nothing to count.
+            counter: counts what filter and deletes leave; None where the caller gave that up, or nothing is to count.
         """
         self.layout = layout
         self.strategy = strategy
@@ -95,7 +95,7 @@ class Planner:
     @property
     def counted(self) -> bool:
         """Whether live rows are known before reading."""
-        return self._counter is not None or not self._filtered
+        return self._counter is not None or not (self._filtered or self.layout.must_count)
 
     def live_before(self, group: int, row: int) -> int:
         """Count the live rows of a row group before a row; see `LiveCounter.live_before`."""
@@ -162,7 +162,8 @@ class Planner:
         return PlannedEpoch(job.segments, job.plan(rank), _windows(job.consumed), marks, longest)
 
     def _all_known(self, job: CutEpoch) -> bool:
-        return not (self._filtered and (job.segments.live_rows()[job.order] < 0).any())
+        uncertain = self._filtered or self.layout.has_deletes
+        return not (uncertain and (job.segments.live_rows()[job.order] < 0).any())
 
     def _cut_epoch(self, cursor: Cursor, ranks: tuple[int, ...] | None) -> CutEpoch:
         """Lay a stage out for all ranks, with the rows counted that some ranks need (None: all)."""

@@ -47,6 +47,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "files": len(table.files),
             "rows": table.layout.num_rows,
             "bytes": table.layout.num_bytes,
+            **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
         },
         "options": {
             "columns": _columns(columns),
@@ -107,6 +108,11 @@ def _columns(schema: pa.Schema) -> list[str] | str:
 def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     if own["fingerprint"] == theirs.get("fingerprint"):
         return
+    if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
+        raise ResumeError(
+            f"the state speaks of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
+            f"pass snapshot_id={theirs['snapshot_id']} to go on, or start a new epoch without the state"
+        )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
         raise ResumeError(

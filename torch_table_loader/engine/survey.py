@@ -8,9 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from torch_table_loader.contracts import SnapshotSource
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter
+from torch_table_loader.read.field_ids import found_by_name
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.source.fingerprint import fingerprint
@@ -39,7 +44,11 @@ class Table:
         layout: files and row groups.
         metas: what each file's footer says.
         schema: the unified schema, partition columns included.
-        fingerprint: hash of relative names, sizes and row counts.
+        fingerprint: hash of relative names, sizes and row counts; or of table and snapshot.
+        deletes: reads what is deleted from the files.
+        snapshot_id: of a table that has snapshots, the one that is read.
+        description: what the source says of itself.
+        notes: what planning has to say.
     """
 
     storage: Storage
@@ -47,6 +56,10 @@ class Table:
     metas: tuple[FileMeta, ...]
     schema: pa.Schema
     fingerprint: str
+    deletes: Deletes
+    snapshot_id: int | None = None
+    description: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def files(self) -> tuple[DataFile, ...]:
@@ -72,10 +85,15 @@ class Table:
             return
 
         def check(index: int) -> None:
-            file = self.files[index]
+            file, meta = self.files[index], self.metas[index]
+            asked = wanted
+            if file.deletes:
+                return  # a delete may take the nulls
+            if file.columns is not None:
+                asked = [name for name in wanted if found_by_name(meta.schema, file.columns, {name})]
             groups = self.layout.groups_of(index)
             kept = self.layout.group_kept[groups.start : groups.stop].tolist()
-            found = reader_for(file.format).null_columns(self.metas[index], wanted, kept)
+            found = reader_for(file.format).null_columns(meta, asked, kept)
             if found:
                 raise TableError(
                     f"column {min(found)!r} has nulls in {file.name!r} (its statistics say so), and a tensor of ints "
@@ -86,7 +104,9 @@ class Table:
         in_parallel(check, range(len(self.files)))
 
 
-def survey(source: Source, filters: Any, given: pa.Schema | None, cache: PlanCache | None) -> Table:
+def survey(
+    source: Source, filters: Any, given: pa.Schema | None, cache: PlanCache | None, *, split_deletes: bool = False
+) -> Table:
     """Read what a table says of itself.
 
     Args:
@@ -94,6 +114,7 @@ def survey(source: Source, filters: Any, given: pa.Schema | None, cache: PlanCac
         filters: a row filter, for pruning; or None.
         given: the caller's ``schema=``, or None.
         cache: footers that were read before, or None.
+        split_deletes: whether files that have deletes may be cut.
 
     Raises:
         TableError: a file is gone, torn, or does not fit the others.
@@ -101,14 +122,13 @@ def survey(source: Source, filters: Any, given: pa.Schema | None, cache: PlanCac
     """
     files = tuple(source.files)
     metas = _inspect(source, files, given, cache)
-    if not files and given is None:
+    snapshot = source if isinstance(source, SnapshotSource) else None
+    if not files and given is None and snapshot is None:
         raise ConfigError(
             "the table has no data file (only hidden, empty or ignored ones), so that its columns are not known; "
             "pass schema= to read it as an empty table"
         )
-    schemas = [(file.name, meta.schema) for file, meta in zip(files, metas, strict=True)]
-    inferred = any(file.format in INFERRED_FORMATS for file in files)
-    schema = resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
+    schema = _schema(source, files, metas, given) if snapshot is None else snapshot.schema
     kept: list[Sequence[bool]] | None = None
     if filters is not None:
         check_filter(filters, schema)
@@ -116,8 +136,20 @@ def survey(source: Source, filters: Any, given: pa.Schema | None, cache: PlanCac
             lambda pair: reader_for(pair[0].format).prune(pair[0], pair[1], filters, schema),
             list(zip(files, metas, strict=True)),
         )
-    layout = TableLayout.of(files, [meta.group_rows for meta in metas], [meta.group_bytes for meta in metas], kept)
-    return Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()))
+    deletes = Deletes(source.storage)
+    live = in_parallel(lambda pair: _live(*pair, deletes), list(zip(files, metas, strict=True)))
+    layout = TableLayout.of(
+        files,
+        [meta.group_rows for meta in metas],
+        [meta.group_bytes for meta in metas],
+        kept,
+        live,
+        whole=[not split_deletes and tuple(own) != meta.group_rows for own, meta in zip(live, metas, strict=True)],
+    )
+    if snapshot is None:
+        return Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)
+    said = (snapshot.fingerprint, deletes, snapshot.snapshot_id, snapshot.description, tuple(snapshot.notes))
+    return Table(source.storage, layout, metas, schema, *said)
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
@@ -126,6 +158,29 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(len(items), 4 * (os.cpu_count() or 1), 32), "table-loader-survey") as pool:
         return list(pool.map(work, items))
+
+
+def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta], given: pa.Schema | None) -> pa.Schema:
+    schemas = [(file.name, meta.schema) for file, meta in zip(files, metas, strict=True)]
+    inferred = any(file.format in INFERRED_FORMATS for file in files)
+    return resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
+
+
+def _live(file: DataFile, meta: FileMeta, deletes: Deletes) -> Sequence[int]:
+    """Count the rows that position deletes leave in each row group; −1 where keys are deleted too."""
+    if not file.deletes:
+        return meta.group_rows
+    if any(delete.kind == "equality" for delete in file.deletes):
+        return [-1] * len(meta.group_rows)
+    positions = deletes.positions(file)
+    if len(positions) and not 0 <= positions[0] <= positions[-1] < meta.num_rows:
+        raise TableError(
+            f"the deletes of {file.name} must lie in its {meta.num_rows} rows, got rows {positions[0]} to "
+            f"{positions[-1]}; the table's metadata does not fit its files"
+        )
+    edges = np.cumsum([0, *meta.group_rows])
+    found: list[int] = (np.diff(edges) - np.diff(np.searchsorted(positions, edges))).tolist()
+    return found
 
 
 def _inspect(

@@ -25,6 +25,8 @@ class TableLayout(Sequence[DataFileInfo]):
         group_rows: int64[G] rows of each row group, before deletes and filters.
         group_bytes: int64[G] bytes of each row group; see `RowGroupInfo`.
         group_kept: bool[G]; False where statistics prove that no row passes the filter.
+        group_live: int64[G] rows that deletes leave; −1 where that takes counting.
+        whole: bool[F]; True where a file must not be cut.
     """
 
     files: tuple[DataFile, ...]
@@ -32,6 +34,8 @@ class TableLayout(Sequence[DataFileInfo]):
     group_rows: NDArray[np.int64]
     group_bytes: NDArray[np.int64]
     group_kept: NDArray[np.bool_]
+    group_live: NDArray[np.int64]
+    whole: NDArray[np.bool_]
     group_starts: NDArray[np.int64] = field(init=False)
     """int64[G+1]: the ordinal of each row group's first row among all rows of the table."""
     file_starts: NDArray[np.int64] = field(init=False)
@@ -41,7 +45,8 @@ class TableLayout(Sequence[DataFileInfo]):
         """Refuse columns of different lengths."""
         groups = len(self.group_rows)
         ends_right = len(self.group_offsets) == len(self.files) + 1 and int(self.group_offsets[-1]) == groups
-        if not ends_right or {len(self.group_bytes), len(self.group_kept)} != {groups}:
+        lengths = {len(self.group_bytes), len(self.group_kept), len(self.group_live)}
+        if not ends_right or lengths != {groups} or len(self.whole) != len(self.files):
             raise ConfigError(
                 f"TableLayout wants one entry for each of {groups} row groups of {len(self.files)} files, got "
                 f"{len(self.group_bytes)} sizes, {len(self.group_kept)} marks and offsets to {self.group_offsets[-1:]}"
@@ -58,6 +63,9 @@ class TableLayout(Sequence[DataFileInfo]):
         group_rows: Sequence[Sequence[int]],
         group_bytes: Sequence[Sequence[int]],
         group_kept: Sequence[Sequence[bool]] | None = None,
+        group_live: Sequence[Sequence[int]] | None = None,
+        *,
+        whole: Sequence[bool] | None = None,
     ) -> TableLayout:
         """Build from one list of row groups a file.
 
@@ -66,17 +74,22 @@ class TableLayout(Sequence[DataFileInfo]):
             group_rows: for each file, the rows of its row groups.
             group_bytes: for each file, the bytes of its row groups.
             group_kept: for each file, whether a row group can hold rows that pass; None keeps all.
+            group_live: for each file, the rows of its row groups that deletes leave, −1 if unknown; None: all.
+            whole: for each file, whether it must not be cut; None: all may be.
         """
         offsets = np.zeros(len(files) + 1, dtype=np.int64)
         np.cumsum([len(rows) for rows in group_rows], out=offsets[1:])
         count = int(offsets[-1])
         kept = np.ones(count, dtype=np.bool_) if group_kept is None else _flat(group_kept, count, np.bool_)
+        rows = _flat(group_rows, count, np.int64)
         return cls(
             tuple(files),
             offsets,
-            _flat(group_rows, count, np.int64),
+            rows,
             _flat(group_bytes, count, np.int64),
             kept,
+            rows if group_live is None else _flat(group_live, count, np.int64),
+            np.zeros(len(files), dtype=np.bool_) if whole is None else np.array(whole, dtype=np.bool_),
         )
 
     @classmethod
@@ -101,6 +114,16 @@ class TableLayout(Sequence[DataFileInfo]):
     def num_bytes(self) -> int:
         """Bytes of all files in the store."""
         return sum(file.version.num_bytes for file in self.files)
+
+    @property
+    def has_deletes(self) -> bool:
+        """Whether deletes leave fewer rows than the files have."""
+        return bool((self.group_live != self.group_rows).any())
+
+    @property
+    def must_count(self) -> bool:
+        """Whether rows must be read to know how many deletes leave."""
+        return bool((self.group_live < 0).any())
 
     @property
     def file_rows(self) -> NDArray[np.int64]:

@@ -80,6 +80,18 @@ class SplitTable(Sequence[Split]):
         """int64[S] rows of each split, before deletes and filters."""
         return self.row_stop - self.row_start
 
+    def joined(self) -> SplitTable:
+        """Make one split of each file that must not be cut, in the place of its first."""
+        whole = self.layout.whole[self.file]
+        if not whole.any():
+            return self
+        first = np.zeros(len(self), dtype=np.bool_)
+        first[np.unique(self.file, return_index=True)[1]] = True
+        keep = ~whole | first
+        start = np.where(whole, 0, self.row_start)
+        stop = np.where(whole, self.layout.file_rows[self.file], self.row_stop)
+        return SplitTable(self.layout, self.file[keep], start[keep], stop[keep])
+
     def check_coverage(self, who: str) -> None:
         """Refuse splits that leave a row out or hold one twice.
 
@@ -152,6 +164,8 @@ class SegmentTable:
         Args:
             splits: S splits.
             filtered: whether a row filter has still to be counted: rows that are kept are then unknown.
+
+        Deletes leave unknown how many rows of a *part* of a row group live.
         """
         layout = splits.layout
         base = layout.file_starts[splits.file]
@@ -166,7 +180,9 @@ class SegmentTable:
         row_stop = np.minimum(layout.group_starts[group + 1] - base, np.repeat(splits.row_stop, count))
         kept = layout.group_kept[group]
         rows = row_stop - row_start
-        live = np.where(kept & (rows > 0), -1 if filtered else rows, 0)
+        group_live, group_rows = layout.group_live[group], layout.group_rows[group]
+        known = np.where((rows == group_rows) | (group_live == group_rows), np.minimum(rows, group_live), -1)
+        live = np.where(kept & (rows > 0) & (group_live != 0), -1 if filtered else known, 0)
         return cls(splits, offsets, group, row_start, row_stop, kept, live)
 
     @classmethod

@@ -49,10 +49,10 @@ class Strategy:
         return self.form == "cutter"
 
     def cut(self, layout: TableLayout) -> SplitTable:
-        """Run a cutter and check that it covers each row once."""
+        """Run a cutter and check that it covers each row once; files that must not be cut are put together again."""
         splits = SplitTable.of(layout, _listed(self.target(layout), self.name, "a list of splits"), self.name)
         splits.check_coverage(self.name)
-        return splits
+        return splits.joined()
 
     def shards(
         self, files: Sequence[DataFileInfo], lanes: int, epoch: int, num_ranks: int, rank: int

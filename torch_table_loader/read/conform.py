@@ -39,11 +39,12 @@ class Conformer:
     steps: tuple[_Step, ...] | None
     drop_metadata: bool
 
-    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:  # noqa: ARG002 as `IdConformer`'s
         """Cast, fill and order a batch.
 
         Args:
             batch: has exactly the columns `reads`.
+            row: the place of its first row in the file; does not matter here.
 
         Returns:
             The batch itself where nothing is to be done; columns that need no cast are never copied.

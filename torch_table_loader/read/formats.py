@@ -6,6 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.csv import CsvReader
 from torch_table_loader.read.ipc import IpcReader
 from torch_table_loader.read.json import JsonReader
@@ -26,6 +27,7 @@ _READERS: dict[str, FormatReader] = {
         IpcReader(),
         IpcReader("ipc"),
         IpcReader("feather"),
+        AvroReader(),
     )
 }
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_table_loader.read.expressions import expression_columns
+from torch_table_loader.read.field_ids import found_by_name
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta
@@ -59,6 +60,8 @@ def kept_row_groups(
     """
     count = len(meta.group_rows)
     used = expression_columns(filters, schema)
+    if file.columns is not None and not found_by_name(meta.schema, file.columns, used):
+        return [partition_can_pass(file, filters, schema)] * count
     partition = {name for name, _ in file.partition}
     physical = set(meta.schema.names) - partition
     absent = used - physical - partition
@@ -129,7 +132,7 @@ def _known_values(file: DataFile, absent: Iterable[str], schema: pa.Schema) -> A
     known = [
         _equals(name, pa.scalar(value, schema.field(name).type))
         for name, value in file.partition
-        if name in schema.names
+        if name in schema.names and value == value  # noqa: PLR0124 - NaN equals nothing, and so says nothing
     ]
     known += [pc.field(name).is_null() for name in sorted(absent)]
     return reduce(and_, known) if known else None

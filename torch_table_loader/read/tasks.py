@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
-from torch_table_loader.read.conform import Conformer, conform_plan
-from torch_table_loader.read.expressions import check_filter, expression_columns, row_mask
+from torch_table_loader.read.deletes import Deletes
+from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure
+from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.formats import COLUMNAR, reader_for
 from torch_table_loader.read.runs import Piece, Walk, group_at, plan_runs, trim_segments
 
@@ -37,20 +36,6 @@ class _Masked(NamedTuple):
     mask: pa.Array | None
 
 
-class _FilePlan(NamedTuple):
-    """How a file is read.
-
-    `filters` is None where partition values alone let every row pass, and `empty` says that they let none.
-    """
-
-    file: DataFile
-    meta: FileMeta
-    group_starts: list[int]
-    conformer: Conformer
-    filters: Any
-    empty: bool
-
-
 class TaskReader:
     """Reads tasks of one table. A value: it pickles, keeps no handle between tasks, and threads may share it."""
 
@@ -65,6 +50,7 @@ class TaskReader:
         filters: Any = None,
         row_id_bases: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] | None = None,
         max_rows: int = DEFAULT_MAX_ROWS,
+        deletes: Deletes | None = None,
     ) -> None:
         """Check what is asked for against the table.
 
@@ -79,6 +65,7 @@ class TaskReader:
             row_id_bases: the ordinal of each file's first row among all physical rows; adds ``row_id`` (int64)
                 as the last column.
             max_rows: no batch has more rows.
+            deletes: reads the files' deletes; readers that share it read each delete file once.
 
         Raises:
             ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
@@ -104,7 +91,7 @@ class TaskReader:
         self._columns = tuple(columns)
         self._bases = row_id_bases
         self._max_rows = max_rows
-        self._conformers: dict[tuple[int, tuple[str, ...]], tuple[pa.Schema, Conformer]] = {}
+        self._deletes = Deletes(storage) if deletes is None else deletes
         fields = [table_schema.field(name) for name in columns]
         if row_id_bases is not None:
             fields.append(pa.field(ROW_ID, pa.int64(), nullable=False))
@@ -134,7 +121,7 @@ class TaskReader:
         if plan.empty:
             return
         _check_live(plan, task.segments)
-        segments, skip, take = trim_segments(task.segments, task.skip, task.take, every_row_lives=plan.filters is None)
+        segments, skip, take = trim_segments(task.segments, task.skip, task.take, every_row_lives=not plan.masks)
         if not segments or take == 0:
             return
         base = None if self._bases is None else int(self._bases[task.file_index])
@@ -161,7 +148,7 @@ class TaskReader:
             task: which segments; its `skip` and `take` do not matter.
 
         Returns:
-            One count a segment. Without a filter nothing is read.
+            One count a segment. Without a filter and without equality deletes no data file is read.
 
         Raises:
             TableError: as `read` does.
@@ -170,36 +157,17 @@ class TaskReader:
         plan = self._plan(task.file_index, ())
         if plan.empty:
             return [0] * len(task.segments)
-        if plan.filters is None:
-            return [segment.row_stop - segment.row_start for segment in task.segments]
+        if plan.knows_live:
+            return [plan.live_rows(segment) for segment in task.segments]
         counts = [0] * len(task.segments)
         for part in self._masked(plan, task.segments):
             counts[part.piece.segment] += part.mask.true_count if part.mask is not None else part.batch.num_rows
         return counts
 
-    def _plan(self, file_index: int, columns: tuple[str, ...]) -> _FilePlan:
+    def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
+        filters = (self._filters, self._filter_columns)
         file, meta = self._files[file_index], self._metas[file_index]
-        filters, empty = self._filters, False
-        if filters is not None and self._filter_columns and set(self._filter_columns) <= dict(file.partition).keys():
-            constants = conform_plan(
-                pa.schema([]), self._table_schema, file.partition, self._filter_columns, name=file.name
-            )
-            one_row = pa.record_batch([pa.nulls(1)], names=["none"])
-            passes = row_mask(constants.apply(one_row), filters)[0].as_py()
-            filters, empty = None, not passes
-        extra = () if filters is None else tuple(name for name in self._filter_columns if name not in columns)
-        conformer = self._conformer(file, meta, (*columns, *extra))
-        return _FilePlan(file, meta, [0, *accumulate(meta.group_rows)], conformer, filters, empty)
-
-    def _conformer(self, file: DataFile, meta: FileMeta, columns: tuple[str, ...]) -> Conformer:
-        """Plan how a file conforms; files without partition values that share a schema share the plan."""
-        if file.partition:
-            return conform_plan(meta.schema, self._table_schema, file.partition, columns, name=file.name)
-        known = self._conformers.get((id(meta.schema), columns))
-        if known is None or known[0] is not meta.schema:
-            known = (meta.schema, conform_plan(meta.schema, self._table_schema, (), columns, name=file.name))
-            self._conformers[id(meta.schema), columns] = known
-        return replace(known[1], name=file.name)
+        return plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
 
     def _delivered(self, part: _Masked, base: int | None) -> pa.RecordBatch:
         batch, mask = part.batch, part.mask
@@ -212,9 +180,9 @@ class TaskReader:
             return batch
         return batch.filter(mask)
 
-    def _masked(self, plan: _FilePlan, segments: Sequence[Segment]) -> Generator[_Masked, None, None]:
+    def _masked(self, plan: FilePlan, segments: Sequence[Segment]) -> Generator[_Masked, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
-        runs = plan_runs(segments, plan.group_starts, merge=plan.filters is None)
+        runs = plan_runs(segments, plan.group_starts, merge=not plan.masks)
         if not runs:
             return
         self._check_version(plan.file)
@@ -226,12 +194,11 @@ class TaskReader:
             for run in runs:
                 walk = Walk(run, plan.group_starts)
                 for piece, row, batch in walk.batches(handle, plan.conformer.reads, self._max_rows):
-                    conformed = plan.conformer.apply(batch)
-                    mask = None if plan.filters is None else row_mask(conformed, plan.filters)
-                    if mask is not None:
-                        found[piece.segment] += mask.true_count
+                    conformed = plan.conformer.apply(batch, row)
+                    mask = plan.mask(conformed, row)
+                    found[piece.segment] += conformed.num_rows if mask is None else mask.true_count
                     yield _Masked(piece, row, conformed, mask)
-            if plan.filters is not None:
+            if not plan.knows_live:
                 _check_found(plan.file, segments, found)
         except MemoryError:
             raise
@@ -243,11 +210,13 @@ class TaskReader:
         self._check_version(plan.file)
 
     def _check_version(self, file: DataFile) -> None:
+        if file.version.immutable:
+            return
         now = self._storage.version(file.path)
-        if now != file.version:
+        if not file.version.holds(now):
             raise changed_error(file, now)
 
-    def _explain(self, error: Exception, plan: _FilePlan, handle: OpenFile | None, row: int) -> Exception:
+    def _explain(self, error: Exception, plan: FilePlan, handle: OpenFile | None, row: int) -> Exception:
         file, is_local = plan.file, self._storage.is_local
         try:
             self._check_version(file)
@@ -270,9 +239,9 @@ def _ascending(start: int, length: int) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), length, [None, buffer])
 
 
-def _check_live(plan: _FilePlan, segments: Sequence[Segment]) -> None:
-    if plan.filters is None:
-        _check_found(plan.file, segments, [segment.row_stop - segment.row_start for segment in segments])
+def _check_live(plan: FilePlan, segments: Sequence[Segment]) -> None:
+    if plan.knows_live:
+        _check_found(plan.file, segments, [plan.live_rows(segment) for segment in segments])
 
 
 def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[int]) -> None:

@@ -1,0 +1,242 @@
+"""Deletes by the rules of the spec: who reaches which file, how often each is read, and what is broken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.iceberg import IcebergWriter, column
+from torch_table_loader import IcebergDataset, TableError
+from torch_table_loader.read.keys import KeySet
+from torch_table_loader.source.iceberg.storage import IcebergStorage
+
+FORMS = pytest.mark.parametrize("form", ["parquet", "orc", "avro"])
+
+
+def read(table: IcebergWriter, **options: Any) -> list[dict[str, Any]]:
+    loader, _ = IcebergDataset.create_dataloader(
+        metadata_location=table.metadata, output_format="arrow", **{"num_workers": 2, **options}
+    )
+    return [row for batch in loader for row in batch.to_pylist()]
+
+
+def rows(start: int, stop: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"x": x, "k": x % 5 or None, "s": f"s{x % 3}", **more} for x in range(start, stop)]
+
+
+def agree(table: IcebergWriter, **options: Any) -> list[int]:
+    found, expected = read(table, **options), table.live()
+    assert Counter(map(repr, found)) == Counter(map(repr, expected))
+    return [row["x"] for row in found]
+
+
+@FORMS
+def test_position_deletes_of_every_format(tmp_path: Path, form: str) -> None:
+    table = IcebergWriter(tmp_path)
+    first, second = table.append(rows(0, 30), group=7), table.append(rows(30, 50), form)
+    table.commit()
+    table.delete_rows({first: [0, 6, 7, 29, 6], second: [3]}, form)
+    table.commit()
+    assert len(agree(table)) == 45
+    assert agree(table, filters=pc.field("x") >= 0) == agree(table)
+
+
+@FORMS
+def test_equality_deletes_of_every_format_match_null_and_leave_their_own_commit(tmp_path: Path, form: str) -> None:
+    table = IcebergWriter(tmp_path)
+    table.append(rows(0, 20), form)
+    table.commit()
+    table.delete_keys([2, 3], [{"k": None, "s": "s0"}, {"k": 1, "s": "s1"}], form)
+    table.append(rows(20, 40))
+    table.commit()
+    found = agree(table)
+    assert {0, 1} & set(found) == set()
+    assert {30, 31} <= set(found)  # written in the commit of the delete
+
+
+def test_keys_that_are_renamed_promoted_dropped_or_not_read(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    table.append(rows(0, 20))
+    table.commit()
+    table.delete_keys([2], [{"k": 3}])
+    table.delete_keys([3], [{"s": "s2"}])
+    table.commit()
+    table.evolve([column(1, "x", "long"), column(2, "s", "long"), column(4, "k", "int")])
+    table.append([{"x": 100, "s": 3, "k": 3}])
+    table.commit()
+    assert [row["x"] for row in read(table, columns=["x"])] == [x for x in range(20) if x % 5 != 3 and x % 3 != 2] + [
+        100
+    ]
+    agree(table)
+
+
+def test_a_key_column_that_old_files_lack_is_null_or_its_default(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    table.append(rows(0, 4))
+    table.commit()
+    table.evolve([*table.columns, column(5, "new", "int", **{"initial-default": 7}), column(6, "none", "int")])
+    table.delete_keys([6], [{"none": None}])
+    table.append(rows(4, 8, new=1, none=2))
+    table.commit()
+    assert [row["x"] for row in read(table)] == [4, 5, 6, 7]
+    table.delete_keys([5], [{"new": 7}])
+    table.commit()
+    assert {row["new"] for row in read(table)} == {1}
+
+
+def test_deletes_stay_in_their_partition(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, partition_by=2)
+    for part in (0, 1, None):
+        table.append([{"x": x, "k": part, "s": "s"} for x in range(4)], partition=part)
+    table.commit()
+    table.delete_keys([1], [{"x": 0}], partition=0)
+    table.delete_keys([1], [{"x": 1}], partition=None)
+    table.commit()
+    found = [(row["x"], row["k"]) for row in read(table)]
+    assert (0, 0) not in found
+    assert (1, None) not in found
+    assert {(0, 1), (1, 1), (1, 0), (0, None)} <= set(found)
+
+
+def test_a_vector_takes_the_place_of_position_deletes(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    first = table.append(rows(0, 100), group=9)
+    table.delete_rows({first: [1, 2]})
+    table.commit()
+    table.version = 3
+    table.delete_vector(first, [2, 50, 99])
+    table.commit()
+    assert set(range(100)) - set(agree(table)) == {2, 50, 99}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda data: b"PFA0" + data[4:], "a Puffin file, which begins and ends"),
+        (lambda data: data[:8] + b"\0" + data[9:], "the magic"),
+        (lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:], "whose checksum holds"),
+        (lambda data: data[:4] + b"\0\0\0\1" + data[8:], "says its own length"),
+    ],
+)
+def test_a_broken_vector_brings_no_row_back(tmp_path: Path, spoil: Any, said: str) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    first = table.append(rows(0, 10))
+    path = Path(table.delete_vector(first, [1, 2]))
+    table.commit()
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(TableError, match=said):
+        read(table)
+
+
+def test_a_vector_of_another_length_than_the_manifest_says(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    table.delete_vector(table.append(rows(0, 10)), [1, 2])
+    table.deletes[0].entry["record_count"] = 3
+    table.commit()
+    with pytest.raises(TableError, match="the 3 positions that the manifest says"):
+        read(table)
+
+
+def test_a_delete_beyond_the_file_and_one_that_is_gone(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    first = table.append(rows(0, 10))
+    path = Path(table.delete_rows({first: [10]}))
+    table.commit()
+    with pytest.raises(TableError, match="must lie in its 10 rows, got rows 10 to 10"):
+        read(table)
+    (tmp_path / "data" / path.name).unlink()
+    with pytest.raises(TableError, match=path.name):
+        read(table)
+
+
+def test_each_delete_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = IcebergWriter(tmp_path)
+    files = [table.append(rows(10 * at, 10 * at + 10)) for at in range(6)]
+    table.commit()
+    positions = table.delete_rows({path: [at] for at, path in enumerate(files)})
+    keys = table.delete_keys([1], [{"x": 10 * at + 9} for at in range(6)])
+    table.commit()
+    opened: Counter[str] = Counter()
+    real = IcebergStorage.open
+
+    def counting(self: IcebergStorage, path: str) -> pa.NativeFile:
+        opened[path] += 1
+        return real(self, path)
+
+    monkeypatch.setattr(IcebergStorage, "open", counting)
+    assert len(agree(table)) == 48
+    for path in (positions, keys):  # the footer, the rows, and of keys the footer that says their schema
+        assert 1 <= opened[path if path.startswith("file://") else f"file://{path}"] <= 3
+
+
+def test_files_with_deletes_are_cut_where_that_is_asked(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    first = table.append(rows(0, 40), group=5)
+    table.append(rows(40, 80), group=5)
+    table.delete_rows({first: range(0, 40, 3)})
+    table.commit()
+
+    def splits(**options: Any) -> int:
+        dataset = IcebergDataset(metadata_location=table.metadata, split_rows=5, **options)
+        return dataset.explain().splits
+
+    assert splits() == 1 + 8
+    assert splits(split_deletes=True) == 16
+    assert agree(table, split_deletes=True, split_rows=5, shuffle=True)
+
+
+def test_row_ids_and_sequence_numbers(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    first = table.append(rows(0, 5))
+    table.delete_rows({first: [1]})
+    table.commit()
+    found = read(table, columns=["x", "_row_id", "_last_updated_sequence_number"])
+    assert [row["x"] for row in found] == [0, 2, 3, 4]
+    assert {row["_row_id"] for row in found} == {None}  # the snapshot counts none
+
+
+keys = st.lists(st.tuples(st.one_of(st.none(), st.integers(-3, 3)), st.sampled_from([None, "a", "b"])), max_size=8)
+
+
+@given(known=keys, asked=keys, wide=st.booleans())
+def test_a_key_set_is_a_set_of_tuples(known: list[Any], asked: list[Any], wide: bool) -> None:
+    scale = 10**12 if wide else 1
+
+    def columns(pairs: list[Any]) -> list[pa.Array]:
+        numbers = [None if number is None else number * scale for number, _ in pairs]
+        return [pa.array(numbers, pa.int64()), pa.array([text for _, text in pairs], pa.string())]
+
+    both = KeySet(columns(known))
+    assert both.holds(columns(asked)).tolist() == [pair in known for pair in asked]
+    first = KeySet(columns(known)[:1])
+    assert first.holds(columns(asked)[:1]).tolist() == [pair[0] in [each[0] for each in known] for pair in asked]
+    assert first.num_bytes >= 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1, None, 3], pa.int32()),
+        pa.array([0.5, float("nan"), None]),
+        pa.array([b"a", b"", None]),
+        pa.array([1, None], pa.timestamp("us", "UTC")),
+        pa.array([1, None], pa.date32()),
+        pa.array([True, None]),
+        pa.array([1, None], pa.decimal128(9, 2)),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_keys_of_every_type(values: pa.Array) -> None:
+    assert KeySet([values]).holds([values]).all()
+    assert KeySet([values, values]).holds([values, values]).all()
+    assert not KeySet([values.slice(0, 0)]).holds([values]).any()
+    assert KeySet([values.slice(1)]).holds([values]).tolist() == [False] + [True] * (len(values) - 1)
+    assert np.array_equal(KeySet([values.slice(1)]).holds([values.slice(1)]), np.ones(len(values) - 1, dtype=bool))

@@ -1,0 +1,261 @@
+"""Tables as pyiceberg writes them, in a catalog of SQLite: which snapshot, which columns, which errors."""
+
+from __future__ import annotations
+
+import datetime as dt
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.types import LongType
+from pyiceberg.utils.config import Config
+
+from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
+
+ROWS = pa.table(
+    {
+        "x": pa.array(range(20), pa.int64()),
+        "n": pa.array([None if i % 5 == 0 else i for i in range(20)], pa.int32()),
+        "s": [f"s{i % 3}" for i in range(20)],
+        "at": pa.array(
+            [dt.datetime(2020, 1, 1 + i % 3, i, tzinfo=dt.UTC) for i in range(20)], pa.timestamp("us", "UTC")
+        ),
+        "o": pa.array(
+            [{"a": i, "l": [i] * (i % 3)} for i in range(20)],
+            pa.struct([("a", pa.int32()), ("l", pa.list_(pa.int64()))]),
+        ),
+    }
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match any records")
+
+
+def config(folder: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/lake"}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    found = load_catalog("default", **config(tmp_path))
+    found.create_namespace("db")
+    return found
+
+
+@pytest.fixture
+def table(catalog: Catalog) -> Table:
+    made = catalog.create_table("db.clicks", ROWS.schema)
+    made.append(ROWS.slice(0, 12))
+    made.append(ROWS.slice(12))
+    return made
+
+
+def read(*table: Any, **options: Any) -> pa.Table:
+    loader, dataset = IcebergDataset.create_dataloader(
+        *table, **{"output_format": "arrow", "num_workers": 2, "batch_size": 7, **options}
+    )
+    found = pa.Table.from_batches(list(loader), dataset.schema)
+    return found.sort_by("x") if "x" in found.column_names else found
+
+
+def same(found: pa.Table, expected: pa.Table) -> None:
+    """Compare content with what pyiceberg reads."""
+    assert found.column_names == expected.column_names
+    assert found.to_pylist() == expected.sort_by(expected.column_names[0]).to_pylist()
+
+
+def test_a_table_by_every_name(tmp_path: Path, catalog: Catalog, table: Table) -> None:
+    for found in (
+        read("db.clicks", config(tmp_path)),
+        read(("db", "clicks"), catalog),
+        read(table),
+        read(catalog_config=catalog, table="db.clicks"),
+        read(metadata_location=table.metadata_location),
+    ):
+        same(found, ROWS)
+
+
+def test_a_catalog_of_the_configuration_file(tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"    {name}: {value}" for name, value in config(tmp_path).items()]
+    (tmp_path / ".pyiceberg.yaml").write_text("catalog:\n  default:\n" + "\n".join(lines) + "\n")
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    same(read("db.clicks", "default"), ROWS)
+    with pytest.raises(ConfigError, match="does not make a catalog"):
+        read("db.clicks", "lake")
+
+
+def test_snapshots_branches_tags_and_times(tmp_path: Path, table: Table) -> None:
+    first, second = (snapshot.snapshot_id for snapshot in table.snapshots())
+    with table.manage_snapshots() as manage:
+        manage.create_tag(first, "old").create_branch(first, "side")
+    with table.manage_snapshots():
+        table.append(ROWS.slice(0, 1))
+    where = ("db.clicks", config(tmp_path))
+    assert read(*where).num_rows == 21
+    assert read(*where, snapshot_id=second).num_rows == 20
+    assert read(*where, tag="old").num_rows == 12
+    assert read(*where, branch="side").num_rows == 12
+    assert read(*where, branch="main").num_rows == 21
+    then = table.snapshots()[0].timestamp_ms
+    assert read(*where, as_of=then).num_rows == 12
+    assert read(*where, as_of=dt.datetime.fromtimestamp(then / 1000, dt.UTC)).num_rows == 12
+    for wrong, said in (
+        ({"snapshot_id": 5}, rf"no snapshot 5: it has expired, or is of another table; the newest of 3 are .*{second}"),
+        ({"branch": "sid"}, "no branch 'sid'; the nearest are 'side'"),
+        ({"branch": "old"}, "'old' is a tag of the table, not a branch; pass tag='old'"),
+        ({"tag": "x"}, "no tag 'x'; the nearest are 'old'"),
+        ({"as_of": 5}, "had no snapshot at 1970-01-01"),
+        ({"as_of": "2020-01-01"}, "must say its time zone"),
+        ({"as_of": "yesterday"}, "must read like"),
+        ({"snapshot_id": first, "tag": "old"}, "snapshot_id and tag each choose"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read(*where, **wrong)
+
+
+def test_the_snapshot_stays_when_the_table_moves_on(table: Table) -> None:
+    loader, dataset = IcebergDataset.create_dataloader(table, output_format="arrow")
+    table.append(ROWS.slice(0, 3))
+    assert sum(batch.num_rows for batch in loader) == 20
+    assert dataset.snapshot_id is not None
+    assert f"snapshot {dataset.snapshot_id}" in str(dataset.explain())
+    assert loader.state_dict()["table"]["snapshot_id"] == dataset.snapshot_id
+
+
+def test_a_table_without_a_snapshot_is_empty(catalog: Catalog) -> None:
+    made = catalog.create_table("db.empty", ROWS.schema)
+    loader, dataset = IcebergDataset.create_dataloader(made, output_format="arrow")
+    assert (len(loader), list(loader), dataset.snapshot_id) == (0, [], None)
+    assert dataset.schema.names == ROWS.schema.names
+
+
+def test_rows_that_pyiceberg_deletes_or_writes_over(table: Table) -> None:
+    table.delete("x < 5")
+    same(read(table), table.scan().to_arrow())
+    table.overwrite(ROWS.slice(3, 2), overwrite_filter="x = 19")
+    same(read(table), table.scan().to_arrow())
+
+
+def test_a_schema_that_evolves(table: Table) -> None:
+    with table.update_schema() as change:
+        change.rename_column("s", "text").add_column("new", LongType())
+        change.move_first("at")
+        change.update_column("n", LongType())
+        change.rename_column(("o", "a"), "b")
+        change.add_column(("o", "c"), LongType())
+    with table.update_schema() as change:
+        change.delete_column("new")
+    with table.update_schema() as change:
+        change.add_column("new", LongType())
+    expected = table.scan().to_arrow()
+    found = read(table)
+    assert found.schema.names == ["at", "x", "n", "text", "o", "new"]
+    assert found.sort_by("x").to_pylist() == expected.sort_by("x").to_pylist()
+    assert found.schema.field("n").type == pa.int64()
+    wanted = (pc.field("text") == "s1") & pc.field("new").is_null()
+    rows = read(table, filters=wanted, columns=["x"])["x"].to_pylist()
+    assert rows == expected.filter(wanted).sort_by("x")["x"].to_pylist()
+    table.append(expected.slice(0, 4))
+    assert read(table).num_rows == 24
+    assert read(table, columns=["o"]).column("o").type.field(0).name == "b"
+
+
+@pytest.mark.parametrize("change_spec", [False, True])
+def test_partitions_of_every_kind(table: Table, change_spec: bool) -> None:
+    with table.update_spec() as spec:
+        spec.add_field("at", DayTransform()).add_field("x", BucketTransform(4)).add_identity("s")
+    table.append(ROWS)
+    if change_spec:
+        with table.update_spec() as spec:
+            spec.remove_field("s").add_field("n", IdentityTransform(), "n_part")
+        table.append(ROWS)
+    assert read(table).num_rows == (60 if change_spec else 40)
+    for wanted in (
+        pc.field("x") == 7,
+        pc.field("s") == "s1",
+        pc.field("at") < pa.scalar(dt.datetime(2020, 1, 2, tzinfo=dt.UTC), pa.timestamp("us", "UTC")),
+        pc.field("n").is_null() | (pc.field("n") > 17),
+        ~pc.field("s").isin(["s1", "s2"]),
+    ):
+        expected = table.scan().to_arrow().filter(wanted)
+        found = read(table, filters=wanted)
+        assert sorted(found["x"].to_pylist()) == sorted(expected["x"].to_pylist())
+
+
+def test_a_table_that_was_moved(tmp_path: Path, table: Table) -> None:
+    (tmp_path / "lake").rename(tmp_path / "moved")
+    location = table.metadata_location.replace("/lake/", "/moved/")
+    with pytest.raises(TableError, match="is gone"):
+        read(metadata_location=location)
+    override = {f"file://{tmp_path}/lake/": f"file://{tmp_path}/moved/"}
+    same(read(metadata_location=location, location_override=override), ROWS)
+    with pytest.raises(ConfigError, match="end both with a slash"):
+        read(metadata_location=location, location_override={"s3://a/": "file:///b"})
+
+
+def test_what_is_missing_is_named(tmp_path: Path, catalog: Catalog, table: Table) -> None:
+    where = config(tmp_path)
+    with pytest.raises(ConfigError, match=r"no table 'db.click'; the nearest are 'db.clicks'"):
+        read("db.click", where)
+    with pytest.raises(ConfigError, match=r"no namespace 'bd'; the nearest are 'db'"):
+        read("bd.clicks", where)
+    with pytest.raises(ConfigError, match="does not make a catalog"):
+        read("db.clicks", {"type": "squirrel"})
+    with pytest.raises(ConfigTypeError, match="name of a catalog"):
+        read("db.clicks", 5)
+    with pytest.raises(ConfigError, match="catalog_config is empty"):
+        read("db.clicks", {})
+    with pytest.raises(ConfigTypeError, match="table must be a name"):
+        read(None, where)
+    with pytest.raises(ConfigError, match="the table has no column 'y'"):
+        read(table, columns=["y"])
+    for name, value in (("schema", ROWS.schema), ("files", ["a"]), ("partitioning", "hive")):
+        with pytest.raises(ConfigError, match=f"{name}= is for tables of plain files"):
+            read(table, **{name: value})
+
+
+def test_names_that_pyiceberg_would_ignore(tmp_path: Path, table: Table) -> None:
+    with pytest.warns(UserWarning, match="does not read 'warehuose'; did you mean 'warehouse'"):
+        read("db.clicks", {**config(tmp_path), "warehuose": "x"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read("db.clicks", {**config(tmp_path), "region_name": "us-east-1", "aws_access_key_id": "k"})
+
+
+def test_files_that_are_gone_or_torn(table: Table) -> None:
+    [path, _] = sorted(task.file.file_path for task in table.scan().plan_files())
+    here = Path(path.removeprefix("file://"))
+    loader, _ = IcebergDataset.create_dataloader(table, output_format="arrow")
+    data = here.read_bytes()
+    here.write_bytes(data[:-20])
+    with pytest.raises(TableError, match=here.name):
+        list(loader)
+    with pytest.raises(TableError, match=here.name):
+        read(table)
+    here.unlink()
+    with pytest.raises(TableError, match=here.name):
+        read(table)
+
+
+def test_a_plan_cache_is_used(tmp_path: Path, table: Table) -> None:
+    cache = str(tmp_path / "cache")
+    wanted = pc.field("n") > 3
+    before = read(table, plan_cache=cache, filters=wanted)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert read(table, plan_cache=cache, filters=wanted).equals(before)
+
+
+def test_required_columns_stay_so(catalog: Catalog) -> None:
+    schema = Schema.model_validate(
+        {"type": "struct", "fields": [{"id": 1, "name": "x", "required": True, "type": "long"}]}
+    )
+    made = catalog.create_table("db.required", schema)
+    made.append(pa.table({"x": [1]}, schema=pa.schema([pa.field("x", pa.int64(), nullable=False)])))
+    assert not read(made).schema.field("x").nullable

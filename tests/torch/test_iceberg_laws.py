@@ -1,0 +1,183 @@
+"""The promises on Iceberg tables with deletes: exactly once, known length, exact resume, any size of job."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.iceberg import IcebergWriter
+from torch_table_loader import IcebergDataset, ResumeError, TableLoader
+
+commits = st.lists(
+    st.fixed_dictionaries(
+        {
+            "files": st.lists(
+                st.tuples(
+                    st.integers(0, 14), st.sampled_from(["parquet", "parquet", "orc", "avro"]), st.integers(1, 6)
+                ),
+                max_size=3,
+            ),
+            "delete": st.sampled_from([None, "position", "position", "equality", "equality", "vector"]),
+            "form": st.sampled_from(["parquet", "orc", "avro"]),
+            "seed": st.integers(0, 99),
+        }
+    ),
+    min_size=1,
+    max_size=4,
+)
+jobs = st.fixed_dictionaries(
+    {
+        "num_ranks": st.integers(1, 4),
+        "num_workers": st.integers(0, 4),
+        "batch_size": st.integers(1, 7),
+        "shuffle": st.booleans(),
+        "even_ranks": st.sampled_from([None, "balance", "drop"]),
+        "shuffle_buffer_size": st.sampled_from([None, 5]),
+        "split_rows": st.sampled_from([None, 1, 5]),
+        "split_deletes": st.booleans(),
+        "filters": st.sampled_from([None, None, pc.field("k") < 5]),
+    }
+)
+
+
+def grow(table: IcebergWriter, history: list[dict[str, Any]]) -> None:
+    """Write a table by commits; `x` counts its rows, `k` is null now and then."""
+    x = 0
+    for commit in history:
+        for size, form, group in commit["files"]:
+            rows = [{"x": i, "k": None if i % 11 == 3 else i * 7 % 10, "s": f"s{i % 3}"} for i in range(x, x + size)]
+            partition = None if table.partition_by is None else x % 2
+            if table.partition_by is not None:
+                rows = [{**row, "k": partition} for row in rows]
+            table.append(rows, form, partition=partition, group=group)
+            x += size
+        delete(table, commit)
+        table.commit()
+
+
+def delete(table: IcebergWriter, commit: dict[str, Any]) -> None:
+    kind, seed = commit["delete"], commit["seed"]
+    if kind is None or not table.data:
+        return
+    chosen = table.data[seed % len(table.data)]
+    positions = [at for at in range(len(chosen.rows)) if (at + seed) % 3 == 0]
+    if kind == "equality":
+        by = [1] if seed % 2 else [2, 3]
+        rows = [row for file in table.data for row in file.rows][seed % 4 :: 4]
+        keys = [{"x": row[1], "k": row[2], "s": row[3]} for row in rows] or [{"x": -1, "k": None, "s": None}]
+        table.delete_keys(by, keys, commit["form"], partition=chosen.partition)
+    elif kind == "position" and table.version == 2:
+        others = {f.path: [0] for f in table.data[:1] if f.rows and f.partition == chosen.partition}
+        table.delete_rows(others | {chosen.path: positions}, commit["form"], partition=chosen.partition)
+    elif positions and kind == "vector" and table.version == 3:
+        table.delete_vector(chosen.path, positions, partition=chosen.partition)
+
+
+def loaders(table: str, num_ranks: int, **options: Any) -> list[TableLoader]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return [
+            IcebergDataset.create_dataloader(
+                metadata_location=table, num_ranks=num_ranks, rank=rank, nulls={"k": -1}, **options
+            )[0]
+            for rank in range(num_ranks)
+        ]
+
+
+def rows_of(loader: TableLoader, stop: int | None = None) -> list[int]:
+    found: list[int] = []
+    for batch in islice(loader, stop):
+        marks = batch.get("padding")
+        found += [int(x) for at, x in enumerate(batch["x"]) if marks is None or not marks[at]]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:epoch 0 is iterated again")
+@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@given(history=commits, job=jobs, version=st.sampled_from([2, 3]), partitioned=st.booleans())
+def test_every_live_row_comes_once(
+    history: list[dict[str, Any]], job: dict[str, Any], version: int, partitioned: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        table = IcebergWriter(Path(folder), version=version, partition_by=2 if partitioned else None)
+        grow(table, history)
+        live = table.live()
+        if job["filters"] is not None:
+            live = [row for row in live if row["k"] is not None and row["k"] < 5]
+        ranks = loaders(table.metadata, **job)
+        delivered = [rows_of(loader) for loader in ranks]
+        assert [sum(1 for _ in loader) for loader in ranks] == [len(loader) for loader in ranks]
+        assert len({len(loader) for loader in ranks}) == 1 or job["even_ranks"] is None
+        got, want = Counter(x for rank in delivered for x in rank), Counter(row["x"] for row in live)
+        if job["even_ranks"] == "drop":
+            assert got <= want
+        else:
+            assert got == want
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given(history=commits, job=jobs, steps=st.integers(0, 9), ranks=st.integers(1, 4), lanes=st.integers(1, 4))
+def test_a_job_of_another_size_goes_on(
+    history: list[dict[str, Any]], job: dict[str, Any], steps: int, ranks: int, lanes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        table = IcebergWriter(Path(folder))
+        grow(table, history)
+        job = {**job, "even_ranks": "balance", "filters": None}
+        before = loaders(table.metadata, **job)
+        steps = min(steps, len(before[0]))
+        taken = [x for loader in before for x in rows_of(loader, steps)]
+        state = json.loads(json.dumps(before[0].state_dict()))
+        after = loaders(table.metadata, **{**job, "num_ranks": ranks, "num_workers": lanes})
+        for loader in after:
+            loader.load_state_dict(state)
+        rest = [x for loader in after for x in rows_of(loader)]
+        assert Counter(taken + rest) == Counter(row["x"] for row in table.live())
+
+
+def sample(root: Path) -> IcebergWriter:
+    table = IcebergWriter(root)
+    grow(
+        table,
+        [
+            {"files": [(40, "parquet", 7), (30, "orc", 9)], "delete": "position", "form": "orc", "seed": 1},
+            {"files": [(25, "avro", 9)], "delete": "equality", "form": "avro", "seed": 3},
+            {"files": [(20, "parquet", 5)], "delete": "equality", "form": "parquet", "seed": 2},
+        ],
+    )
+    return table
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_threads_and_processes_deliver_the_same(tmp_path: Path, worker_type: str, num_ranks: int) -> None:
+    table = sample(tmp_path)
+    options = {"num_ranks": num_ranks, "batch_size": 8, "num_workers": 2, "shuffle": True}
+    plain = [rows_of(loader) for loader in loaders(table.metadata, **options)]
+    there = loaders(table.metadata, worker_type=worker_type, **options)
+    assert [rows_of(loader) for loader in there] == plain
+    assert Counter(x for rank in plain for x in rank) == Counter(row["x"] for row in table.live())
+
+
+def test_a_state_of_another_snapshot_is_refused_by_name(tmp_path: Path) -> None:
+    table = sample(tmp_path)
+    [old] = loaders(table.metadata, 1)
+    state = old.state_dict()
+    table.append([{"x": 1000, "k": 1, "s": "new"}])
+    table.commit()
+    [new] = loaders(table.metadata, 1)
+    with pytest.raises(ResumeError, match=r"snapshot 1003, and this is snapshot 1004; pass snapshot_id=1003"):
+        new.load_state_dict(state)
+    [pinned] = loaders(table.metadata, 1, snapshot_id=1003)
+    pinned.load_state_dict(state)
+    assert 1000 not in rows_of(pinned)

@@ -1,0 +1,190 @@
+"""Avro object container files: one row group, decoded by fastavro."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from torch_table_loader.errors import MissingExtraError, TableError
+from torch_table_loader.read.failures import as_reading_error, first_line
+from torch_table_loader.read.sequential import SequentialFile, one_group, prune_by_partition
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile, FileMeta
+
+_ROWS_AT_A_TIME = 4096
+_ID = "PARQUET:field_id"
+_LOGICAL = {
+    "date": pa.date32(),
+    "time-millis": pa.time32("ms"),
+    "time-micros": pa.time64("us"),
+    "timestamp-millis": pa.timestamp("ms", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+    "timestamp-nanos": pa.timestamp("ns", "UTC"),
+    "local-timestamp-millis": pa.timestamp("ms"),
+    "local-timestamp-micros": pa.timestamp("us"),
+    "local-timestamp-nanos": pa.timestamp("ns"),
+}
+_PLAIN = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+}
+
+_Plain = Callable[[Any], Any]
+"""Makes a value of fastavro's into one that pyarrow takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AvroReader:
+    """Reads Avro files (https://avro.apache.org/docs/1.12.0/specification/)."""
+
+    name: str = "avro"
+
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
+        """Read schema and the row counts of the blocks: see `FormatReader.inspect`."""
+        fastavro = _fastavro()
+        try:
+            with storage.open(file.path) as source:
+                blocks = fastavro.block_reader(source)
+                arrow = arrow_schema(json.loads(blocks.metadata["avro.schema"]))
+                num_rows = sum(block.num_records for block in blocks)
+        except (OSError, pa.ArrowException) as error:
+            raise as_reading_error(error, file, is_local=storage.is_local) from error
+        except (ValueError, KeyError, TypeError, EOFError, IndexError) as error:
+            raise TableError(
+                f"{file.name} must be an Avro file, got one that does not parse ({first_line(error)}); the file is "
+                "torn or of another format: write it again, or leave it out of the table"
+            ) from error
+        return one_group(arrow, num_rows, file)
+
+    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
+        """Say whether the partition values let rows pass."""
+        return prune_by_partition(file, meta, filters, schema)
+
+    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
+        """Prove nothing: there are no statistics."""
+        return frozenset()
+
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
+        """Open for decoding: see `FormatReader.open`."""
+        return SequentialFile(storage, file, partial(_decode, schema=meta.schema))
+
+
+def arrow_schema(avro: Mapping[str, Any]) -> pa.Schema:
+    """Give the Arrow schema of an Avro record, field ids included where it has any.
+
+    >>> arrow_schema({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "int"]}]}).types
+    [DataType(int32)]
+    """
+    return pa.schema([_field(field["name"], field["type"], field.get("field-id")) for field in avro["fields"]])
+
+
+def _field(name: str, avro: Any, field_id: int | None) -> pa.Field:
+    nullable = isinstance(avro, list) and "null" in avro
+    metadata = None if field_id is None else {_ID: str(field_id)}
+    return pa.field(name, _type(_some(avro)), nullable=nullable, metadata=metadata)
+
+
+def _some(avro: Any) -> Any:
+    """Take the one type of a union that is not null."""
+    if not isinstance(avro, list):
+        return avro
+    others = [kind for kind in avro if kind != "null"]
+    if len(others) > 1:
+        raise TypeError(f"a union of {others}")
+    return others[0] if others else "null"
+
+
+def _type(avro: Any) -> pa.DataType:
+    if isinstance(avro, str):
+        return _PLAIN[avro]
+    kind, logical = avro["type"], avro.get("logicalType")
+    if isinstance(kind, dict | list):
+        return _type(_some(kind))
+    if logical in _LOGICAL:
+        found = _LOGICAL[logical]
+        return pa.timestamp(found.unit) if avro.get("adjust-to-utc") is False else found
+    if kind in ("record", "array", "map"):
+        return _nested(avro)
+    if logical == "decimal":
+        return pa.decimal128(avro["precision"], avro.get("scale", 0))
+    return pa.binary(avro["size"]) if kind == "fixed" else _PLAIN[kind]
+
+
+def _nested(avro: Any) -> pa.DataType:
+    if avro["type"] == "record":
+        return pa.struct(list(arrow_schema(avro)))
+    if avro["type"] == "array":
+        item = avro["items"]
+        if avro.get("logicalType") == "map":
+            return pa.map_(*arrow_schema(item))
+        return pa.list_(_field("element", item, avro.get("element-id")))
+    key = _field("key", "string", avro.get("key-id"))
+    return pa.map_(key, _field("value", avro["values"], avro.get("value-id")))
+
+
+def _plain(kind: pa.DataType) -> _Plain | None:
+    """Plan how values are handed to pyarrow; None where they go as they are."""
+    if pa.types.is_struct(kind):
+        inner = {kind.field(i).name: _plain(kind.field(i).type) for i in range(kind.num_fields)}
+        changed = {name: each for name, each in inner.items() if each is not None}
+        if not changed:
+            return None
+        return lambda value: {n: changed[n](v) if n in changed and v is not None else v for n, v in value.items()}
+    if pa.types.is_map(kind):
+        key, item = _plain(kind.key_type) or _same, _plain(kind.item_type) or _same
+        return lambda value: [(key(k), None if v is None else item(v)) for k, v in _pairs(value)]
+    if pa.types.is_list(kind):
+        each = _plain(kind.value_type)
+        return None if each is None else lambda value: [None if v is None else each(v) for v in value]
+    if pa.types.is_fixed_size_binary(kind):
+        return lambda value: getattr(value, "bytes", value)  # a UUID, or bytes
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _pairs(value: Any) -> Any:
+    return value.items() if isinstance(value, dict) else [(entry["key"], entry["value"]) for entry in value]
+
+
+def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Decode rows; where no column is asked for, the first one stands in, to have the rows."""
+    fields = [schema.field(name) for name in columns or schema.names[:1]]
+    plans = [(field, _plain(field.type)) for field in fields]
+    rows = iter(_fastavro().reader(source))
+    while chunk := list(islice(rows, _ROWS_AT_A_TIME)):
+        arrays = []
+        for field, plan in plans:
+            values = [row[field.name] for row in chunk]
+            if plan is not None:
+                values = [None if value is None else plan(value) for value in values]
+            arrays.append(pa.array(values, field.type))
+        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _fastavro() -> Any:
+    try:
+        import fastavro
+    except ImportError as error:
+        raise MissingExtraError("Avro files need fastavro; pip install 'torch-table-loader[iceberg]'") from error
+    return fastavro
+
+
+__all__ = ["AvroReader", "arrow_schema"]

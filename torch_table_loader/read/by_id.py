@@ -1,0 +1,267 @@
+"""A file's batches become batches of a table whose columns are found by id (Iceberg's column projection)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.failures import first_line
+from torch_table_loader.read.field_ids import (
+    LAST_UPDATED_FIELD,
+    ROW_ID_FIELD,
+    children_of,
+    has_ids,
+    inside_of,
+    places,
+    places_of,
+)
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import Column, FileColumns, NamedIds
+
+Convert = Callable[[pa.Array], pa.Array]
+"""Makes a file's array into the table's."""
+
+
+class _Source(NamedTuple):
+    """A column: read from the file at a place, or the same value in every row, or counted; or both."""
+
+    place: int
+    convert: Convert | None
+    constant: pa.Scalar | None
+    counted_from: int | None
+    refuse_nulls: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IdConformer:
+    """Makes a file's batches into the table's; made by `plan_by_id`. Like `conform.Conformer`.
+
+    Args:
+        name: the file, for messages.
+        reads: the columns to read from the file, in this order.
+        schema: of what `apply` returns.
+        sources: how each column is made; None where batches pass as they are.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    schema: pa.Schema
+    sources: tuple[_Source, ...]
+
+    def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
+        """Convert, fill and order a batch.
+
+        Args:
+            batch: has exactly the columns `reads`.
+            row: the place of its first row in the file.
+
+        Raises:
+            TableError: a value does not fit the table's type, or a null stands where none may; names the column.
+        """
+        arrays = [self._made(*pair, batch, row) for pair in zip(self.sources, self.schema, strict=True)]
+        if not arrays:
+            return batch.select([])
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _made(self, source: _Source, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
+        array = None
+        if source.place >= 0:
+            array = self._converted(source, field, batch.column(source.place))
+        if source.counted_from is not None:
+            start = source.counted_from + row
+            counted = pa.array(np.arange(start, start + batch.num_rows, dtype=np.int64))
+            return counted if array is None else pc.coalesce(array, counted)
+        if source.constant is not None and source.constant.is_valid:
+            filled = pa.repeat(source.constant, batch.num_rows)
+            return filled if array is None else pc.coalesce(array, filled)
+        return pa.nulls(batch.num_rows, field.type) if array is None else array
+
+    def _converted(self, source: _Source, field: pa.Field, array: pa.Array) -> pa.Array:
+        if source.refuse_nulls and array.null_count:
+            raise TableError(
+                f"column {field.name!r} must hold no null, as the table's schema says, got {array.null_count} among "
+                f"{len(array)} rows of {self.name}; mend the file"
+            )
+        if source.convert is None:
+            return array
+        try:
+            return source.convert(array)
+        except pa.ArrowException as error:
+            raise TableError(
+                f"column {field.name!r} must be read as {field.type}, but {self.name} holds it as {array.type} with "
+                f"a value that does not fit ({first_line(error)}); mend the file"
+            ) from error
+
+
+def plan_by_id(
+    file_schema: pa.Schema, columns: FileColumns, wanted: Sequence[tuple[str, Column]], *, name: str
+) -> IdConformer:
+    """Plan how a file's batches become the table's.
+
+    A column that the file has is read; else comes the partition's value, else the column's default, else null.
+
+    Args:
+        file_schema: the file's own schema, with field ids where it has any.
+        columns: how its columns are found.
+        wanted: columns to deliver, in this order, and what to call them.
+        name: the file, for messages.
+
+    Raises:
+        TableError: the file has no field ids, and the table gives none by name; or types that never fit.
+    """
+    found = places_of(file_schema, columns, name)
+    names = columns.table.names
+    reads: list[str] = []
+    sources: list[_Source] = []
+    for _, column in wanted:
+        place = found.get(column.field_id)
+        if place is None:
+            sources.append(_absent(column, columns, name))
+            continue
+        field = file_schema.field(place)
+        inner = None if names is None or has_ids(file_schema) else inside_of(names, field.name)
+        lineage = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
+        stands_in = _absent(column, columns, name) if lineage else None
+        sources.append(
+            _Source(
+                len(reads),
+                _converter(field, column, inner, f"{name}, column {column.name!r}"),
+                stands_in.constant if stands_in else None,
+                stands_in.counted_from if stands_in else None,
+                field.nullable and column.required,
+            )
+        )
+        reads.append(field.name)
+    schema = pa.schema([pa.field(called, column.type, nullable=not column.required) for called, column in wanted])
+    return IdConformer(name, tuple(reads), schema, tuple(sources))
+
+
+def _absent(column: Column, columns: FileColumns, name: str) -> _Source:
+    """What stands for a column that the file does not have."""
+    if column.field_id == ROW_ID_FIELD:
+        return _Source(-1, None, None, columns.first_row_id, refuse_nulls=False)
+    if column.field_id == LAST_UPDATED_FIELD:
+        known = columns.sequence_number if columns.first_row_id is not None else None
+        return _Source(-1, None, pa.scalar(known, pa.int64()), None, refuse_nulls=False)
+    in_partition = column.field_id in columns.constants
+    value = columns.constants[column.field_id] if in_partition else column.default
+    if value is None and column.required:
+        raise TableError(
+            f"{name} lacks the column {column.name!r}, which the table's schema says is never null and for which it "
+            "has no default; mend the table"
+        )
+    try:
+        constant = _scalar(value, column.type)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise TableError(
+            f"column {column.name!r} must be {column.type}, but {'the partition' if in_partition else 'the default'} "
+            f"of {name} says {value!r}; mend the table"
+        ) from error
+    return _Source(-1, None, constant, None, refuse_nulls=False)
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    if isinstance(value, int) and pa.types.is_temporal(kind):
+        return pa.scalar(value, pa.int32() if kind.bit_width == 32 else pa.int64()).cast(kind)
+    if isinstance(value, float) and pa.types.is_float32(kind):
+        return pa.scalar(value, pa.float64()).cast(kind)
+    if pa.types.is_decimal(kind) and value is not None:
+        return pa.scalar(value).cast(kind)
+    return pa.scalar(value, kind)
+
+
+def _converter(field: pa.Field, column: Column, names: NamedIds | None, where: str) -> Convert | None:
+    """Plan how a file's array becomes the table's; None where it is so already."""
+    kind = field.type
+    if isinstance(kind, pa.BaseExtensionType):
+        stored = _converter(field.with_type(kind.storage_type), column, names, where)
+        return lambda array: array.storage if stored is None else stored(array.storage)
+    shape = _shape(kind)
+    if shape != _shape(column.type):
+        raise TableError(f"{where}: expected {column.type}, got {kind}, which never becomes it; mend the file")
+    if shape != "value":
+        return (_struct if shape == "struct" else _repeated)(kind, column, names, where)
+    if kind.equals(column.type):
+        return None
+    if pa.types.is_timestamp(kind) and kind.unit == "ns" and pa.types.is_timestamp(column.type):
+        return lambda array: pc.floor_temporal(array, unit="microsecond").cast(column.type)
+    if pa.types.is_null(column.type):
+        return lambda array: pa.nulls(len(array))
+    return lambda array: array.cast(column.type)
+
+
+def _shape(kind: pa.DataType) -> str:
+    types = pa.types
+    if types.is_struct(kind):
+        return "struct"
+    if types.is_map(kind):
+        return "map"
+    return "list" if types.is_list(kind) or types.is_large_list(kind) else "value"
+
+
+def _struct(kind: pa.StructType, column: Column, names: NamedIds | None, where: str) -> Convert | None:
+    fields = children_of(kind)
+    found = places(fields, names)
+    parts: list[tuple[int, Convert | None, pa.Scalar | None]] = []
+    for child in column.children:
+        place = found.get(child.field_id)
+        if place is None:
+            parts.append((-1, None, None if child.default is None else _scalar(child.default, child.type)))
+            continue
+        inner = None if names is None else inside_of(names, fields[place].name)
+        parts.append((place, _converter(fields[place], child, inner, where), None))
+    as_it_is = [place for place, _, _ in parts] == list(range(len(fields))) and all(part[1] is None for part in parts)
+    if as_it_is and kind.equals(column.type):
+        return None
+
+    def convert(array: pa.StructArray) -> pa.StructArray:
+        children = [_part(array, part, child) for part, child in zip(parts, column.children, strict=True)]
+        mask = array.is_null() if array.null_count else None
+        if not children:
+            return pa.array([None if null else {} for null in array.is_null().to_pylist()], column.type)
+        return pa.StructArray.from_arrays(children, fields=children_of(column.type), mask=mask)
+
+    return convert
+
+
+def _part(array: pa.StructArray, part: tuple[int, Convert | None, pa.Scalar | None], child: Column) -> pa.Array:
+    place, convert, default = part
+    if place >= 0:
+        values = array.field(place)
+        return values if convert is None else convert(values)
+    return pa.nulls(len(array), child.type) if default is None else pa.repeat(default, len(array))
+
+
+def _repeated(kind: pa.DataType, column: Column, names: NamedIds | None, where: str) -> Convert | None:
+    """Convert the elements of a list, or keys and values of a map; offsets and nulls stay where they are."""
+    called = ("key", "value") if pa.types.is_map(kind) else ("element",)
+    converts: list[Convert | None] = []
+    for field, child, name in zip(children_of(kind), column.children, called, strict=True):
+        # A name mapping says "element", "key" and "value", whatever the writer called them.
+        converts.append(_converter(field, child, None if names is None else inside_of(names, name), where))
+    if all(convert is None for convert in converts) and kind.equals(column.type):
+        return None
+
+    def convert(array: pa.Array) -> pa.Array:
+        if pa.types.is_large_list(array.type):
+            array = array.cast(pa.list_(array.type.value_field))
+        values = [array.keys, array.items] if len(called) == 2 else [array.values]
+        made = [value if each is None else each(value) for value, each in zip(values, converts, strict=True)]
+        if len(called) == 2:
+            made = [pa.StructArray.from_arrays(made, fields=[column.type.key_field, column.type.item_field])]
+        buffers = array.buffers()[:2]
+        return pa.Array.from_buffers(
+            column.type, len(array), buffers, null_count=array.null_count, offset=array.offset, children=made
+        )
+
+    return convert
+
+
+__all__ = ["Convert", "IdConformer", "plan_by_id"]

@@ -1,0 +1,243 @@
+"""What is deleted from data files: position deletes, deletion vectors and equality deletes, each file read once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.by_id import plan_by_id
+from torch_table_loader.read.failures import as_reading_error
+from torch_table_loader.read.field_ids import own_ids
+from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.keys import KeySet
+from torch_table_loader.read.vectors import read_vector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import Column, DataFile, DeleteFile, TableColumns
+
+CACHE_BYTES = 512 * 1024 * 1024
+"""Decoded deletes that a process holds at most; what was used longest ago goes first, and is read again."""
+
+_PATH_ID, _POSITION_ID = 2147483546, 2147483545
+_ROWS_AT_A_TIME = 1 << 17
+
+
+class Deletes:
+    """Reads deletes, and keeps what it has read. Threads share it; pickled, it starts empty."""
+
+    def __init__(self, storage: Storage, cache_bytes: int = CACHE_BYTES) -> None:
+        """Read nothing yet.
+
+        Args:
+            storage: where the delete files are.
+            cache_bytes: how much is kept.
+        """
+        self._storage = storage
+        self._cache = _Cache(cache_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the storage alone."""
+        return Deletes, (self._storage, self._cache.most_bytes)
+
+    def positions(self, file: DataFile) -> NDArray[np.int64]:
+        """Give the deleted rows of a data file that are known by position.
+
+        Args:
+            file: which.
+
+        Returns:
+            int64 positions, ascending, each once.
+
+        Raises:
+            TableError: a delete file is gone, torn, or does not say what it must.
+            StorageError: the store failed.
+        """
+        parts = [self._positions(delete, file.path) for delete in file.deletes if delete.kind != "equality"]
+        parts = [part for part in parts if len(part)]
+        if not parts:
+            return np.empty(0, dtype=np.int64)
+        return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+
+    def equality(self, file: DataFile) -> list[tuple[tuple[int, ...], KeySet]]:
+        """Give the keys whose rows are deleted from a data file: ids of the key columns, and the keys.
+
+        Raises:
+            TableError: as `positions` does.
+            StorageError: as `positions` does.
+        """
+        by_ids: dict[tuple[int, ...], list[DeleteFile]] = {}
+        for delete in file.deletes:
+            if delete.kind == "equality":
+                by_ids.setdefault(tuple(sorted(delete.key_ids)), []).append(delete)
+        return [(ids, self._keys(ids, deletes)) for ids, deletes in by_ids.items()]
+
+    def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
+        if delete.kind == "vector":
+            vector = self._cache.get(("vector", delete.file.path, delete.blob), lambda: self._sized_vector(delete))
+            return cast("NDArray[np.int64]", vector)
+        by_path = self._cache.get(("position", delete.file.path), lambda: self._read_positions(delete))
+        return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
+
+    def _sized_vector(self, delete: DeleteFile) -> tuple[Any, int]:
+        positions = read_vector(self._storage, delete)
+        return positions, positions.nbytes
+
+    def _read_positions(self, delete: DeleteFile) -> tuple[Any, int]:
+        """Read a position delete file: for each data file its positions."""
+        parts: dict[str, list[NDArray[np.int64]]] = {}
+        for batch in _rows_of(self._storage, delete.file, self._position_names(delete.file)):
+            paths, positions = batch.columns
+            if paths.null_count:  # some writers leave rows without a path, which delete nothing
+                named = paths.is_valid()
+                paths, positions = paths.filter(named), positions.filter(named)
+            if positions.null_count:
+                raise TableError(f"{delete.file.name} must say a position in each row, and does not; write it again")
+            encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
+            codes = encoded.indices.to_numpy(zero_copy_only=False)
+            rows = positions.cast(pa.int64()).to_numpy(zero_copy_only=False)
+            order = np.argsort(codes, kind="stable")
+            stops = np.flatnonzero(np.diff(codes[order])) + 1
+            for part in np.split(order, stops) if len(order) else []:
+                parts.setdefault(encoded.dictionary[int(codes[part[0]])].as_py(), []).append(rows[part])
+        by_path = {path: np.unique(np.concatenate(each)) for path, each in parts.items()}
+        return by_path, sum(each.nbytes + len(path) for path, each in by_path.items())
+
+    @staticmethod
+    def _position_names(file: DataFile) -> Callable[[pa.Schema], list[str]]:
+        def choose(schema: pa.Schema) -> list[str]:
+            by_id = own_ids(schema)
+            names = [by_id.get(_PATH_ID, "file_path"), by_id.get(_POSITION_ID, "pos")]
+            if missing := [name for name in names if name not in schema.names]:
+                raise TableError(f"the position delete file {file.name} must have a column {missing[0]!r}; it has none")
+            return names
+
+        return choose
+
+    def _keys(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> KeySet:
+        paths = tuple(sorted(delete.file.path for delete in deletes))
+
+        def build() -> tuple[Any, int]:
+            joined = pa.concat_tables([self._keys_of(delete, ids) for delete in deletes])
+            keys = KeySet([joined.column(place) for place in range(len(ids))])
+            return keys, keys.num_bytes
+
+        return cast("KeySet", self._cache.get(("set", ids, paths), build))
+
+    def _keys_of(self, delete: DeleteFile, ids: tuple[int, ...]) -> pa.Table:
+        return self._cache.get(("keys", delete.file.path), lambda: self._read_keys(delete, ids))
+
+    def _read_keys(self, delete: DeleteFile, ids: tuple[int, ...]) -> tuple[Any, int]:
+        file = delete.file
+        if file.columns is None:
+            raise TableError(f"{file.name} must come with the table's columns; plan the table again")
+        paths = [key_path(file.columns.table, field_id, file.name) for field_id in ids]
+        wanted = [(str(place), path[0]) for place, path in enumerate(paths)]
+        meta = reader_for(file.format).inspect(self._storage, file, None)
+        plan = plan_by_id(meta.schema, file.columns, wanted, name=file.name)
+        batches = []
+        for batch in _rows_of(self._storage, file, lambda _: list(plan.reads)):
+            conformed = plan.apply(batch)
+            columns = [inside(conformed.column(place), path) for place, path in enumerate(paths)]
+            batches.append(pa.RecordBatch.from_arrays(columns, names=[str(place) for place in range(len(ids))]))
+        schema = pa.schema([(str(place), path[-1].type) for place, path in enumerate(paths)])
+        table = pa.Table.from_batches([batch.cast(schema) for batch in batches], schema)
+        return table, table.nbytes
+
+
+def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...]:
+    """Find a key column: a column of the table, or the way to a field inside of one.
+
+    Args:
+        table: the columns that it has or ever had.
+        field_id: the key's id.
+        name: the delete file, for the message.
+    """
+    for column in (*table.current, *table.former.values()):
+        if (path := _path_to(column, field_id)) is not None:
+            return path
+    raise TableError(f"{name} deletes by the column with the id {field_id}, which no schema of the table has")
+
+
+def inside(array: pa.Array, path: Sequence[Column]) -> pa.Array:
+    """Follow the way to a field inside of a struct; inside of null all is null."""
+    for column in path[1:]:
+        array = pc.struct_field(array, column.name)
+    return array
+
+
+def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
+    if column.field_id == field_id:
+        return (column,)
+    if pa.types.is_struct(column.type):
+        for child in column.children:
+            if (rest := _path_to(child, field_id)) is not None:
+                return (column, *rest)
+    return None
+
+
+def _rows_of(storage: Storage, file: DataFile, choose: Callable[[pa.Schema], list[str]]) -> Iterator[pa.RecordBatch]:
+    """Read columns of a delete file whole."""
+    reader = reader_for(file.format)
+    meta = reader.inspect(storage, file, None)
+    names = choose(meta.schema)
+    handle = reader.open(storage, file, meta)
+    try:
+        yield from handle.batches(range(len(meta.group_rows)), names, _ROWS_AT_A_TIME)
+    except (OSError, pa.ArrowException) as error:
+        raise as_reading_error(error, file, is_local=storage.is_local) from error
+    finally:
+        handle.close()
+
+
+class _Cache:
+    """Values by key, each made once by whoever asks first; the least recently used go when it is full."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._held: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self._num_bytes = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._making: dict[Any, threading.Lock] = {}
+        self._pid = os.getpid()
+
+    def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
+        """Give a value; `make` gives it and its size in bytes where it is not held."""
+        if self._pid != os.getpid():  # a fork: locks may be held by threads that are not here
+            self._reset()
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key][0]
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
+            with self._lock:
+                if key in self._held:
+                    return self._held[key][0]
+            value, num_bytes = make()
+            with self._lock:
+                self._held[key] = (value, num_bytes)
+                self._making.pop(key, None)
+                self._num_bytes += num_bytes
+                while self._num_bytes > self.most_bytes and len(self._held) > 1:
+                    _, (_, size) = self._held.popitem(last=False)
+                    self._num_bytes -= size
+        return value
+
+
+__all__ = ["CACHE_BYTES", "Deletes", "inside", "key_path"]

@@ -1,0 +1,129 @@
+"""Which column of a file is which: field ids, in the file or given by names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from torch_table_loader.errors import TableError
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import FileColumns, NamedIds
+
+ROW_ID_FIELD = 2147483540
+LAST_UPDATED_FIELD = 2147483539
+_ID_KEYS = (b"PARQUET:field_id", b"iceberg.id")
+
+Places = Mapping[int, int]
+"""The place of a child, by field id."""
+
+
+def own_ids(file_schema: pa.Schema) -> dict[int, str]:
+    """Say what a file calls its top-level columns, by the ids that it holds itself."""
+    return {field_id: file_schema.field(place).name for field_id, place in places(file_schema, None).items()}
+
+
+def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractSet[str]) -> bool:
+    """Say whether a file calls columns as the table does, so that its statistics can be asked by name.
+
+    Args:
+        file_schema: the file's own schema.
+        columns: how its columns are found.
+        names: top-level columns of the table.
+
+    Returns:
+        False also where a column that the file lacks is not null in it.
+    """
+    by_id = own_ids(file_schema)
+    if not by_id and columns.table.names is not None:
+        at = places(file_schema, columns.table.names)
+        by_id = {field_id: file_schema.field(place).name for field_id, place in at.items()}
+    for column in columns.table.current:
+        if column.name not in names:
+            continue
+        own = by_id.get(column.field_id)
+        counted = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
+        if own is None and (column.name in file_schema.names or column.default is not None or counted):
+            return False
+        if own is not None and own != column.name:
+            return False
+    return True
+
+
+def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Places:
+    """Find the top-level columns of a file.
+
+    Raises:
+        TableError: the file has no field ids, and the table gives none by name.
+    """
+    if has_ids(schema):
+        return places(schema, None)
+    if columns.table.names is not None:
+        return places(schema, columns.table.names)
+    if not len(schema) or not columns.table.current:
+        return {}
+    raise TableError(
+        f"{name} was written without field ids, and the table has no property schema.name-mapping.default that says "
+        "which column is which; set it on the table"
+    )
+
+
+def places(fields: Sequence[pa.Field], names: NamedIds | None) -> Places:
+    """Find fields by their own ids, or, where names are given, by those."""
+    found: dict[int, int] = {}
+    for place, field in enumerate(fields):
+        field_id = _id_of(field) if names is None else names.ids.get(field.name, (None, None))[0]
+        if field_id is not None:
+            found.setdefault(field_id, place)
+    return found
+
+
+def _id_of(field: pa.Field) -> int | None:
+    for key in _ID_KEYS:
+        if field.metadata and key in field.metadata:
+            return int(field.metadata[key])
+    return None
+
+
+def has_ids(schema: pa.Schema) -> bool:
+    """Say whether a file was written with field ids."""
+    return any(_id_of(field) is not None for field in _walk(schema))
+
+
+def _walk(fields: Sequence[pa.Field]) -> Iterator[pa.Field]:
+    for field in fields:
+        yield field
+        yield from _walk(children_of(field.type))
+
+
+def children_of(kind: pa.DataType) -> list[pa.Field]:
+    """Give the fields inside a type."""
+    if pa.types.is_struct(kind):
+        return [kind.field(place) for place in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return [kind.value_field]
+    return []
+
+
+def inside_of(names: NamedIds, name: str) -> NamedIds | None:
+    """Give the names inside a column."""
+    entry = names.ids.get(name)
+    return None if entry is None else entry[1]
+
+
+__all__ = [
+    "LAST_UPDATED_FIELD",
+    "ROW_ID_FIELD",
+    "children_of",
+    "found_by_name",
+    "has_ids",
+    "inside_of",
+    "own_ids",
+    "places",
+    "places_of",
+]

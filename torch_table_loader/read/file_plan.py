@@ -1,0 +1,167 @@
+"""How one file is read: which columns, and which of its rows live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.read.by_id import IdConformer, plan_by_id
+from torch_table_loader.read.conform import Conformer, conform_plan
+from torch_table_loader.read.deletes import inside, key_path
+from torch_table_loader.read.expressions import row_mask
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.read.deletes import Deletes
+    from torch_table_loader.read.keys import KeySet
+    from torch_table_loader.records import Column, DataFile, FileColumns, FileMeta, Segment
+
+
+class _Keys(NamedTuple):
+    """Keys whose rows are deleted, and where a batch has the key columns: a column, and the way into it."""
+
+    columns: tuple[tuple[str, tuple[Column, ...]], ...]
+    keys: KeySet
+
+    def hit(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        return self.keys.holds([inside(batch.column(name), path) for name, path in self.columns])
+
+
+class FilePlan(NamedTuple):
+    """How a file is read; made by `plan_file`.
+
+    Args:
+        file: which.
+        meta: what its reader said of it.
+        group_starts: the first row of each row group, then the rows of the file.
+        conformer: makes its batches the table's.
+        filters: None where every row passes.
+        empty: whether partition values let no row pass.
+        positions: deleted rows of the file, ascending.
+        keys: equality deletes.
+    """
+
+    file: DataFile
+    meta: FileMeta
+    group_starts: list[int]
+    conformer: Conformer | IdConformer
+    filters: Any
+    empty: bool
+    positions: NDArray[np.int64]
+    keys: Sequence[_Keys]
+
+    @property
+    def masks(self) -> bool:
+        """Whether rows are left out."""
+        return self.filters is not None or bool(len(self.positions)) or bool(self.keys)
+
+    @property
+    def knows_live(self) -> bool:
+        """Whether the live rows of a segment are known without reading it."""
+        return self.filters is None and not self.keys
+
+    def live_rows(self, segment: Segment) -> int:
+        """Count a segment's rows that position deletes leave."""
+        low, high = np.searchsorted(self.positions, (segment.row_start, segment.row_stop))
+        return segment.row_stop - segment.row_start - int(high - low)
+
+    def mask(self, batch: pa.RecordBatch, row: int) -> pa.Array | None:
+        """Say which rows of a batch live.
+
+        Args:
+            batch: of the table's columns.
+            row: the place of its first row in the file.
+
+        Returns:
+            Booleans, one a row, of which null is no; None where all rows live.
+        """
+        live = self._live(batch, row)
+        mask = None if live is None else pa.array(live)
+        if self.filters is None:
+            return mask
+        passing = row_mask(batch, self.filters)
+        return passing if mask is None else pc.and_kleene(passing, mask)
+
+    def _live(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
+        low, high = np.searchsorted(self.positions, (row, row + batch.num_rows))
+        live: NDArray[np.bool_] | None = None
+        if low < high:
+            live = np.ones(batch.num_rows, dtype=np.bool_)
+            live[self.positions[low:high] - row] = False
+        for keys in self.keys:
+            hit = keys.hit(batch)
+            live = ~hit if live is None else live & ~hit
+        return live
+
+
+def plan_file(
+    file: DataFile,
+    meta: FileMeta,
+    table_schema: pa.Schema,
+    columns: Sequence[str],
+    filters: tuple[Any, Sequence[str]],
+    deletes: Deletes,
+) -> FilePlan:
+    """Plan how a file is read.
+
+    Args:
+        file: which.
+        meta: what its reader said of it.
+        table_schema: the table's, partition columns included.
+        columns: names to deliver, in this order; they come first in what the plan's conformer makes.
+        filters: the row filter, or None, and the columns that it refers to.
+        deletes: reads the file's deletes.
+
+    Raises:
+        TableError: the file does not fit the table, or a delete file cannot be read.
+    """
+    row_filter, empty = _beyond_partition(file, table_schema, *filters)
+    extra = [] if row_filter is None else [name for name in filters[1] if name not in columns]
+    wanted = [*columns, *extra]
+    positions = np.empty(0, dtype=np.int64)
+    keys: list[_Keys] = []
+    conformer: Conformer | IdConformer
+    if file.columns is None:
+        conformer = conform_plan(meta.schema, table_schema, file.partition, wanted, name=file.name)
+    else:
+        by_name = {column.name: column for column in file.columns.table.current}
+        targets = {name: by_name[name] for name in wanted}
+        if file.deletes and not empty:
+            positions = deletes.positions(file)
+            keys = [_keys(ids, found, file.columns, targets, file.name) for ids, found in deletes.equality(file)]
+        conformer = plan_by_id(meta.schema, file.columns, list(targets.items()), name=file.name)
+    return FilePlan(file, meta, [0, *accumulate(meta.group_rows)], conformer, row_filter, empty, positions, keys)
+
+
+def _keys(ids: Sequence[int], found: KeySet, columns: FileColumns, targets: dict[str, Column], name: str) -> _Keys:
+    """Find the key columns among those that are read, and read those too that are not."""
+    places: list[tuple[str, tuple[Column, ...]]] = []
+    for field_id in ids:
+        path = key_path(columns.table, field_id, name)
+        dropped = path[0].field_id in columns.table.former
+        called = f"\0{path[0].field_id}" if dropped else path[0].name  # the name may be another column's by now
+        targets.setdefault(called, path[0])
+        places.append((called, path))
+    return _Keys(tuple(places), found)
+
+
+def _beyond_partition(
+    file: DataFile, schema: pa.Schema, filters: Any, filter_columns: Sequence[str]
+) -> tuple[Any, bool]:
+    """Decide a filter over columns that are the same in all rows: what remains of it, and whether no row passes."""
+    if filters is None or not filter_columns or not set(filter_columns) <= dict(file.partition).keys():
+        return filters, False
+    if file.columns is not None:  # an Iceberg file may hold the column as well, which then counts
+        return filters, False
+    constants = conform_plan(pa.schema([]), schema, file.partition, filter_columns, name=file.name)
+    one_row = pa.record_batch([pa.nulls(1)], names=["none"])
+    return None, not row_mask(constants.apply(one_row), filters)[0].as_py()
+
+
+__all__ = ["FilePlan", "plan_file"]

@@ -1,0 +1,1 @@
+"""Iceberg tables: catalogs, snapshots, manifests and deletes become data files (https://iceberg.apache.org/spec/)."""

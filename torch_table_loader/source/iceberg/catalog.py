@@ -1,0 +1,225 @@
+"""From a catalog's configuration, or a bare metadata file, to a table's metadata and where its files are."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
+from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
+from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
+
+_SHORT = {
+    "region_name": ("glue.region", "s3.region"),
+    "region": ("glue.region", "s3.region"),
+    "profile_name": ("glue.profile-name", "s3.profile-name"),
+    "aws_access_key_id": ("glue.access-key-id", "s3.access-key-id"),
+    "aws_secret_access_key": ("glue.secret-access-key", "s3.secret-access-key"),
+    "aws_session_token": ("glue.session-token", "s3.session-token"),
+    "aws_region": ("glue.region", "s3.region"),
+    "endpoint_url": ("s3.endpoint",),
+}
+"""What people write, and what pyiceberg reads: it ignores other names without a word."""
+
+_KNOWN = frozenset(
+    [
+        "type",
+        "uri",
+        "warehouse",
+        "name",
+        "token",
+        "credential",
+        "scope",
+        "audience",
+        "resource",
+        "oauth2-server-uri",
+        "prefix",
+        "ssl",
+        "py-io-impl",
+        "py-catalog-impl",
+        "py-location-provider-impl",
+        "location",
+        "echo",
+        "pool_pre_ping",
+        "init_catalog_tables",
+        "ugi",
+        "cache-enabled",
+        "auth",
+        "client",
+        "auth-manager",
+        "view-endpoints-supported",
+        "metrics-reporting-enabled",
+        "snapshot-loading-mode",
+        "default-warehouse-location",
+        "downcast-ns-timestamp-to-us-on-write",
+    ]
+)
+_KNOWN_PREFIXES = (
+    "s3.", "glue.", "hive.", "rest.", "header.", "client.", "dynamodb.", "adls.", "gcs.", "hf.", "gcp.", "hdfs.",
+    "oss.", "write.", "sql.", "ssl.", "auth.", "table-default.", "table-override.", "namespace-separator",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenTable:
+    """A table that was found.
+
+    Args:
+        name: what messages call it.
+        metadata: of its version when it was found.
+        storage: where its files are.
+    """
+
+    name: str
+    metadata: TableMetadata = field(repr=False)
+    storage: IcebergStorage
+
+
+def open_table(
+    table: str | tuple[str, ...] | Table | None,
+    catalog_config: Mapping[str, Any] | str | Catalog | None = None,
+    *,
+    metadata_location: str | None = None,
+    location_override: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> OpenTable:
+    """Find a table.
+
+    Args:
+        table: its name with two or more parts ("db.table"), or a pyiceberg Table.
+        catalog_config: what pyiceberg's ``load_catalog`` takes; or the name of a catalog of ``.pyiceberg.yaml``; or a
+            pyiceberg Catalog.
+        metadata_location: a metadata.json, instead of a catalog.
+        location_override: prefixes of the metadata's paths, and what stands there now.
+        storage_options: for the file system; they win over the catalog's.
+
+    Raises:
+        ConfigError: no such catalog, namespace or table (the nearest are named), or arguments that do not fit.
+        StorageError: the catalog does not answer.
+    """
+    overrides = read_overrides(location_override)
+    options = dict(storage_options or {})
+    if metadata_location is not None:
+        properties = _properties(catalog_config) if isinstance(catalog_config, Mapping) else {}
+        location = os.fspath(metadata_location)
+        storage = IcebergStorage(location, properties, options, overrides)
+        metadata = read_metadata(storage, location)
+        name = table if isinstance(table, str) else metadata.location.rpartition("/")[2]
+        return OpenTable(name, metadata, IcebergStorage(metadata.location, properties, options, overrides))
+    found = table if isinstance(table, Table) else _from_catalog(table, catalog_config)
+    metadata = TableMetadata(json.loads(found.metadata.model_dump_json(by_alias=True)))
+    storage = IcebergStorage(metadata.location, dict(found.io.properties), options, overrides)
+    return OpenTable(".".join(found.name()), metadata, storage)
+
+
+def _from_catalog(table: Any, catalog_config: Any) -> Table:
+    if not isinstance(table, str | tuple) or not table:
+        raise ConfigTypeError(
+            f'table must be a name such as "db.table" or a pyiceberg Table, got {type(table).__name__} {table!r}'
+        )
+    catalog = _catalog(catalog_config)
+    try:
+        return catalog.load_table(table)
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        raise ConfigError(_missing(catalog, table)) from error
+    except (ValueError, TypeError) as error:
+        raise TableError(f"the catalog gives metadata for {table!r} that pyiceberg does not read: {error}") from error
+    except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
+        raise StorageError(
+            f"the catalog did not give the table {table!r}: {type(error).__name__}: {_scrubbed(error, catalog)}; "
+            "check that the name has two or more parts, the catalog's address, and the credentials"
+        ) from None
+
+
+def _catalog(config: Any) -> Catalog:
+    if isinstance(config, Catalog):
+        return config
+    if isinstance(config, str):
+        return _loaded(config, {})
+    if not isinstance(config, Mapping) or not config:
+        raise ConfigTypeError(
+            'catalog_config must be a mapping such as {"type": "sql", "uri": …}, the name of a catalog in '
+            f".pyiceberg.yaml, or a pyiceberg Catalog, got {config!r}"
+            if not isinstance(config, Mapping)
+            else 'catalog_config is empty; pass {"type": "sql", "uri": …}, or metadata_location='
+        )
+    properties = _properties(config)
+    return _loaded(str(properties.pop("name", "default")), properties)
+
+
+def _loaded(name: str, properties: Mapping[str, Any]) -> Catalog:
+    try:
+        return load_catalog(name, **properties)
+    except ImportError as error:
+        raise MissingExtraError(f"the catalog needs a package that is not installed ({error})") from error
+    except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
+        kind = properties.get("type", "of .pyiceberg.yaml")
+        text = _scrub(str(error), properties)
+        if isinstance(error, ValueError | TypeError | KeyError):
+            raise ConfigError(f"catalog_config does not make a catalog ({kind}): {text}") from None
+        raise StorageError(f"the catalog ({kind}) does not answer: {type(error).__name__}: {text}") from None
+
+
+def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate short names, and name in a warning what nobody will read."""
+    properties: dict[str, Any] = {}
+    unknown: list[str] = []
+    for name, value in config.items():
+        if name in _SHORT:
+            for theirs in _SHORT[name]:
+                if theirs not in config:
+                    properties[theirs] = value
+            continue
+        properties[name] = value
+        if name not in _KNOWN and not name.startswith(_KNOWN_PREFIXES):
+            unknown.append(name)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], [*_KNOWN, *_SHORT], n=1)
+        warnings.warn(
+            f"catalog_config: pyiceberg does not read {', '.join(map(repr, unknown))}"
+            + (f"; did you mean {near[0]!r}?" if near else ""),
+            stacklevel=7,
+        )
+    return properties
+
+
+def _missing(catalog: Catalog, table: str | tuple[str, ...]) -> str:
+    parts = tuple(table.split(".")) if isinstance(table, str) else table
+    shown = ".".join(parts)
+    try:
+        namespaces = [".".join(each) for each in catalog.list_namespaces()]
+        space = ".".join(parts[:-1])
+        if space not in namespaces:
+            near = difflib.get_close_matches(space, namespaces) or sorted(namespaces)[:10]
+            return f"the catalog has no namespace {space!r}; the nearest are {', '.join(map(repr, near)) or 'none'}"
+        names = [".".join(each) for each in catalog.list_tables(parts[:-1])]
+    except Exception as error:  # noqa: BLE001 - some catalogs list nothing; the table is missing all the same
+        return f"the catalog has no table {shown!r} (and lists none: {type(error).__name__})"
+    near = difflib.get_close_matches(shown, names) or sorted(names)[:10]
+    return f"the catalog has no table {shown!r}; the nearest are {', '.join(map(repr, near)) or 'none'}"
+
+
+def _scrubbed(error: BaseException, catalog: Catalog) -> str:
+    return _scrub(str(error), catalog.properties)
+
+
+def _scrub(text: str, properties: Mapping[str, Any]) -> str:
+    for name, value in properties.items():
+        secret = any(
+            word in name.lower() for word in ("secret", "token", "credential", "password", "access-key", "uri")
+        )
+        if secret and isinstance(value, str) and len(value) > 3 and (name != "uri" or "@" in value):
+            text = text.replace(value, "***")
+    return text
+
+
+__all__ = ["OpenTable", "open_table"]

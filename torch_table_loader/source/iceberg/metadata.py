@@ -1,0 +1,230 @@
+"""A table's metadata, as its JSON says it: schemas, partition specs, snapshots and refs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+
+NO_SNAPSHOT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A state of a table.
+
+    Args:
+        id: its id; None for a table that has none: it is empty.
+        timestamp_ms: when it was made, in milliseconds since the epoch.
+        schema_id: the schema to read it as.
+        manifest_list: where its manifests are listed; None where `manifests` names them (v1).
+        manifests: paths of manifests.
+    """
+
+    id: int | None
+    timestamp_ms: int | None
+    schema_id: int
+    manifest_list: str | None = None
+    manifests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableMetadata:
+    """The metadata of one version of a table.
+
+    Args:
+        raw: the metadata's JSON (https://iceberg.apache.org/spec/#table-metadata).
+    """
+
+    raw: Mapping[str, Any] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what is no metadata, or of a version that this library does not know."""
+        version = self.raw.get("format-version")
+        if version not in (1, 2, 3):
+            raise TableError(
+                f"expected Iceberg metadata of format version 1, 2 or 3, got {version!r}; "
+                "upgrade torch-table-loader, or check the metadata file"
+            )
+
+    @property
+    def uuid(self) -> str:
+        """The table's id, for its whole life; of an old table without one its location."""
+        return str(self.raw.get("table-uuid") or self.raw["location"])
+
+    @property
+    def location(self) -> str:
+        """The table's root."""
+        return str(self.raw["location"]).rstrip("/")
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties."""
+        return self.raw.get("properties") or {}
+
+    @property
+    def schemas(self) -> dict[int, Mapping[str, Any]]:
+        """Schemas by id."""
+        if schemas := self.raw.get("schemas"):
+            return {schema.get("schema-id", 0): schema for schema in schemas}
+        return {self.raw["schema"].get("schema-id", 0): self.raw["schema"]}
+
+    @property
+    def current_schema_id(self) -> int:
+        """The id of the schema that the table has now."""
+        if "current-schema-id" in self.raw:
+            return int(self.raw["current-schema-id"])
+        return int(next(iter(self.schemas)))
+
+    @property
+    def specs(self) -> dict[int, list[Mapping[str, Any]]]:
+        """Fields of partition specs, by spec id."""
+        if specs := self.raw.get("partition-specs"):
+            return {spec["spec-id"]: list(spec["fields"]) for spec in specs}
+        return {0: list(self.raw.get("partition-spec") or [])}
+
+    @property
+    def snapshot_ids(self) -> list[int]:
+        """Ids of the snapshots that have not expired."""
+        return [snapshot["snapshot-id"] for snapshot in self.raw.get("snapshots") or []]
+
+    @property
+    def refs(self) -> Mapping[str, Mapping[str, Any]]:
+        """Branches and tags by name."""
+        return self.raw.get("refs") or {}
+
+    def snapshot(
+        self,
+        *,
+        snapshot_id: int | None = None,
+        branch: str | None = None,
+        tag: str | None = None,
+        as_of: dt.datetime | str | int | None = None,
+    ) -> Snapshot:
+        """Choose a snapshot; by none of the arguments the current one.
+
+        Args:
+            snapshot_id: its id.
+            branch: the newest of a branch.
+            tag: the one that a tag names.
+            as_of: the one that was current then: a datetime or ISO text with a time zone, or milliseconds.
+
+        Raises:
+            ConfigError: there is none; names those there are.
+        """
+        chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
+        given = [name for name, value in chosen.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} each choose a snapshot; pass one of them")
+        if branch is not None:
+            return self._at(self._ref("branch", branch), self.current_schema_id)
+        if tag is not None:
+            return self._at(self._ref("tag", tag), None)
+        if as_of is not None:
+            return self._at(self._as_of(as_of), None)
+        if snapshot_id is not None:
+            return self._at(snapshot_id, None)
+        current = self.raw.get("current-snapshot-id")
+        return self._at(NO_SNAPSHOT if current is None else current, self.current_schema_id)
+
+    def _at(self, snapshot_id: int, schema_id: int | None) -> Snapshot:
+        if snapshot_id == NO_SNAPSHOT:
+            return Snapshot(None, None, self.current_schema_id)
+        for raw in self.raw.get("snapshots") or []:
+            if raw["snapshot-id"] == snapshot_id:
+                own = raw.get("schema-id", self.current_schema_id) if schema_id is None else schema_id
+                return Snapshot(
+                    snapshot_id,
+                    raw.get("timestamp-ms"),
+                    own if own in self.schemas else self.current_schema_id,
+                    raw.get("manifest-list"),
+                    tuple(raw.get("manifests") or ()),
+                )
+        known = self.snapshot_ids
+        logged = any(entry["snapshot-id"] == snapshot_id for entry in self.raw.get("snapshot-log") or [])
+        shown = ", ".join(map(str, known[-5:])) or "none"
+        raise ConfigError(
+            f"the table has no snapshot {snapshot_id}: "
+            + ("it has expired" if logged else "it has expired, or is of another table")
+            + f"; the newest of {len(known)} are {shown}"
+        )
+
+    def _ref(self, kind: str, name: str) -> int:
+        names = [each for each, ref in self.refs.items() if ref.get("type") == kind]
+        if name in names:
+            return int(self.refs[name]["snapshot-id"])
+        if kind == "branch" and name == "main":
+            current = self.raw.get("current-snapshot-id")
+            return NO_SNAPSHOT if current is None else int(current)
+        if name in self.refs:
+            other = self.refs[name].get("type")
+            raise ConfigError(f"{name!r} is a {other} of the table, not a {kind}; pass {other}={name!r}")
+        near = difflib.get_close_matches(name, names) or sorted(names)[:10]
+        raise ConfigError(f"the table has no {kind} {name!r}; the nearest are {', '.join(map(repr, near)) or 'none'}")
+
+    def _as_of(self, as_of: dt.datetime | str | int) -> int:
+        wanted = _milliseconds(as_of)
+        log = self.raw.get("snapshot-log") or [
+            snapshot for snapshot in self.raw.get("snapshots") or [] if "timestamp-ms" in snapshot
+        ]
+        passed = [entry for entry in log if entry["timestamp-ms"] <= wanted]
+        if not passed:
+            first = min((entry["timestamp-ms"] for entry in log), default=None)
+            begun = "it has none" if first is None else f"its first is of {_shown_time(first)}"
+            raise ConfigError(f"the table had no snapshot at {_shown_time(wanted)}; {begun}")
+        return int(max(passed, key=lambda entry: entry["timestamp-ms"])["snapshot-id"])
+
+
+def read_metadata(storage: Storage, location: str) -> TableMetadata:
+    """Read a metadata file, plain or compressed.
+
+    Args:
+        storage: where it is.
+        location: its path.
+
+    Raises:
+        TableError: it is gone, or no Iceberg metadata.
+    """
+    with storage.open(location) as source:
+        data = source.read()
+    try:
+        raw = dict(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
+        raw["location"] = str(raw["location"])
+    except (ValueError, TypeError, KeyError, OSError, EOFError, zlib.error) as error:
+        raise TableError(
+            f"{location} must be the metadata.json of an Iceberg table, and does not parse ({error}); "
+            "pass the path of a file such as table/metadata/v3.metadata.json"
+        ) from error
+    return TableMetadata(raw)
+
+
+def _milliseconds(as_of: dt.datetime | str | int) -> int:
+    if isinstance(as_of, int) and not isinstance(as_of, bool):
+        return as_of
+    if isinstance(as_of, str):
+        try:
+            as_of = dt.datetime.fromisoformat(as_of)
+        except ValueError as error:
+            raise ConfigError(f"as_of must read like '2026-01-31T12:00:00+00:00', got {as_of!r}") from error
+    if not isinstance(as_of, dt.datetime):
+        raise ConfigTypeError(f"as_of must be a datetime, ISO text or milliseconds, got {type(as_of).__name__}")
+    if as_of.tzinfo is None:
+        raise ConfigError(f"as_of must say its time zone, got {as_of.isoformat()}; add +00:00 for UTC")
+    return int(as_of.timestamp() * 1000)
+
+
+def _shown_time(milliseconds: int) -> str:
+    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
+
+
+__all__ = ["NO_SNAPSHOT", "Snapshot", "TableMetadata", "read_metadata"]

@@ -1,0 +1,64 @@
+"""The way into the room: a table's name and a filter become a source and what is left of the filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch_table_loader.source.iceberg.catalog import open_table
+from torch_table_loader.source.iceberg.source import IcebergSource
+
+
+def open_source(
+    table: Any,
+    catalog_config: Any,
+    *,
+    chosen: Mapping[str, Any],
+    agree: Callable[[str, Any], Any],
+    metadata_location: str | None,
+    location_override: Mapping[str, str] | None,
+    storage_options: Mapping[str, Any] | None,
+    columns: Sequence[str] | None,
+    filters: Any,
+    scan_filter: Any,
+) -> tuple[IcebergSource, Any]:
+    """Find a table, choose its snapshot and plan its files.
+
+    Args:
+        table: see `open_table`.
+        catalog_config: see `open_table`.
+        chosen: the arguments of `TableMetadata.snapshot`.
+        agree: gives rank 0's value of a name; takes this rank's.
+        metadata_location: see `open_table`.
+        location_override: see `open_table`.
+        storage_options: see `open_table`.
+        columns: that will be read; None for all.
+        filters: a pyarrow Expression, or None.
+        scan_filter: a pyiceberg expression or text, or None.
+
+    Returns:
+        The source, and the filter for rows.
+    """
+    found = open_table(
+        table,
+        catalog_config,
+        metadata_location=metadata_location,
+        location_override=location_override,
+        storage_options=storage_options,
+    )
+    snapshot = found.metadata.snapshot(**chosen)
+    common = agree("snapshot", snapshot.id)
+    if common != snapshot.id:
+        snapshot = found.metadata.snapshot(snapshot_id=common)
+    return IcebergSource.open(
+        found.metadata,
+        found.storage,
+        snapshot,
+        name=found.name,
+        columns=columns,
+        filters=filters,
+        scan_filter=scan_filter,
+    )
+
+
+__all__ = ["open_source"]

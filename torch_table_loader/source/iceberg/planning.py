@@ -1,0 +1,231 @@
+"""The files of a snapshot, each with the deletes that apply to it (https://iceberg.apache.org/spec/#scan-planning)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
+from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, POSITION_DELETES, Entry
+
+FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
+_FILE_PATH_ID = 2147483546
+"""The column of a position delete file that names the data file."""
+
+_Scope = tuple[int, tuple[Any, ...]]
+"""Spec and partition values."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Naming:
+    """How entries become files.
+
+    Args:
+        location: the table's root: names are relative to it.
+        columns: of the table.
+        specs: fields of partition specs, by spec id.
+        names: of the columns that the table has, by id.
+    """
+
+    location: str
+    columns: TableColumns
+    specs: Mapping[int, Sequence[Mapping[str, Any]]]
+    names: Mapping[int, str]
+
+    def name_of(self, path: str) -> str:
+        """Say a path relative to the table, or, of a file elsewhere, without its protocol."""
+        root = self.location + "/"
+        if path.startswith(root):
+            return path[len(root) :]
+        return path.partition("://")[2].lstrip("/") if "://" in path else path.partition(":")[2].lstrip("/") or path
+
+    def file_of(self, entry: Entry, name: str | None = None, deletes: tuple[DeleteFile, ...] = ()) -> DataFile:
+        """Make a file of an entry.
+
+        Raises:
+            TableError: a format that this library does not read.
+        """
+        kind = str(entry.raw["file_format"]).upper()
+        name = name or self.name_of(entry.path)
+        if kind not in FORMATS:
+            raise TableError(f"{name} is of the format {kind}, which this library does not read")
+        constants = self._constants(entry)
+        partition = tuple((self.names[i], value) for i, value in constants.items() if i in self.names)
+        columns = FileColumns(self.columns, constants, entry.first_row_id, entry.sequence_number)
+        version = FileVersion(int(entry.raw["file_size_in_bytes"]), immutable=True)
+        return DataFile(entry.path, name, version, FORMATS[kind], partition, columns, deletes)
+
+    def _constants(self, entry: Entry) -> dict[int, Any]:
+        fields = self.specs.get(entry.spec_id, ())
+        return {
+            field["source-id"]: constant(value)
+            for field, value in zip(fields, entry.partition, strict=False)
+            if field["transform"] == "identity"
+        }
+
+
+def constant(value: Any) -> Any:
+    """Give a partition value as pyarrow takes it.
+
+    >>> constant(UUID(int=1))[-1]
+    1
+    """
+    if isinstance(value, UUID):
+        return value.bytes
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        delta = value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    return value
+
+
+@dataclass(slots=True, eq=False)
+class _BySequence:
+    """Delete files in the order of their sequence numbers."""
+
+    numbers: list[int] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> _BySequence:
+        ordered = sorted(entries, key=lambda entry: (entry.sequence_number, entry.path))
+        return cls([entry.sequence_number for entry in ordered], ordered)
+
+    def since(self, number: int) -> Sequence[Entry]:
+        """Those of this commit and later ones."""
+        return self.entries[bisect_left(self.numbers, number) :]
+
+    def after(self, number: int) -> Sequence[Entry]:
+        """Those of later commits."""
+        return self.entries[bisect_right(self.numbers, number) :]
+
+
+class DeleteIndex:
+    """Finds the deletes of a data file."""
+
+    def __init__(self, entries: Iterable[Entry], naming: Naming) -> None:
+        """Sort delete files by what they may reach.
+
+        Args:
+            entries: of the snapshot's delete manifests.
+            naming: makes files of them.
+        """
+        vectors: dict[str, list[Entry]] = defaultdict(list)
+        by_path: dict[str, list[Entry]] = defaultdict(list)
+        positions: dict[_Scope, list[Entry]] = defaultdict(list)
+        keys: dict[_Scope, list[Entry]] = defaultdict(list)
+        everywhere: list[Entry] = []
+        for entry in entries:
+            scope = (entry.spec_id, entry.partition)
+            if entry.content == EQUALITY_DELETES:
+                if any(each["transform"] != "void" for each in naming.specs.get(entry.spec_id, ())):
+                    keys[scope].append(entry)
+                else:
+                    everywhere.append(entry)
+            elif entry.content == POSITION_DELETES and str(entry.raw["file_format"]).upper() == "PUFFIN":
+                vectors[_vector_target(entry)].append(entry)
+            elif (path := _only_path(entry)) is not None:
+                by_path[path].append(entry)
+            else:
+                positions[scope].append(entry)
+        self._vectors = vectors
+        self._by_path = {path: _BySequence.of(each) for path, each in by_path.items()}
+        self._positions = {scope: _BySequence.of(each) for scope, each in positions.items()}
+        self._keys = {scope: _BySequence.of(each) for scope, each in keys.items()}
+        self._everywhere = _BySequence.of(everywhere)
+        self._naming = naming
+        self._made: dict[int, DeleteFile] = {}
+
+    def deletes_of(self, entry: Entry) -> tuple[DeleteFile, ...]:
+        """Find what deletes rows of a data file.
+
+        Args:
+            entry: the data file.
+        """
+        scope, number, none = (entry.spec_id, entry.partition), entry.sequence_number, _BySequence()
+        found = [each for each in self._vectors.get(entry.path, ()) if number <= each.sequence_number]
+        if len(found) > 1:
+            raise TableError(
+                f"{self._naming.name_of(entry.path)} must have at most one deletion vector in a snapshot, got "
+                f"{len(found)}; the writer broke the format: write the table's deletes again"
+            )
+        if not found:
+            found = list(self._by_path.get(entry.path, none).since(number))
+            found += [each for each in self._positions.get(scope, none).since(number) if _may_name(each, entry.path)]
+        found += self._keys.get(scope, none).after(number)
+        found += self._everywhere.after(number)
+        return tuple(self._file(each) for each in found)
+
+    def _file(self, entry: Entry) -> DeleteFile:
+        if id(entry) not in self._made:
+            self._made[id(entry)] = self._make(entry)
+        return self._made[id(entry)]
+
+    def _make(self, entry: Entry) -> DeleteFile:
+        file, raw = self._naming.file_of(entry), entry.raw
+        count = int(raw["record_count"])
+        if entry.content == EQUALITY_DELETES:
+            key_ids = tuple(raw.get("equality_ids") or ())
+            if not key_ids:
+                raise TableError(f"the equality delete file {file.name} must name its key columns, and names none")
+            return DeleteFile(file, "equality", count, key_ids)
+        if file.format == "puffin":
+            return DeleteFile(file, "vector", count, blob=(raw["content_offset"], raw["content_size_in_bytes"]))
+        return DeleteFile(file, "position", count)
+
+
+def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> tuple[DataFile, ...]:
+    """Make the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path.
+
+    Args:
+        data: entries of the snapshot's data manifests.
+        deletes: finds their deletes.
+        naming: makes files of them.
+    """
+    files: list[DataFile] = []
+    seen: dict[str, int] = {}
+    for entry in sorted(data, key=lambda each: (each.sequence_number, each.path)):
+        name = naming.name_of(entry.path)
+        seen[name] = times = seen.get(name, 0) + 1
+        unique = name if times == 1 else f"{name}#{times}"  # a file that was added twice is read twice
+        files.append(naming.file_of(entry, unique, deletes.deletes_of(entry)))
+    return tuple(files)
+
+
+def _vector_target(entry: Entry) -> str:
+    target = entry.raw.get("referenced_data_file")
+    if not target or entry.raw.get("content_offset") is None or entry.raw.get("content_size_in_bytes") is None:
+        raise TableError(
+            f"the manifest must say of which data file {entry.path} deletes rows, and where in it the deletion vector "
+            "lies, and does not; the writer broke the format: write the table's deletes again"
+        )
+    return str(target)
+
+
+def _only_path(entry: Entry) -> str | None:
+    """The one data file that a position delete file names, if the manifest says so."""
+    if target := entry.raw.get("referenced_data_file"):
+        return str(target)
+    low, high = (entry.by_id(name).get(_FILE_PATH_ID) for name in ("lower_bounds", "upper_bounds"))
+    if low is None or low != high:
+        return None
+    try:
+        return bytes(low).decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _may_name(entry: Entry, path: str) -> bool:
+    """Whether the bounds of a position delete file let it name a path; upper bounds may be cut, and are then larger."""
+    encoded = path.encode("utf-8")
+    low = entry.by_id("lower_bounds").get(_FILE_PATH_ID)
+    high = entry.by_id("upper_bounds").get(_FILE_PATH_ID)
+    return (low is None or low <= encoded) and (high is None or encoded <= high)
+
+
+__all__ = ["FORMATS", "DeleteIndex", "Naming", "constant", "plan_files"]

@@ -1,0 +1,156 @@
+"""Which manifests and files a filter leaves: by partition values and column statistics."""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.expressions.visitors import (
+    _InclusiveMetricsEvaluator,
+    expression_evaluator,
+    inclusive_projection,
+    manifest_evaluator,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import DoubleType, IcebergType, LongType, TimestampType, TimestamptzType
+
+from torch_table_loader.source.iceberg.manifests import DATA
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+
+    from torch_table_loader.source.iceberg.manifests import Entry, Manifest
+
+_UNDECIDED = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    NotImplementedError,
+    struct.error,
+    OverflowError,
+)
+"""What an evaluator raises where statistics are of another type than the column (it was promoted), or not there."""
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class Pruner:
+    """Asks one filter of manifests and files; keeps what it cannot decide. Threads share it."""
+
+    def __init__(
+        self, expression: BooleanExpression, schema: Schema, specs: Mapping[int, Sequence[Mapping[str, Any]]]
+    ) -> None:
+        """Bind the filter.
+
+        Args:
+            expression: true of every row that is wanted.
+            schema: the table's.
+            specs: fields of partition specs, by spec id.
+        """
+        self._types = {field_id: schema.find_field(field_id).field_type for field_id in schema.field_ids}
+        self._metrics = _InclusiveMetricsEvaluator(schema, expression)
+        self._manifest: dict[int, Any] = {}
+        self._partition: dict[int, Any] = {}
+        self._lock = threading.Lock()  # pyiceberg's evaluators keep what they look at in themselves
+        for spec_id, fields in specs.items():
+            try:
+                spec = PartitionSpec(*map(_spec_field, fields), spec_id=spec_id)
+                projected = inclusive_projection(schema, spec)(expression)
+                self._manifest[spec_id] = manifest_evaluator(spec, schema, projected)
+                partition = Schema(*spec.partition_type(schema).fields)
+                self._partition[spec_id] = expression_evaluator(partition, projected, case_sensitive=True)
+            except _UNDECIDED:  # a spec over a column that is gone
+                continue
+
+    def keeps_manifest(self, manifest: Manifest) -> bool:
+        """Say whether a manifest may list a file that is wanted."""
+        if manifest.spec_id not in self._manifest or not manifest.partitions:
+            return True
+        summaries = [SimpleNamespace(**{"contains_nan": None, **each}) for each in manifest.partitions]
+        try:
+            return bool(self._manifest[manifest.spec_id](SimpleNamespace(partitions=summaries)))
+        except _UNDECIDED:
+            return True
+
+    def keeps(self, entry: Entry) -> bool:
+        """Say whether a file may hold a row that is wanted, or a delete that reaches one."""
+        try:
+            with self._lock:
+                by_partition = self._partition.get(entry.spec_id)
+                if by_partition is not None and not by_partition(_Values(entry.partition)):
+                    return False
+        except _UNDECIDED:
+            pass
+        if entry.content != DATA:
+            return True
+        try:
+            with self._lock:
+                return bool(self._metrics.eval(_statistics(entry, self._types)))
+        except _UNDECIDED:
+            return True
+
+
+class _Values:
+    """Partition values, as pyiceberg's evaluators take them: dates and times as numbers."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = [_internal(value) for value in values]
+
+    def __getitem__(self, place: int) -> Any:
+        return self._values[place]
+
+
+def _internal(value: Any) -> Any:
+    if isinstance(value, dt.datetime):
+        delta = (value if value.tzinfo else value.replace(tzinfo=dt.UTC)) - _EPOCH
+        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if isinstance(value, dt.date):
+        return (value - _EPOCH.date()).days
+    if isinstance(value, dt.time):
+        return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
+    return value
+
+
+def _spec_field(raw: Mapping[str, Any]) -> PartitionField:
+    return PartitionField(
+        source_id=raw["source-id"],
+        field_id=raw.get("field-id") or 1000,
+        transform=raw["transform"],
+        name=raw["name"],
+    )
+
+
+def _statistics(entry: Entry, types: Mapping[int, IcebergType]) -> Any:
+    return SimpleNamespace(
+        record_count=entry.raw["record_count"],
+        value_counts=entry.by_id("value_counts"),
+        null_value_counts=entry.by_id("null_value_counts"),
+        nan_value_counts=entry.by_id("nan_value_counts"),
+        lower_bounds=_bounds(entry.by_id("lower_bounds"), types),
+        upper_bounds=_bounds(entry.by_id("upper_bounds"), types),
+    )
+
+
+def _bounds(bounds: dict[int, bytes], types: Mapping[int, IcebergType]) -> dict[int, bytes]:
+    """Widen the bounds of columns that were promoted since; leave out those that cannot be."""
+    found: dict[int, bytes] = {}
+    for field_id, bound in bounds.items():
+        kind = types.get(field_id)
+        if isinstance(kind, LongType) and len(bound) == 4:
+            bound = struct.pack("<q", struct.unpack("<i", bound)[0])  # noqa: PLW2901
+        elif isinstance(kind, DoubleType) and len(bound) == 4:
+            bound = struct.pack("<d", struct.unpack("<f", bound)[0])  # noqa: PLW2901
+        elif isinstance(kind, TimestampType | TimestamptzType) and len(bound) != 8:
+            continue
+        found[field_id] = bound
+    return found
+
+
+__all__ = ["Pruner"]

@@ -1,0 +1,166 @@
+"""An Iceberg table at one snapshot, as a source of data files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.records import Column, TableColumns
+from torch_table_loader.source.iceberg.columns import (
+    LINEAGE,
+    all_columns,
+    arrow_schema,
+    contradicts,
+    names_of,
+    parents_of,
+    read_columns,
+    read_name_mapping,
+)
+from torch_table_loader.source.iceberg.filters import iceberg_schema, make_pruner, row_filter
+from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
+from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import DataFile, NamedIds
+    from torch_table_loader.source.iceberg.manifests import Entry
+    from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
+    from torch_table_loader.source.iceberg.pruning import Pruner
+    from torch_table_loader.source.iceberg.storage import IcebergStorage
+
+_NAME_MAPPING = "schema.name-mapping.default"
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSource:
+    """A table at one snapshot (implements `contracts.SnapshotSource`).
+
+    Args:
+        storage: where its files are.
+        files: the data files, oldest first, then by path.
+        schema: as the snapshot is read.
+        fingerprint: hash of the table's id and the snapshot's.
+        snapshot_id: None for a table without a snapshot, which is empty.
+        description: table and snapshot, in words.
+        notes: what planning has to say.
+    """
+
+    storage: IcebergStorage
+    files: tuple[DataFile, ...]
+    schema: pa.Schema
+    fingerprint: str
+    snapshot_id: int | None
+    description: str
+    notes: tuple[str, ...] = ()
+    partition_schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+
+    @classmethod
+    def open(
+        cls,
+        metadata: TableMetadata,
+        storage: IcebergStorage,
+        snapshot: Snapshot,
+        *,
+        name: str,
+        columns: Sequence[str] | None = None,
+        filters: Any = None,
+        scan_filter: Any = None,
+    ) -> tuple[IcebergSource, Any]:
+        """Plan the files of a snapshot.
+
+        Args:
+            metadata: the table's.
+            storage: where its files are.
+            snapshot: which.
+            name: what messages call the table.
+            columns: the columns that will be read; None for all.
+            filters: a pyarrow Expression over the columns, or None.
+            scan_filter: a pyiceberg expression or text, or None.
+
+        Returns:
+            The source, and the filter for rows.
+
+        Raises:
+            ConfigError: a filter does not fit the table.
+            TableError: a manifest is gone or torn, or a column cannot be read.
+        """
+        current, unreadable = read_columns(metadata.schemas[snapshot.schema_id])
+        _refuse_unreadable(unreadable, columns)
+        lineage = [column for column in LINEAGE if columns is not None and column.name in columns]
+        current += [column for column in lineage if column.name not in {own.name for own in current}]
+        names, notes = _names(metadata, current)
+        table = TableColumns(tuple(current), _former(metadata, current), names)
+        ids = {column.field_id: column.name for column in current}
+        naming = Naming(metadata.location, table, metadata.specs, ids)
+        ice = iceberg_schema(metadata.schemas[snapshot.schema_id])
+        rows = row_filter(filters, scan_filter, ice)
+        schema = arrow_schema(current)
+        pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
+        entries, told = _entries(storage, snapshot, pruner)
+        index = DeleteIndex((entry for entry in entries if entry.content), naming)
+        files = plan_files((entry for entry in entries if not entry.content), index, naming)
+        notes += (*told, *(f"{part} leaves no file out" for part in unasked))
+        if storage.is_local:  # where asking costs nothing, a file that is gone or written over is noticed
+            files = tuple(replace(file, version=storage.version(file.path)) for file in files)
+        digest = hashlib.sha256(f"iceberg 1\n{metadata.uuid}\n{snapshot.id}".encode()).hexdigest()
+        said = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
+        description = f"Iceberg table {name} ({metadata.uuid}), {said}"
+        source = cls(storage, files, schema, digest, snapshot.id, description, notes)
+        return source, rows
+
+
+def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None) -> tuple[list[Entry], tuple[str, ...]]:
+    """Read the manifests that a filter leaves, and keep the files that it leaves."""
+    manifests = list_manifests(storage, snapshot)
+    if pruner is None:
+        return [entry for listed in read_manifests(storage, manifests) for entry in listed], ()
+    kept = [manifest for manifest in manifests if pruner.keeps_manifest(manifest)]
+    seen = [0] * len(kept)
+    found = read_manifests(storage, kept, pruner.keeps, seen)
+    entries = [entry for listed in found for entry in listed]
+    note = (
+        f"the filter rules {len(manifests) - len(kept):,} of {len(manifests):,} manifests out by partition values, and "
+        f"{sum(seen) - len(entries):,} of {sum(seen):,} files of the others by partition values and statistics"
+    )
+    return entries, (note,)
+
+
+def _refuse_unreadable(unreadable: Mapping[str, str], columns: Sequence[str] | None) -> None:
+    wanted = [name for name in unreadable if columns is None or name in columns]
+    if wanted:
+        raise TableError(
+            f"column {wanted[0]!r} is of the type {unreadable[wanted[0]]}, which this library does not read; "
+            "name other columns in columns="
+        )
+
+
+def _former(metadata: TableMetadata, current: Sequence[Column]) -> dict[int, Column]:
+    now = {column.field_id for column in all_columns(current)}
+    former: dict[int, Column] = {}
+    for schema_id in sorted(metadata.schemas):
+        for column in all_columns(read_columns(metadata.schemas[schema_id])[0]):
+            if column.field_id not in now:
+                former[column.field_id] = column
+    return former
+
+
+def _names(metadata: TableMetadata, current: Sequence[Column]) -> tuple[NamedIds | None, tuple[str, ...]]:
+    """Read the name mapping; one that contradicts the schemas gives way to the names that the table has now."""
+    text = metadata.properties.get(_NAME_MAPPING)
+    if text is None:
+        return None, ()
+    names = read_name_mapping(text)
+    parents: dict[int, int] = {}
+    for schema in metadata.schemas.values():
+        parents |= parents_of(read_columns(schema)[0])
+    if not contradicts(names, parents):
+        return names, ()
+    note = f"the property {_NAME_MAPPING} contradicts the table's schemas; files without field ids are read by name"
+    return names_of(current), (note,)
+
+
+__all__ = ["IcebergSource"]

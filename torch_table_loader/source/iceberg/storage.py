@@ -1,0 +1,181 @@
+"""Where a table's files are, which may be several stores, as a value that pickles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.records import FileVersion
+from torch_table_loader.source.storage import FileStorage, open_storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
+
+_S3_OPTIONS = {
+    "s3.endpoint": "endpoint_url",
+    "s3.access-key-id": "key",
+    "s3.secret-access-key": "secret",
+    "s3.session-token": "token",
+    "s3.region": "region",
+    "s3.anonymous": "anon",
+    "s3.role-arn": "role_arn",
+    "s3.role-session-name": "session_name",
+    "s3.proxy-uri": "proxy_options",
+    "s3.connect-timeout": "connect_timeout",
+    "s3.request-timeout": "request_timeout",
+    "s3.force-virtual-addressing": "force_virtual_addressing",
+}
+"""pyiceberg's names of S3 options (https://py.iceberg.apache.org/configuration/#s3), and ours."""
+
+_CLIENT_OPTIONS = {
+    "client.access-key-id": "s3.access-key-id",
+    "client.secret-access-key": "s3.secret-access-key",
+    "client.session-token": "s3.session-token",
+    "client.region": "s3.region",
+    "client.role-arn": "s3.role-arn",
+    "client.role-session-name": "s3.role-session-name",
+}
+"""Options for all of AWS's services, where the S3 ones say nothing."""
+
+_TRUE = frozenset({"true", "1", "yes"})
+_BOOLEANS = frozenset({"anon", "force_virtual_addressing"})
+_NUMBERS = frozenset({"connect_timeout", "request_timeout"})
+
+
+def s3_options(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate what pyiceberg calls S3 options.
+
+    Args:
+        properties: of a catalog or table; others than S3 options are left out.
+
+    >>> s3_options({"s3.endpoint": "http://127.0.0.1:9000", "s3.anonymous": "true", "uri": "sqlite://"})
+    {'endpoint_url': 'http://127.0.0.1:9000', 'anon': True}
+    """
+    known = {_CLIENT_OPTIONS[name]: value for name, value in properties.items() if name in _CLIENT_OPTIONS}
+    known |= {name: value for name, value in properties.items() if name in _S3_OPTIONS}
+    options: dict[str, Any] = {}
+    for name, value in known.items():
+        ours = _S3_OPTIONS[name]
+        if value is None or value == "":
+            continue
+        if ours in _BOOLEANS and isinstance(value, str):
+            value = value.lower() in _TRUE  # noqa: PLW2901
+        elif ours in _NUMBERS:
+            value = float(value)  # noqa: PLW2901
+        options[ours] = value
+    return options
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergStorage:
+    """The stores of one table (implements `contracts.Storage`); paths are as its metadata writes them.
+
+    Args:
+        location: the table's root.
+        properties: of catalog and table, as pyiceberg names them; never shown.
+        options: the caller's ``storage_options``, which win; never shown.
+        overrides: prefixes that paths in the metadata begin with, and what stands there instead.
+    """
+
+    location: str
+    properties: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    overrides: tuple[tuple[str, str], ...] = ()
+    _stores: dict[str, FileStorage] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the table's root is on this machine's file system."""
+        return self._at(self.location)[0].is_local
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether a process that used this storage may still fork."""
+        return all(store.fork_safe for store in (self._at(self.location)[0], *self._stores.values()))
+
+    @property
+    def place(self) -> str:
+        """A name for the store without secrets."""
+        return self._at(self.location)[0].place
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open for random access: see `Storage.open`."""
+        store, inner = self._at(path)
+        return store.open(inner)
+
+    def version(self, path: str) -> FileVersion:
+        """Ask for size, time and tag as they are now: see `Storage.version`."""
+        store, inner = self._at(path)
+        return store.version(inner)
+
+    def close(self) -> None:
+        """Drop this process's clients."""
+        for store in self._stores.values():
+            store.close()
+
+    def moved(self, path: str) -> str:
+        """Say where a path of the metadata is now."""
+        for old, new in self.overrides:
+            if path.startswith(old):
+                return new + path[len(old) :]
+        return path
+
+    def _at(self, path: str) -> tuple[FileStorage, str]:
+        path = self.moved(path)
+        match = _PROTOCOL.match(path)
+        protocol = match[1].lower() if match else "file"
+        if protocol == "file":
+            return self._stores.setdefault("file", FileStorage("file")), _local_path(path)
+        store, inner = open_storage(path, self._options_of(protocol))
+        return self._stores.setdefault(protocol, store), inner
+
+    def _options_of(self, protocol: str) -> dict[str, Any]:
+        known = s3_options(self.properties) if protocol in ("s3", "s3a", "s3n") else {}
+        return {**known, **self.options}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it takes to connect again."""
+        return IcebergStorage, (self.location, dict(self.properties), dict(self.options), self.overrides)
+
+
+def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Check a ``location_override``; the longest prefix comes first.
+
+    Raises:
+        ConfigError: it is no mapping of prefixes.
+
+    >>> read_overrides({"s3://a/": "file:///b/", "s3://a/c/": "file:///c/"})
+    (('s3://a/c/', 'file:///c/'), ('s3://a/', 'file:///b/'))
+    """
+    if overrides is None:
+        return ()
+    if not isinstance(overrides, Mapping):
+        raise ConfigTypeError(f"location_override must be {{old prefix: new prefix}}, got {type(overrides).__name__}")
+    for old, new in overrides.items():
+        if not isinstance(old, str) or not isinstance(new, str) or not old:
+            raise ConfigTypeError("location_override must be {old prefix: new prefix}, both of them strings")
+        if old.endswith("/") != new.endswith("/"):
+            raise ConfigError(f"location_override {old!r}: {new!r}: end both with a slash, or neither")
+    return tuple(sorted(overrides.items(), key=lambda pair: (-len(pair[0]), pair[0])))
+
+
+def _local_path(path: str) -> str:
+    """Take "file:" off; the rest is a path as it stands, whatever characters it holds."""
+    if path[:5].lower() != "file:":
+        return path
+    rest = path[5:]
+    if rest.startswith("//"):
+        rest = (
+            "/" + rest.lstrip("/")
+            if rest.startswith("///")
+            else rest[2:].partition("/")[1] + rest[2:].partition("/")[2]
+        )
+    return rest
+
+
+__all__ = ["IcebergStorage", "read_overrides", "s3_options"]

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Unpack
 
-from torch_table_loader.dataset import TableDataset, make_options
+from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError
+from torch_table_loader.keywords import make_options
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.source.plan_cache import PlanCache
 

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.torch.jobs import STEPS, HalvesV1, HalvesV2, State, make, of_a_running_rank, own_rows, run_stage, topologies
+from tests.torch.jobs import (
+    STEPS,
+    HalvesV1,
+    HalvesV2,
+    State,
+    is_ended,
+    make,
+    of_a_running_rank,
+    own_rows,
+    run_stage,
+    topologies,
+)
 from tests.torch.tables import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError
 from torch_table_loader.planning.cutting import RoundRobinStrategy
@@ -57,6 +68,41 @@ def chains(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def loses_rows(topology: dict[str, Any]) -> bool:
     return bool(topology["drop_last"]) or topology["even_ranks"] == "drop"
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    topology=topologies(),
+    shared=st.sampled_from(CUTTERS),
+    filtered=st.booleans(),
+    worker_type=st.sampled_from(["thread", "thread", "thread", "process"]),
+    prefetch_batches=st.sampled_from([None, 1, 7]),
+)
+def test_saved_after_every_batch_a_fresh_loader_goes_on_with_the_rest(
+    table: Path,
+    topology: dict[str, Any],
+    shared: dict[str, Any],
+    filtered: bool,
+    worker_type: str,
+    prefetch_batches: int | None,
+) -> None:
+    options = shared | topology | {"worker_type": worker_type, "prefetch_batches": prefetch_batches}
+    options |= {"filters": FILTER} if filtered else {}
+    loader = make(table, rank=topology["num_ranks"] // 2, **options)
+    loader.set_epoch(2)
+    before = [loader.state_dict()]
+    whole = []
+    for batch in loader:
+        whole.append(own_rows([batch]))
+        before.append(loader.state_dict())
+    assert len(whole) == len(loader)
+    step = 1 if worker_type == "thread" else 4
+    for taken in {*range(0, len(whole) + 1, step), len(whole)}:
+        if is_ended(before[taken]):
+            continue
+        fresh = make(table, rank=topology["num_ranks"] // 2, **options)
+        fresh.load_state_dict(before[taken])
+        assert [own_rows([batch]) for batch in fresh] == whole[taken:]
 
 
 @settings(max_examples=25, deadline=None)

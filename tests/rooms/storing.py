@@ -39,7 +39,7 @@ class MemoryTable:
     @property
     def spec(self) -> StoreSpec:
         sizes = tuple(stop - start for start, stop in pairwise(self.bounds))
-        return StoreSpec("a table", None if self.ids is None else "a filter", self.batch.schema, sizes)
+        return StoreSpec("a table", None, self.batch.schema, sizes, keeps_ids=self.ids is not None)
 
     def read(self, chunk: int) -> Iterator[pa.RecordBatch]:
         """Give a chunk in batches, as a reader does."""

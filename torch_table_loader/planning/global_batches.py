@@ -134,9 +134,10 @@ class GlobalBatches:
         return StepPlaces(first + ranks * np.arange(self.batch_size, dtype=np.int64), self.batch_size)
 
     def consumed(self, steps: int) -> int:
-        """Count the samples that the job has taken when its ranks have taken so many steps."""
-        taken = self.start + min(steps, self.full_steps) * self.global_batch_size
-        return taken + self.remainder if steps > self.full_steps else taken
+        """Count the samples that the job has taken (or dropped at the end) when its ranks have taken so many steps."""
+        if 0 < self.longest <= steps:
+            return self.total
+        return self.start + steps * self.global_batch_size
 
     def schedule(self, start: int = 0) -> Iterator[int]:
         """Yield the lane that each step's batch comes from.

@@ -34,6 +34,7 @@ class StoreSpec:
         filters: key of the row filter; None without one.
         schema: the columns, in order.
         chunk_rows: live rows of each chunk, in row order; a chunk is what one builder makes at a time.
+        keeps_ids: whether row ids are kept, since they are not the places.
         variable_bytes: what the columns of variable width are taken to need.
     """
 
@@ -41,6 +42,7 @@ class StoreSpec:
     filters: str | None
     schema: pa.Schema
     chunk_rows: tuple[int, ...]
+    keeps_ids: bool = False
     variable_bytes: int = 0
 
     @cached_property
@@ -51,7 +53,7 @@ class StoreSpec:
     @cached_property
     def name(self) -> str:
         """The store's folder: the same for every run of the same table, columns and filter."""
-        said = (FORMAT, self.table, self.filters, encode_schema(self.schema), self.chunk_rows)
+        said = (FORMAT, self.table, self.filters, encode_schema(self.schema), self.chunk_rows, self.keeps_ids)
         return f"rows-{hashlib.sha256(repr(said).encode()).hexdigest()[:32]}"
 
     @cached_property
@@ -63,11 +65,6 @@ class StoreSpec:
     def num_rows(self) -> int:
         """All rows."""
         return self.chunk_starts[-1]
-
-    @property
-    def keeps_ids(self) -> bool:
-        """Whether row ids are kept: under a filter they are not the places."""
-        return self.filters is not None
 
     @property
     def num_bytes(self) -> int:

@@ -277,7 +277,7 @@ class RowJob:
             warnings.warn(
                 f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
                 'pass even_ranks="pad", or drop_last=True',
-                stacklevel=6,
+                stacklevel=5,
             )
 
 

@@ -29,6 +29,11 @@ ReadChunk = Callable[[int], Iterable[pa.RecordBatch]]
 class Sink(Protocol):
     """Takes the parts of a chunk."""
 
+    @property
+    def checked(self) -> bool:
+        """Whether checksums are wanted."""
+        ...
+
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Write bytes at a place of one of the large files."""
         ...
@@ -58,21 +63,23 @@ def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], 
     heap = sink.heap(chunk, layout.heap_schema) if layout.heap else None
 
     def put(name: str, row: int, data: NDArray[np.uint8]) -> None:
-        crcs[name] = zlib.crc32(data.data, crcs[name])
+        if sink.checked:
+            crcs[name] = zlib.crc32(data.data, crcs[name])
         sink.put(name, row * data.shape[1], data)
 
     try:
         for batch in batches:
             count = batch.num_rows
             _check_count(spec, chunk, rows + count, most=True)
-            records, nulls, found = layout.encode(batch)
-            put(RECORDS, start + rows, records)
-            if nulls is None:
-                crcs[NULLS] = zlib.crc32(bytes(count * layout.null_width), crcs[NULLS])
-            else:
+            encoded = layout.encode(batch)
+            for at, block in encoded.blocks():
+                put(RECORDS, start + rows + at, block)
+            if encoded.nulls is not None:
                 any_null = True
-                null_columns |= found
-                put(NULLS, start + rows, nulls)
+                null_columns |= encoded.null_columns
+                put(NULLS, start + rows, encoded.nulls)
+            elif sink.checked:
+                crcs[NULLS] = zlib.crc32(bytes(count * layout.null_width), crcs[NULLS])
             if spec.keeps_ids:
                 ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False).astype("<i8", copy=False)
                 put(IDS, start + rows, ids.view(np.uint8).reshape(count, 8))
@@ -105,6 +112,8 @@ def _check_count(spec: StoreSpec, chunk: int, rows: int, *, most: bool) -> None:
 
 class FileSink:
     """Writes to the files of a store; threads may share it."""
+
+    checked = True
 
     def __init__(self, place: Path) -> None:
         """Open nothing yet.
@@ -213,6 +222,8 @@ class _HeapFile:
 
 class MemorySink:
     """Keeps what it is given; threads may share it."""
+
+    checked = False
 
     def __init__(self, spec: StoreSpec) -> None:
         """Reserve memory for the records.

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     Ints: TypeAlias = NDArray[np.int64]
 
-_BLOCK_BYTES = 1 << 18
-_LEAST_BLOCK, _MOST_BLOCK = 64, 8192
+_NARROW = 96
+_NARROW_BLOCK, _WIDE_BLOCK = 1 << 17, 1 << 16
+"""Bytes of records that are transposed at a time: measured; calls of numpy weigh more where records are narrow."""
+_LEAST_BLOCK = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,8 @@ class Rows:
         layout, rows = self.layout, len(places)
         out = [np.empty((group.count, rows), dtype=group.dtype) for group in layout.groups]
         if layout.width:
-            step = min(max(_BLOCK_BYTES // layout.width, _LEAST_BLOCK), _MOST_BLOCK)
+            block = _NARROW_BLOCK if layout.width <= _NARROW else _WIDE_BLOCK
+            step = max(block // layout.width, _LEAST_BLOCK)
             buffer = np.empty(min(step, rows), dtype=self.records.dtype)
             flat = buffer.view(np.uint8).reshape(len(buffer), layout.width)
             ends = [group.offset + group.count * group.dtype.itemsize for group in layout.groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = NDArray[np.uint8]
 
-_BLOCK = 4096
-"""Rows that are transposed at a time: a block of records stays in a core's second cache."""
+_BLOCK_BYTES = 1 << 18
+"""Bytes of records that are filled at a time: they stay in a core's second cache until they are written."""
+_LEAST_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,39 +102,60 @@ class RecordLayout:
             groups.append(Group(numbers, dtype, self.slots[numbers[0]].offset, count))
         return tuple(groups)
 
-    def encode(self, batch: pa.RecordBatch) -> tuple[Bytes, Bytes | None, frozenset[int]]:
-        """Turn columns into records.
+    def encode(self, batch: pa.RecordBatch) -> Encoded:
+        """Take columns apart, so that records can be filled block by block.
 
         Args:
             batch: n rows of the schema.
-
-        Returns:
-            uint8[n, width]; uint8[n, null_width] (None where nothing is null), one bit a part of a row, set where it
-            is null; and the columns in which something is null. What is null is 0 in the record.
         """
-        rows = batch.num_rows
-        records = np.zeros((rows, self.width), dtype=np.uint8)
         values, nulls, found = [], None, set()
         for slot in self.slots:
             bare, missing = _taken_apart(to_stored(batch.column(slot.column)), slot.kind)
             values.append(bare)
             if missing is not None:
-                nulls = np.zeros((rows, self.null_width * 8), dtype=np.bool_) if nulls is None else nulls
+                if nulls is None:
+                    nulls = np.zeros((batch.num_rows, self.null_width * 8), dtype=np.bool_)
                 nulls[:, slot.bit : slot.bit + slot.kind.null_bits] = missing
                 found.add(slot.column)
-        for start in range(0, rows, _BLOCK):
-            block = records[start : start + _BLOCK]
-            for slot, bare in zip(self.slots, values, strict=True):
-                size = slot.kind.width * slot.kind.count
-                into = block[:, slot.offset : slot.offset + size].view(bare.dtype)
-                into[:] = bare[start : start + _BLOCK]
         packed = None if nulls is None else np.packbits(nulls, axis=1, bitorder="little")
-        return records, packed, frozenset(found)
+        return Encoded(self, batch.num_rows, tuple(values), packed, frozenset(found))
 
     def heap_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Take the columns that no record holds."""
         columns = [to_stored(batch.column(column)) for column in self.heap]
         return pa.RecordBatch.from_arrays(columns, schema=self.heap_schema)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """Rows on their way into records; what is null is 0 there.
+
+    Args:
+        layout: of the records.
+        num_rows: how many rows.
+        values: of each slot, [rows, count].
+        nulls: uint8[rows, null_width], one bit a part of a row, set where it is null; None where nothing is.
+        null_columns: in which something is null.
+    """
+
+    layout: RecordLayout
+    num_rows: int
+    values: tuple[NDArray[Any], ...]
+    nulls: Bytes | None
+    null_columns: frozenset[int]
+
+    def blocks(self) -> Iterator[tuple[int, Bytes]]:
+        """Yield the first row and the records of each block: uint8[k, width], in memory that the next one reuses."""
+        width = self.layout.width
+        rows = max(_BLOCK_BYTES // max(width, 1), _LEAST_BLOCK)
+        buffer = np.zeros((min(rows, self.num_rows), width), dtype=np.uint8)
+        for start in range(0, self.num_rows, rows):
+            block = buffer[: min(rows, self.num_rows - start)]
+            for slot, bare in zip(self.layout.slots, self.values, strict=True):
+                size = slot.kind.width * slot.kind.count
+                into = block[:, slot.offset : slot.offset + size].view(bare.dtype)
+                into[:] = bare[start : start + rows]
+            yield start, block
 
 
 def _alignment(width: int) -> int:
@@ -180,4 +203,4 @@ def _values(array: pa.Array, kind: Fixed) -> NDArray[Any]:
     return np.frombuffer(buffer, dtype, len(array), array.offset * kind.width)
 
 
-__all__ = ["Group", "RecordLayout", "Slot"]
+__all__ = ["Encoded", "Group", "RecordLayout", "Slot"]

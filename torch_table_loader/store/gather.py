@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_table_loader.store.buffers import BufferPool
 from torch_table_loader.store.stored import from_stored
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ _NARROW = 96
 _NARROW_BLOCK, _WIDE_BLOCK = 1 << 17, 1 << 16
 """Bytes of records that are transposed at a time: measured; calls of numpy weigh more where records are narrow."""
 _LEAST_BLOCK = 64
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,7 @@ class Rows:
     heap: Sequence[pa.RecordBatch]
     num_rows: int
     _heap_starts: Ints = field(init=False, repr=False)
+    _pool: BufferPool = field(init=False, repr=False, default_factory=BufferPool)
 
     def __post_init__(self) -> None:
         """Derive where each batch of the heap begins."""
@@ -82,7 +86,7 @@ class Rows:
     def _records(self, places: Ints) -> list[NDArray[Any]]:
         """Give each slot's values: contiguous, one row of a group's rectangle."""
         layout, rows = self.layout, len(places)
-        out = [np.empty((group.count, rows), dtype=group.dtype) for group in layout.groups]
+        out = self._rectangles(rows)
         if layout.width:
             block = _NARROW_BLOCK if layout.width <= _NARROW else _WIDE_BLOCK
             step = max(block // layout.width, _LEAST_BLOCK)
@@ -106,6 +110,16 @@ class Rows:
                 values.append(part[0] if count == 1 else np.ascontiguousarray(part.T).reshape(-1))
                 at += count
         return values
+
+    def _rectangles(self, rows: int) -> list[NDArray[Any]]:
+        """Make room for each group, one row a column, at multiples of 64 bytes of one buffer."""
+        sizes = [group.count * rows * group.dtype.itemsize for group in self.layout.groups]
+        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        memory = self._pool.take(starts[-1])
+        return [
+            memory[start : start + size].view(group.dtype).reshape(group.count, rows)
+            for start, size, group in zip(starts, sizes, self.layout.groups, strict=False)
+        ]
 
     def _null_bits(self, places: Ints) -> NDArray[np.uint8] | None:
         if self.nulls is None or not self.null_columns:

@@ -17,12 +17,12 @@ from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.engine.sizes import is_variable, width_of
 from torch_table_loader.engine.state import filter_key
 from torch_table_loader.errors import ConfigError, StorageError
-from torch_table_loader.options import parse_bytes
 from torch_table_loader.planning.chunks import Chunks
 from torch_table_loader.store.build import Report, build_files, build_memory
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.spec import StoreSpec
 from torch_table_loader.store.stored import check_storable
+from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch_table_loader.engine.row_job import RowJob
@@ -41,4 +42,20 @@ class SingleRows:
         return self._job
 
 
-__all__ = ["SingleRows"]
+def store_place(dataset: SingleRows) -> Path:
+    """Build a dataset's row store if it is not there, open it, and say in which folder it is.
+
+    Args:
+        dataset: with ``shuffle="rows"``.
+
+    Raises:
+        ConfigError: the store is in memory.
+    """
+    keeper = dataset._row_job("store_place").keeper
+    if keeper.place is None:
+        raise ConfigError("the row store is in memory; pass row_store= a directory")
+    keeper.rows()
+    return keeper.place
+
+
+__all__ = ["SingleRows", "store_place"]

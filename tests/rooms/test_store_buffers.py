@@ -49,6 +49,6 @@ def test_a_pool_holds_little_and_pickles_as_empty() -> None:
     lent = [pool.take(SIZE) for _ in range(50)]
     del lent
     assert len(pool._free) <= 8
-    assert len(pickle.loads(pickle.dumps(pool))._free) == 0  # noqa: S301 its own bytes
+    assert len(pickle.loads(pickle.dumps(pool))._free) == 0  # noqa: S301 our own bytes
     pool.take(2 * SIZE)
     assert all(memory.nbytes == 2 * SIZE for memory in pool._free)

@@ -81,6 +81,10 @@ class RowWork:
         """Run the caller's `collate_fn`, if there is one, over finished batches."""
         return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
 
+    def joins_tails(self, start: int) -> bool:  # noqa: ARG002 the shape of EpochWork
+        """Whether lanes leave rows over: none does, since each batch is gathered whole."""
+        return False
+
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
         """Gather a lane's rows, some batches at a time.
 

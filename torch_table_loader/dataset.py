@@ -104,6 +104,10 @@ class TableDataset(IterableDataset[Any]):
         self._begun = cursor.epoch
         return cursor
 
+    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+        """Find the job that goes on from a state, and where; see `Job.resume`."""
+        return self._job.resume(state)
+
     def restore(self, cursor: Cursor, job: Job) -> None:
         """Begin the next iterator at a position.
 

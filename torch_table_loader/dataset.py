@@ -110,6 +110,10 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         self._job.begin(cursor)
         return cursor
 
+    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+        """Find the job that goes on from a state, and where; see `Job.resume`."""
+        return self._job.resume(state)
+
     def restore(self, cursor: Cursor, job: Job) -> None:
         """Begin the next iterator at a position.
 

@@ -43,6 +43,10 @@ class EpochDataset(Protocol):
         """Take that position; one that was loaded serves once."""
         ...
 
+    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+        """Find the job that goes on from a state, and where."""
+        ...
+
     def restore(self, cursor: Cursor, job: Job) -> None:
         """Begin the next iterator at a position."""
         ...
@@ -120,7 +124,7 @@ class TableLoader(DataLoader[Any]):
         Raises:
             ResumeError: it speaks of another table or other options; names what differs.
         """
-        job, cursor = self._source.job.resume(state)
+        job, cursor = self._source.resume(state)
         self._source.restore(cursor, job)
         self._newest = None
 

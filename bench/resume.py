@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.simulated import SimulatedTable
+from torch_table_loader.engine.job import Job
 from torch_table_loader.loader import TableLoader
 
 PARTS = (0.5, 0.99)
@@ -54,9 +55,9 @@ def measure(table: SimulatedTable, rounds: int, **options: Any) -> ResumeCost:
         rounds: how many.
         options: how it is split.
     """
-    fresh = table.loader(**options)
+    fresh, job = table.open(**options)
     states = {part: _state_at(fresh, part) for part in PARTS}
-    left = {part: _files_left(fresh, state) for part, state in states.items()}
+    left = {part: files_left(job, state) for part, state in states.items()}
     seconds: dict[Any, list[float]] = {kind: [] for kind in (None, *PARTS, "ranks")}
     consumed_opened = 0
     for _ in range(rounds):
@@ -71,7 +72,7 @@ def measure(table: SimulatedTable, rounds: int, **options: Any) -> ResumeCost:
         consumed_opened += len(set(table.storage.opened) - left[PARTS[0]])
     over = {kind: _median_ratio(values, seconds[None]) for kind, values in seconds.items()}
     return ResumeCost(
-        num_splits=fresh.dataset.explain().splits,
+        num_splits=len(job.planned(job.start(0)).segments.splits),
         state_micros=_state_micros(fresh),
         fresh_seconds=statistics.median(seconds[None]),
         ratios={part: over[part] for part in PARTS},
@@ -87,16 +88,20 @@ def _state_at(loader: TableLoader, part: float) -> dict[str, Any]:
     return state
 
 
-def _files_left(loader: TableLoader, state: dict[str, Any]) -> set[str]:
-    """Name the files of which rows are still to come."""
-    steps = range(state["history"][-1][STEPS], len(loader))
-    return {span.file for step in steps for span in loader.rows_of(step)}
+def files_left(job: Job, state: dict[str, Any]) -> set[str]:
+    """Name the files of which rows are still to come; the state must stand before the tails of the lanes."""
+    planned = job.planned(job.start(0))
+    plan, splits = planned.plan, planned.segments.splits
+    taken = plan.batches_before(state["history"][-1][STEPS])
+    left = [lane.slice(steps * plan.batch_size, lane.num_rows) for lane, steps in zip(plan.lanes, taken, strict=True)]
+    files = {int(file) for runs in left for file in splits.file[runs.split]}
+    return {job.table.files[file].name for file in files}
 
 
 def _first_batch(table: SimulatedTable, state: dict[str, Any] | None, **options: Any) -> float:
     gc.collect()
     begin = time.perf_counter()
-    loader = table.loader(**options)
+    loader, _ = table.open(**options)
     if state is not None:
         loader.load_state_dict(state)
     batches = iter(loader)

@@ -19,7 +19,7 @@ from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import Outcome, Row, duel_row, write
 from bench.tables import build
 
-_WHAT = ("duels", "planning", "first-batch", "memory")
+_WHAT = ("duels", "planning", "first-batch", "resume", "memory")
 
 
 class Bench:
@@ -71,6 +71,24 @@ class Bench:
         build("fifty-files", self._root)
         seconds = [self._child("bench.first_batch", "--root", str(self._root)) for _ in range(5)]
         return [Outcome("first batch of 50 local files, s", statistics.median(seconds), bars.FIRST_BATCH_SECONDS)]
+
+    def resume(self) -> list[Outcome]:
+        """Go on in the middle of a million row groups, with a split a row group, and a split a file."""
+        outcomes: list[Outcome] = []
+        for split in ("row group", "file"):
+            cost = self._child("bench.resume", "--split", split)
+            where = f"1,000,000 row groups in {cost['num_splits']:,} splits"
+            fresh = f"over a fresh start's ({cost['fresh_seconds']:.2f} s)"
+            outcomes += [
+                Outcome(f"{where}: state_dict(), µs", cost["state_micros"], bars.STATE_MICROS),
+                *(
+                    Outcome(f"{where}: first batch at {float(part):.0%} {fresh}", ratio, bars.RESUMED_OVER_FRESH)
+                    for part, ratio in cost["ratios"].items()
+                ),
+                Outcome(f"{where}: first batch at 50% on 4 ranks instead of 1 {fresh}", cost["other_ranks"], None),
+                Outcome(f"{where}: consumed files opened", cost["consumed_opened"], bars.CONSUMED_FILES_OPENED),
+            ]
+        return outcomes
 
     def memory(self) -> list[Outcome]:
         """Compare peaks over epochs, and with the floor's."""
@@ -128,6 +146,7 @@ def main() -> None:
     for name, measure in (
         ("planning", bench.planning),
         ("first-batch", bench.first_batch),
+        ("resume", bench.resume),
         ("memory", bench.memory),
     ):
         if name in what:

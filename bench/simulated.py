@@ -92,18 +92,21 @@ class SimulatedTable:
     def put(self, file: DataFile, entry: CacheEntry) -> None:
         """Learn nothing new."""
 
-    def loader(self, **options: Any) -> TableLoader:
+    def open(self, **options: Any) -> tuple[TableLoader, Job]:
         """Plan the table and make its loader, as `StructuredDataset.create_dataloader` does.
 
         Args:
             options: the fields of `LoaderOptions`.
+
+        Returns:
+            The loader, and what it serves.
         """
         asked = LoaderOptions(**({"batch_size": 512, "num_workers": 2, "shuffle": True} | options))
         ranks = RankInfo(asked.rank or 0, int(asked.num_ranks), "here")
         job = Job.open(self, asked, ranks, self)  # type: ignore[arg-type]  # it stands in for a PlanCache
         dataset = StructuredDataset.__new__(StructuredDataset)
         super(StructuredDataset, dataset).__init__(job)
-        return TableLoader(dataset)
+        return TableLoader(dataset), job
 
 
 __all__ = ["GROUPS", "GROUP_ROWS", "SimulatedStorage", "SimulatedTable"]

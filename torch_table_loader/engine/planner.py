@@ -76,6 +76,8 @@ class Planner:
         self.layout = layout
         self.strategy = strategy
         self.topology = topology
+        self.counted = counter is not None or not (filtered or layout.must_count)
+        """Whether live rows are known before reading."""
         self._shuffle = shuffle
         self._seed = seed
         self._filtered = filtered
@@ -91,11 +93,6 @@ class Planner:
         other = copy.copy(self)
         other.topology = replace(self.topology, lanes=lanes)
         return other
-
-    @property
-    def counted(self) -> bool:
-        """Whether live rows are known before reading."""
-        return self._counter is not None or not (self._filtered or self.layout.must_count)
 
     def live_before(self, group: int, row: int) -> int:
         """Count the live rows of a row group before a row; see `LiveCounter.live_before`."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.ranks import Topology
 
 STATE_VERSION = 1
+
+_topology_values = operator.attrgetter(*(entry.name for entry in fields(Topology)))
 
 _WIDTH = len(fields(Topology)) + 1
 """Values of a stage in a state."""
@@ -80,7 +82,9 @@ class Cursor:
         >>> Cursor(2, (), Stage(Topology(4, 2, 1024), 17), ended=True).to_state()["history"][-1]
         [4, 2, 1024, None, None, False, 17, True]
         """
-        history: list[list[Any]] = [[*astuple(stage.topology), stage.steps] for stage in (*self.past, self.stage)]
+        history: list[list[Any]] = [
+            [*_topology_values(stage.topology), stage.steps] for stage in (*self.past, self.stage)
+        ]
         if self.rank is not None:
             history[-1] += [self.ended, self.rank]
         elif self.ended:

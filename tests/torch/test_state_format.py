@@ -1,0 +1,227 @@
+"""What a state is: small, plain, without secrets, the same on every rank, and whole in any checkpoint format."""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import time
+import warnings
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.multiprocessing.spawn import spawn
+
+from bench.resume import files_left
+from bench.simulated import GROUP_ROWS, GROUPS, SimulatedTable
+from tests.torch.jobs import STEPS, State, is_ended, make, of_a_running_rank, own_rows, run_stage
+from tests.torch.tables import meant_warnings, write_table
+from torch_table_loader import ResumeError, StructuredDataset
+
+SMALL = [[9, 4, 11], [1], [], [17, 5], [13, 13]]
+TOTAL = sum(map(sum, SMALL))
+OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_rows": 10}
+MOST_BYTES = 4096
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("table")
+    write_table(root, SMALL)
+    return root
+
+
+@pytest.fixture(scope="module")
+def many_files(tmp_path_factory: pytest.TempPathFactory) -> SimulatedTable:
+    return SimulatedTable.write(tmp_path_factory.mktemp("many"), 10_000)
+
+
+def plain(value: object) -> bool:
+    """Whether it is ints, strings, bools and None, in lists and dicts, and nothing that only looks like them."""
+    if type(value) is dict:
+        return all(type(key) is str and plain(entry) for key, entry in value.items())
+    return all(map(plain, value)) if type(value) is list else type(value) in (int, str, bool, type(None))
+
+
+def test_a_state_is_plain_data_and_survives_json_and_weights_only(table: Path) -> None:
+    loader = make(table, filters=pc.field("k") < 7, even_ranks="balance", num_ranks=2, rank=1, **OPTIONS)
+    list(islice(loader, 2))
+    state = loader.state_dict()
+    assert plain(state)
+    assert json.loads(json.dumps(state)) == state
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == state
+
+
+def test_a_state_has_the_same_keys_at_any_moment(table: Path) -> None:
+    def keys(state: State) -> tuple[set[str], ...]:
+        return set(state), set(state["table"]), set(state["options"])
+
+    plain_loader = make(table, **OPTIONS)
+    seen = [keys(plain_loader.state_dict())]
+    list(plain_loader)
+    seen.append(keys(plain_loader.state_dict()))
+    for options in ({"filters": pc.field("k") < 7, "count_filtered": False}, {"num_ranks": 9, "rank": 8}):
+        loader = make(table, **(OPTIONS | options))
+        list(loader)
+        seen.append(keys(loader.state_dict()))
+    assert all(each == seen[0] for each in seen)
+
+
+def test_the_state_stays_small_over_twenty_changes_of_topology_and_ten_thousand_files(
+    many_files: SimulatedTable,
+) -> None:
+    past = [[1 + number, 1 + number % 3, 512, 10_000 + number, "balance", True, 1_000 + number] for number in range(20)]
+    loader, _ = many_files.open(num_workers=3, even_ranks="balance")
+    loader.load_state_dict(loader.state_dict() | {"history": past})
+    assert loader.rows_of(0)
+    state = loader.state_dict()
+    assert state["history"] == [*past, [1, 3, 512, None, "balance", False, 0]]
+    assert len(json.dumps(state)) < MOST_BYTES // 2
+    loader.set_epoch(1)
+    assert len(loader.state_dict()["history"]) == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 40, "日本語の列" * 4])
+def test_the_state_stays_small_over_a_thousand_columns(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table({f"{name}{number}": [1] for number in range(1_000)}), tmp_path / "wide.parquet")
+    assert len(json.dumps(make(tmp_path).state_dict())) < MOST_BYTES // 2
+
+
+def test_taking_the_state_costs_microseconds_at_any_size(many_files: SimulatedTable) -> None:
+    loader, _ = many_files.open(split_rows=1)
+    batches = iter(loader)
+    next(batches)
+    seconds = []
+    for _ in range(300):
+        begin = time.thread_time()  # the lanes' threads are at work too
+        loader.state_dict()
+        seconds.append(time.thread_time() - begin)
+    batches.close()
+    assert statistics.median(seconds) < 50e-6
+
+
+def test_resuming_in_a_million_row_groups_opens_no_consumed_file(many_files: SimulatedTable) -> None:
+    loader, _ = many_files.open()
+    state = loader.state_dict()
+    state["history"][-1][STEPS] = 900_000
+    fresh, job = many_files.open()
+    assert len(job.table.layout.group_rows) == 10_000 * GROUPS
+    many_files.storage.opened.clear()
+    fresh.load_state_dict(state)
+    told = {span.file for step in (900_000, 900_001) for span in fresh.rows_of(step)}
+    left = files_left(job, state)
+    assert len(left) < 1_100
+    assert many_files.storage.opened == []
+    batches = iter(fresh)
+    for _ in range(2):
+        assert len(next(batches)["id"]) == GROUP_ROWS
+    batches.close()
+    assert told <= set(many_files.storage.opened) <= left
+
+
+def test_no_secret_no_option_and_no_path_is_in_the_state(tmp_path: Path) -> None:
+    write_table(tmp_path / "table-with-a-telling-name", SMALL)
+    secrets = {
+        "key": "AKIAVERYSECRET",
+        "secret": "hunter2",
+        "client_kwargs": {"endpoint_url": "http://inner.host:9000"},
+    }
+    with meant_warnings():
+        loader, _ = StructuredDataset.create_dataloader(
+            str(tmp_path / "table-with-a-telling-name"),
+            storage_options=secrets,
+            filters=(pc.field("k") < 765_432) & (pc.field("x") != 123_454_321),
+            plan_cache=str(tmp_path / "secret-cache"),
+            **OPTIONS,
+        )
+    list(islice(loader, 3))
+    text = json.dumps(loader.state_dict())
+    for word in (
+        "AKIA",
+        "hunter",
+        "inner",
+        "9000",
+        "765432",
+        "123454321",
+        "telling",
+        "cache",
+        str(tmp_path),
+        "parquet",
+    ):
+        assert word not in text
+
+
+def test_the_state_of_every_running_rank_is_one_and_loads_on_every_rank(table: Path) -> None:
+    whole, _ = run_stage(table, None, None, num_ranks=3, epoch=2, **OPTIONS)
+    for steps in range(7):
+        rows, states = run_stage(table, None, steps, num_ranks=3, epoch=2, **OPTIONS)
+        state = of_a_running_rank(states)
+        assert all(each in (state, ended(each)) for each in states)
+        rest, _ = run_stage(table, state, None, num_ranks=3, epoch=2, **OPTIONS)
+        assert [first + then for first, then in zip(rows, rest, strict=True)] == whole
+
+
+def ended(state: State) -> State | None:
+    return state if is_ended(state) else None
+
+
+def test_rank_0s_state_handed_to_all_resumes_exactly(table: Path) -> None:
+    options = OPTIONS | {"even_ranks": "balance", "num_ranks": 4, "shuffle_buffer_size": 6}
+    whole, _ = run_stage(table, None, None, **options)
+    rows, states = run_stage(table, None, 2, **options)
+    assert all(state == states[0] for state in states)
+    rest, _ = run_stage(table, states[0], None, **options)
+    assert [first + then for first, then in zip(rows, rest, strict=True)] == whole
+    assert sorted(set(sum(whole, []))) == list(range(TOTAL))
+
+
+def test_a_distributed_checkpoint_of_two_ranks_resumes_exactly(table: Path, tmp_path: Path) -> None:
+    spawn(_save_and_load, args=(str(table), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    rows = [json.loads((tmp_path / f"rows-{rank}.json").read_text()) for rank in range(2)]
+    assert sorted(sum(rows, [])) == list(range(TOTAL))
+
+
+def _save_and_load(rank: int, table: str, folder: str) -> None:
+    """Save after a change of topology and two steps, load into a new loader, and write down all rows of a rank."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    options = OPTIONS | {"even_ranks": "balance", "shuffle_buffer_size": 6}
+    first, states = run_stage(Path(table), None, 1, num_ranks=3, **options)
+    loader = make(Path(table), num_ranks=2, rank=rank, **options)
+    loader.load_state_dict(states[0])
+    rows = sum(first, []) if rank == 0 else []
+    for batch in islice(loader, 2):
+        rows += own_rows([batch])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        save({"loader": loader.state_dict()}, checkpoint_id=f"{folder}/checkpoint")
+        fresh = make(Path(table), num_ranks=2, rank=rank, **options)
+        loaded = {"loader": fresh.state_dict()}
+        load(loaded, checkpoint_id=f"{folder}/checkpoint")
+    fresh.load_state_dict(loaded["loader"])
+    rows += own_rows(fresh)
+    Path(folder, f"rows-{rank}.json").write_text(json.dumps(rows))
+    dist.destroy_process_group()
+
+
+def test_what_differs_between_ranks_is_in_one_value_of_the_state(table: Path) -> None:
+    """A checkpoint may keep one rank's value of one key and another's of the next; each then speaks for itself."""
+    steps = min(len(make(table, num_ranks=2, rank=rank, **OPTIONS)) for rank in range(2)) + 1
+    _, states = run_stage(table, None, steps, num_ranks=2, **OPTIONS)
+    short, long = sorted(states, key=lambda state: int(state["history"][-1][STEPS]))
+    assert is_ended(short)
+    assert not is_ended(long)
+    assert [key for key in long if long[key] != short[key]] == ["history"]
+    with pytest.raises(ResumeError, match="had ended after"):
+        make(table, num_ranks=2, rank=0, **OPTIONS).load_state_dict(long | {"history": short["history"]})

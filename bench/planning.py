@@ -45,7 +45,8 @@ def simulate(num_files: int = 10_000, groups_per_file: int = 100) -> TableLayout
     ]
     rows = rng.integers(50_000, 150_000, size=count)
     offsets = np.arange(0, count + 1, groups_per_file, dtype=np.int64)
-    return TableLayout(tuple(files), offsets, rows, rows * 400, np.ones(count, dtype=np.bool_))
+    kept, whole = np.ones(count, dtype=np.bool_), np.zeros(num_files, dtype=np.bool_)
+    return TableLayout(tuple(files), offsets, rows, rows * 400, kept, rows, whole)
 
 
 def time_planning(layout: TableLayout, ranks: int = 1024, rank: int = 517) -> PlanningTimes:

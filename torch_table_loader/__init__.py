@@ -16,7 +16,7 @@ from torch_table_loader.explain import Explanation
 from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
-from torch_table_loader.options import LoaderOptions, parse_bytes
+from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.cutting import (
     RoundRobinStrategy,
     RowBalancedStrategy,
@@ -25,6 +25,7 @@ from torch_table_loader.planning.cutting import (
 )
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
 from torch_table_loader.records import DataFileInfo, RowGroupInfo, RowRange, Shard, Split
+from torch_table_loader.units import parse_bytes
 
 __all__ = [
     "ConfigError",

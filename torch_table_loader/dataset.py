@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 import pyarrow as pa
 import torch
@@ -15,13 +15,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.ranks import resolve_ranks
+from torch_table_loader.engine.row_job import RowJob
 from torch_table_loader.engine.work import LaneBatches
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.explain import Explanation, explain
+from torch_table_loader.explain_rows import explain_rows
 from torch_table_loader.keywords import make_options, showing, with_options
 from torch_table_loader.loader import UNCOUNTED, TableLoader
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.single_rows import SingleRows
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.file_list import read_files, write_files
 from torch_table_loader.source.listing import PathSource
@@ -35,8 +38,10 @@ P = ParamSpec("P")
 D = TypeVar("D", bound="TableDataset")
 
 
-class TableDataset(IterableDataset[Any]):
+class TableDataset(SingleRows, IterableDataset[Any]):
     """What the datasets share; make a `StructuredDataset`."""
+
+    _job: Job
 
     def __init__(self, job: Job) -> None:
         """Take a job that is ready to be planned.
@@ -102,7 +107,12 @@ class TableDataset(IterableDataset[Any]):
                 stacklevel=3,
             )
         self._begun = cursor.epoch
+        self._job.begin(cursor)
         return cursor
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+        """Find the job that goes on from a state, and where; see `Job.resume`."""
+        return self._job.resume(state)
 
     def restore(self, cursor: Cursor, job: Job) -> None:
         """Begin the next iterator at a position.
@@ -150,7 +160,8 @@ class TableDataset(IterableDataset[Any]):
 
     def explain(self) -> Explanation:
         """Say what an epoch will read, and why; see `Explanation`."""
-        return explain(self._job, self.epoch)
+        job: object = self._job
+        return explain_rows(job, self.epoch) if isinstance(job, RowJob) else explain(self._job, self.epoch)
 
     def metrics(self) -> Metrics:
         """Say what this rank's newest iterator has done; see `Metrics`.
@@ -174,7 +185,7 @@ class TableDataset(IterableDataset[Any]):
         Raises:
             TypeError: the caller gave the counting pass up.
         """
-        if not self._job.planner.counted:
+        if not self._job.counted:
             raise TypeError(UNCOUNTED)
         return self._job.planned(self.cursor).plan.steps
 
@@ -182,6 +193,7 @@ class TableDataset(IterableDataset[Any]):
         """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader."""
         info = get_worker_info()
         lane, lanes = (0, 1) if info is None else (info.id, info.num_workers)
+        self._job.begin(self._job.start(self.epoch))
         return _lane_iterator(self._job.with_lanes(lanes), self.epoch, lane)
 
     def __init_subclass__(cls) -> None:
@@ -250,7 +262,8 @@ class StructuredDataset(TableDataset):
             scope = f"{source.storage.place} {asked.schema or ''}"
             same_store = parse_address(asked.plan_cache).protocol == source.storage.protocol
             cache = PlanCache.open(asked.plan_cache, asked.storage_options if same_store else None, scope)
-        job = Job.open(source, asked, ranks, cache)
+        kind = RowJob if asked.shuffle == "rows" else Job
+        job = cast("Job", kind.open(source, asked, ranks, cache))  # a RowJob stands where a Job does
         agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
         source.storage.close()
         if cache is not None:

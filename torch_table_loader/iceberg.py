@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.ranks import resolve_ranks
-from torch_table_loader.errors import ConfigError, MissingExtraError
+from torch_table_loader.errors import ConfigError, MissingExtraError, ResumeError
 from torch_table_loader.keywords import make_options
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.source.plan_cache import PlanCache
+
+if TYPE_CHECKING:
+    from torch_table_loader.planning.cursor import Cursor
 
 
 class IcebergDataset(TableDataset):
@@ -37,6 +40,7 @@ class IcebergDataset(TableDataset):
         metadata_location: str | None = None,
         location_override: Mapping[str, str] | None = None,
         split_deletes: bool = False,
+        credentials: Callable[[], Mapping[str, Any]] | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> None:
         """Find the table, choose the snapshot, plan its files, and plan the first epoch.
@@ -54,6 +58,9 @@ class IcebergDataset(TableDataset):
             metadata_location: a metadata.json, instead of a catalog.
             location_override: prefixes of the metadata's paths, and what stands there now, of a table that moved.
             split_deletes: cut files that have deletes, too.
+            credentials: gives storage properties as pyiceberg names them (``s3.access-key-id`` …), called again
+                before ``s3.session-token-expires-at-ms`` and where the store refuses access; must pickle for worker
+                processes. Without it a catalog that vends credentials is asked again.
             options: the fields of `LoaderOptions`.
 
         Raises:
@@ -74,26 +81,48 @@ class IcebergDataset(TableDataset):
         agreement = Agreement(
             ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=any(v is not None for v in chosen.values())
         )
-        source, filters = open_source(
-            table,
-            catalog_config,
-            chosen=chosen,
-            agree=agreement.common_value,
-            metadata_location=metadata_location,
-            location_override=location_override,
-            storage_options=asked.storage_options,
-            columns=asked.columns,
-            filters=asked.filters,
-            scan_filter=scan_filter,
-        )
-        asked = replace(asked, filters=filters)
-        cache = None
-        if asked.plan_cache is not None:
-            cache = PlanCache.open(asked.plan_cache, asked.storage_options, source.storage.place)
-        job = Job.open(source, asked, ranks, cache, split_deletes=split_deletes)
+
+        def open_at(chosen: Mapping[str, Any], agree: Callable[[str, Any], Any]) -> Job:
+            source, filters = open_source(
+                table,
+                catalog_config,
+                chosen=chosen,
+                agree=agree,
+                metadata_location=metadata_location,
+                location_override=location_override,
+                storage_options=asked.storage_options,
+                credentials=credentials,
+                columns=asked.columns,
+                filters=asked.filters,
+                scan_filter=scan_filter,
+            )
+            cache = None
+            if asked.plan_cache is not None:
+                cache = PlanCache.open(asked.plan_cache, asked.storage_options, source.storage.place)
+            job = Job.open(source, replace(asked, filters=filters), ranks, cache, split_deletes=split_deletes)
+            source.storage.close()
+            return job
+
+        job = open_at(chosen, agreement.common_value)
         agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
-        source.storage.close()
         super().__init__(job)
+        pinned = any(value is not None for value in chosen.values())
+        self._open_at = None if pinned else open_at
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+        """Find the job that goes on from a state: of the state's own snapshot, where the caller chose none."""
+        theirs = state.get("table", {}).get("snapshot_id") if isinstance(state, Mapping) else None
+        if self._open_at is None or theirs is None or theirs == self.snapshot_id:
+            return super().resume(state)
+        try:
+            job = self._open_at({"snapshot_id": theirs}, lambda _, value: value)
+        except ConfigError as error:
+            raise ResumeError(f"the state speaks of snapshot {theirs}, which cannot be read: {error}") from error
+        return job.resume(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what opens the table again: a worker's copy only reads."""
+        return {**self.__dict__, "_open_at": None}
 
     @property
     def snapshot_id(self) -> int | None:

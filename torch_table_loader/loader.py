@@ -11,12 +11,11 @@ from torch.utils.data import DataLoader
 
 from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
-from torch_table_loader.engine.state import write_state
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
 from torch_table_loader.engine.turns import BatchesInTurn, LaneServer
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.metrics import LaneMetrics, Metrics
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.job import Job
@@ -42,6 +41,10 @@ class EpochDataset(Protocol):
 
     def begin(self) -> Cursor:
         """Take that position; one that was loaded serves once."""
+        ...
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+        """Find the job that goes on from a state, and where."""
         ...
 
     def restore(self, cursor: Cursor, job: Job) -> None:
@@ -110,7 +113,7 @@ class TableLoader(DataLoader[Any]):
         Returns:
             Ints, strings and lists: JSON-able, and loadable under ``torch.load(weights_only=True)``.
         """
-        return write_state(self._source.job.identity, self._cursor())
+        return self._source.job.state(self._cursor())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a job stood, on any number of ranks and workers; takes effect at the next ``iter()``.
@@ -121,7 +124,7 @@ class TableLoader(DataLoader[Any]):
         Raises:
             ResumeError: it speaks of another table or other options; names what differs.
         """
-        job, cursor = self._source.job.resume(state)
+        job, cursor = self._source.resume(state)
         self._source.restore(cursor, job)
         self._newest = None
 
@@ -148,16 +151,7 @@ class TableLoader(DataLoader[Any]):
         Raises:
             ConfigError: there is no such step, or rows are not counted.
         """
-        job, cursor = self._source.job, self._cursor()
-        planned = job.planned(cursor)
-        return spans_of_batch(
-            planned.plan,
-            planned.segments,
-            planned.windows,
-            (job.topology.shuffle_buffer_size, job.options.shuffle_seed, cursor.epoch),
-            job.planner.live_before,
-            step,
-        )
+        return list(self._source.job.rows_of(self._cursor(), step))
 
     def metrics(self) -> Metrics:
         """Say what the newest iterator has done."""

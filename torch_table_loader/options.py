@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any, Literal, TypedDict, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.units import parse_bytes
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 WorkerType = Literal["thread", "process"]
@@ -24,39 +24,16 @@ START_METHODS = ("fork", "spawn", "forkserver")
 
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
-_UNITS = {"": 1, "b": 1} | {
-    f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024), ("", 1000))
+DEFAULT_ROW_STORE_MEMORY = "1GiB"
+
+_ROWS_ONLY = {"global_batch_size": None, "row_store": None, "row_store_memory": DEFAULT_ROW_STORE_MEMORY}
+_SPLITS_ONLY = {
+    "split_bytes": None,
+    "split_rows": None,
+    "split_strategy": None,
+    "shuffle_buffer_size": None,
+    "count_filtered": True,
 }
-
-
-def parse_bytes(value: int | str) -> int:
-    """Turn a size into bytes.
-
-    Args:
-        value: an int, or a number with a unit: B, KB, KiB, MB, MiB, GB, GiB, TB, TiB, in any case.
-
-    Raises:
-        ConfigError: not a size, or not positive.
-
-    >>> parse_bytes("512mb"), parse_bytes("1.5 GiB"), parse_bytes(4096)
-    (512000000, 1610612736, 4096)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ConfigTypeError(
-            f"a size must be an int or a string such as '128MiB', got {type(value).__name__} {value!r}"
-        )
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
-        if match is None or match[2] not in _UNITS:
-            raise ConfigError(f"a size must read like '128MiB', '512mb' or '4096', got {value!r}")
-        num_bytes = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
-    else:
-        num_bytes = value
-    if num_bytes <= 0:
-        raise ConfigError(f"a size must be positive, got {value!r}")
-    return num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +44,7 @@ class LoaderOptions:
         batch_size: rows of a batch on this rank.
         columns: names to deliver, in this order; None for all.
         filters: a pyarrow compute Expression; rows for which it is false or null do not come.
-        shuffle: False: table order. True or "splits": splits permuted each epoch.
+        shuffle: False: table order. True or "splits": splits permuted each epoch. "rows": every single row permuted.
         shuffle_seed: the key of every permutation.
         split_bytes: target size of a split, bytes before compression: int or "128MiB".
         split_rows: target rows of a split; wins over `split_bytes`.
@@ -100,12 +77,15 @@ class LoaderOptions:
         plan_cache: a directory on any fsspec file system that keeps footers and counts.
         check_plan: compare the plan over the ranks of a process group at construction.
         count_filtered: count the rows that pass a row filter before training.
+        global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`.
+        row_store: "memory" or a directory; None: memory if it fits `row_store_memory`, else a cache directory.
+        row_store_memory: bytes of a store that None may keep in the memory of each rank: int or "1GiB".
     """
 
     batch_size: int = 1024
     columns: Sequence[str] | None = None
     filters: Any = None
-    shuffle: bool | Literal["splits"] = False
+    shuffle: bool | Literal["splits", "rows"] = False
     shuffle_seed: int = 42
     split_bytes: int | str | None = None
     split_rows: int | None = None
@@ -138,6 +118,9 @@ class LoaderOptions:
     plan_cache: str | None = field(default=None, repr=False)
     check_plan: bool = True
     count_filtered: bool = True
+    global_batch_size: int | None = None
+    row_store: str | None = None
+    row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -154,11 +137,13 @@ class LoaderOptions:
             ("split_rows", 1),
             ("shuffle_buffer_size", 1),
             ("prefetch_batches", 1),
+            ("global_batch_size", 1),
         ):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), least=least)
         if self.split_bytes is not None:
             parse_bytes(self.split_bytes)
+        parse_bytes(self.row_store_memory)
         if self.num_ranks != "auto":
             _integer("num_ranks", self.num_ranks, least=1)
         if self.rank is not None:
@@ -181,7 +166,7 @@ class LoaderOptions:
             ("strings", get_args(StringLayout)),
             ("decimals", (None, "float64")),
             ("partitioning", (None, "hive")),
-            ("shuffle", (False, True, "splits")),
+            ("shuffle", (False, True, "splits", "rows")),
         ):
             value = getattr(self, name)
             if value not in allowed:
@@ -192,6 +177,24 @@ class LoaderOptions:
             raise ConfigError('vocabulary is for strings="codes"; pass both or neither')
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise ConfigTypeError(f"collate_fn must be callable, got {type(self.collate_fn).__name__}")
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        rows = self.shuffle == "rows"
+        alien = _ROWS_ONLY if not rows else _SPLITS_ONLY
+        for name, neutral in alien.items():
+            if getattr(self, name) != neutral:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} has no meaning with shuffle={self.shuffle!r}; "
+                    + ("leave it out" if rows else 'leave it out, or pass shuffle="rows"')
+                )
+        if rows and self.even_ranks not in (None, "pad"):
+            raise ConfigError(
+                f'even_ranks={self.even_ranks!r} is for splits: with shuffle="rows" ranks differ in the last step '
+                'alone; pass even_ranks="pad", or drop_last=True'
+            )
+        if self.row_store is not None and (not self.row_store or "://" in self.row_store):
+            raise ConfigError('row_store must be "memory" or a directory of a local or shared file system, got a URL')
 
     def _check_switches(self) -> None:
         for name in ("show_progress", "drop_last", "pin_memory", "row_id", "check_plan", "count_filtered"):
@@ -234,7 +237,7 @@ class LoaderKeywords(TypedDict, total=False):
     batch_size: int
     columns: Sequence[str] | None
     filters: Any
-    shuffle: bool | Literal["splits"]
+    shuffle: bool | Literal["splits", "rows"]
     shuffle_seed: int
     split_bytes: int | str | None
     split_rows: int | None
@@ -267,6 +270,9 @@ class LoaderKeywords(TypedDict, total=False):
     plan_cache: str | None
     check_plan: bool
     count_filtered: bool
+    global_batch_size: int | None
+    row_store: str | None
+    row_store_memory: int | str
 
 
 def defaults() -> dict[str, Any]:
@@ -295,5 +301,4 @@ __all__ = [
     "StringLayout",
     "WorkerType",
     "defaults",
-    "parse_bytes",
 ]

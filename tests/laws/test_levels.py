@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2] / "torch_table_loader"
 LEVELS = {
     "errors": 0,
     "records": 0,
+    "units": 0,
     "contracts": 1,
     "options": 1,
     "planning": 2,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.schema import Schema
@@ -17,6 +19,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.types import LongType
 from pyiceberg.utils.config import Config
 
+from tests.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
 
 ROWS = pa.table(
@@ -259,3 +262,54 @@ def test_required_columns_stay_so(catalog: Catalog) -> None:
     made = catalog.create_table("db.required", schema)
     made.append(pa.table({"x": [1]}, schema=pa.schema([pa.field("x", pa.int64(), nullable=False)])))
     assert not read(made).schema.field("x").nullable
+
+
+def test_version_3_through_a_catalog(tmp_path: Path, catalog: Catalog) -> None:
+    writer = IcebergWriter(tmp_path / "v3", version=3)
+    path = writer.append([{"x": x, "k": 1, "s": "s"} for x in range(10)])
+    writer.delete_vector(path, [0, 9])
+    writer.commit()
+    writer.evolve([*writer.columns, column(9, "d", "long", **{"initial-default": 5})])
+    raw = json.loads(Path(writer.metadata.removeprefix("file://")).read_text())
+    location = tmp_path / "v3" / "metadata" / "v9.metadata.json"
+    location.write_text(json.dumps({**raw, "next-row-id": 10}))
+    catalog.register_table("db.v3", f"file://{location}")
+    found = read("db.v3", config(tmp_path))
+    assert found["x"].to_pylist() == list(range(1, 9))
+    assert set(found["d"].to_pylist()) == {5}
+
+
+def test_types_that_are_not_read_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+    writer = IcebergWriter(tmp_path, version=3)
+    writer.append([{"x": 1, "k": 2, "s": "s"}])
+    writer.evolve([*writer.columns, column(9, "v", "variant"), column(10, "g", "geometry")])
+    writer.commit()
+    with pytest.raises(TableError, match="column 'v' is of the type variant, which this library does not read"):
+        read(metadata_location=writer.metadata)
+    with pytest.raises(TableError, match="column 'g' is of the type geometry"):
+        read(metadata_location=writer.metadata, columns=["x", "g"])
+    assert read(metadata_location=writer.metadata, columns=["x", "s"]).num_rows == 1
+
+
+def test_int96_holds_years_that_nanoseconds_do_not(catalog: Catalog) -> None:
+    far = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001 - INT96 has no zone
+    made = catalog.create_table("db.old", pa.schema([("x", pa.int64()), ("at", pa.timestamp("us"))]))
+    rows = pa.table({"x": [1], "at": pa.array([far], pa.timestamp("us"))})
+    made.append(rows)
+    [task] = made.scan().plan_files()
+    ids = [pa.field(f.name, f.type, metadata={"PARQUET:field_id": str(i)}) for i, f in enumerate(rows.schema, start=1)]
+    path = task.file.file_path.removeprefix("file://")
+    pq.write_table(rows.cast(pa.schema(ids)), path, use_deprecated_int96_timestamps=True)
+    assert read(made)["at"].to_pylist() == [far]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"not json", b"\x1f\x8bnothing", b'{"location": "x", "format-version": 9}']
+)
+def test_what_is_no_metadata(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "v1.metadata.json"
+    path.write_bytes(data)
+    with pytest.raises(TableError, match=r"metadata"):
+        read(metadata_location=str(path))
+    with pytest.raises(TableError, match="expected a file, found none"):
+        read(metadata_location=str(tmp_path / "v2.metadata.json"))

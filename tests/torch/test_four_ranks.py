@@ -52,7 +52,9 @@ def own_rows(epochs: list[dict[str, Any]]) -> list[int]:
     return sorted(row for each in epochs for row, pads in zip(each["rows"], each["padding"], strict=True) if not pads)
 
 
-@pytest.mark.parametrize("scene", ["plain", "explicit", "processes", "balance", "pad"])
+@pytest.mark.parametrize(
+    "scene", ["plain", "explicit", "processes", "balance", "pad", "rows_of_one_store", "rows_in_memory"]
+)
 def test_every_row_comes_once(seen: dict[str, Any], scene: str) -> None:
     epochs = values(seen[scene])
     assert own_rows(epochs) == list(range(TOTAL))
@@ -60,6 +62,13 @@ def test_every_row_comes_once(seen: dict[str, Any], scene: str) -> None:
     if scene in ("explicit", "processes"):
         plain = values(seen["plain"])
         assert [sorted(each["rows"]) for each in epochs] == [sorted(each["rows"]) for each in plain]
+
+
+def test_ranks_that_share_a_row_store_have_one_order(seen: dict[str, Any]) -> None:
+    shared, alone = values(seen["rows_of_one_store"]), values(seen["rows_in_memory"])
+    full = TOTAL // (4 * 7) * 7
+    assert [each["rows"][:full] for each in shared] == [each["rows"][:full] for each in alone]
+    assert len({each["steps"] for each in shared}) == 1
 
 
 def test_balance_takes_equal_steps_and_no_more_than_needed(seen: dict[str, Any]) -> None:

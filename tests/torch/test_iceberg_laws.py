@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from tests.iceberg import IcebergWriter
 from torch_table_loader import IcebergDataset, ResumeError, TableLoader
@@ -169,15 +170,31 @@ def test_threads_and_processes_deliver_the_same(tmp_path: Path, worker_type: str
     assert Counter(x for rank in plain for x in rank) == Counter(row["x"] for row in table.live())
 
 
-def test_a_state_of_another_snapshot_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_state_goes_on_in_its_own_snapshot(tmp_path: Path) -> None:
     table = sample(tmp_path)
-    [old] = loaders(table.metadata, 1)
+    [old] = loaders(table.metadata, 1, batch_size=8)
+    taken = rows_of(old, 2)
     state = old.state_dict()
+    expected = Counter(row["x"] for row in table.live())
     table.append([{"x": 1000, "k": 1, "s": "new"}])
     table.commit()
-    [new] = loaders(table.metadata, 1)
+    [new] = loaders(table.metadata, 1, batch_size=8)
+    new.load_state_dict(state)
+    assert Counter(taken + rows_of(new)) == expected
+    assert new.state_dict()["table"]["snapshot_id"] == 1003
+    [pinned] = loaders(table.metadata, 1, batch_size=8, snapshot_id=1004)
     with pytest.raises(ResumeError, match=r"snapshot 1003, and this is snapshot 1004; pass snapshot_id=1003"):
-        new.load_state_dict(state)
-    [pinned] = loaders(table.metadata, 1, snapshot_id=1003)
-    pinned.load_state_dict(state)
-    assert 1000 not in rows_of(pinned)
+        pinned.load_state_dict(state)
+    table.snapshots = table.snapshots[-1:]
+    [later] = loaders(table.metadata, 1, batch_size=8)
+    with pytest.raises(ResumeError, match=r"snapshot 1003, which cannot be read: .*it has expired"):
+        later.load_state_dict(state)
+
+
+def test_a_data_loader_of_the_callers_own(tmp_path: Path) -> None:
+    table = sample(tmp_path)
+    dataset = IcebergDataset(metadata_location=table.metadata, batch_size=8, nulls={"k": -1})
+    for workers in (0, 2):
+        batches = DataLoader(dataset, batch_size=None, num_workers=workers)
+        found = Counter(int(x) for batch in batches for x in batch["x"])
+        assert found == Counter(row["x"] for row in table.live())

@@ -15,13 +15,14 @@ from torch_table_loader.engine.fitting import columns_of, counter_of, strategy_o
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.planner import PlannedEpoch, Planner
 from torch_table_loader.engine.sizes import blocks_of_a_process, is_variable, rows_of_a_read, width_of
-from torch_table_loader.engine.state import identity, read_state
+from torch_table_loader.engine.state import identity, read_state, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work import EpochWork
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.read.tasks import TaskReader
 
@@ -141,6 +142,11 @@ class Job:
         return self.planner.topology
 
     @property
+    def counted(self) -> bool:
+        """Whether live rows are known before reading."""
+        return self.planner.counted
+
+    @property
     def servers(self) -> int:
         """Threads or processes that serve the lanes on this machine."""
         return servers_for(self.topology.lanes, usable_cpus(), ranks_on_this_node())
@@ -161,6 +167,13 @@ class Job:
         if lanes == self.topology.lanes:
             return self
         return replace(self, planner=self.planner.with_lanes(lanes))
+
+    def state(self, cursor: Cursor) -> dict[str, Any]:
+        """Write where the job stands."""
+        return write_state(self.identity, cursor)
+
+    def begin(self, cursor: Cursor) -> None:
+        """Take note that an epoch begins: nothing to do."""
 
     def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
         """Find where a state says to go on.
@@ -246,6 +259,13 @@ class Job:
             block_batches=block_batches,
             blocks_ahead=blocks_ahead,
         )
+
+    def rows_of(self, cursor: Cursor, step: int) -> list[RowSpan | LiveSpan]:
+        """Say which rows a batch delivers; see `TableLoader.rows_of`."""
+        planned = self.planned(cursor)
+        key = (self.topology.shuffle_buffer_size, self.options.shuffle_seed, cursor.epoch)
+        live_before = self.planner.live_before
+        return spans_of_batch(planned.plan, planned.segments, planned.windows, key, live_before, step)
 
     def warn_of_uneven_steps(self) -> None:
         """Say once that ranks take unequally many steps, since that hangs a job that synchronises each step."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.row_cursor import RowCursor
 
 _COLUMN_NAMES_BYTES = 1024
 """Names of columns are written out up to so many bytes, and hashed beyond."""
@@ -62,7 +63,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
     }
 
 
-def write_state(said: Mapping[str, Any], cursor: Cursor) -> dict[str, Any]:
+def write_state(said: Mapping[str, Any], cursor: Cursor | RowCursor) -> dict[str, Any]:
     """Write where a job stands.
 
     Args:
@@ -84,6 +85,12 @@ def read_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) 
     Raises:
         ResumeError: names what differs.
     """
+    check_state(said, table, state)
+    return Cursor.from_state(state)
+
+
+def check_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> None:
+    """Refuse a state of another table or other options; see `read_state`."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(
             f"expected what state_dict() returned, got {type(state).__name__} without a version; pass it unchanged"
@@ -95,7 +102,6 @@ def read_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) 
         )
     _compare_tables(table, said["table"], state.get("table", {}))
     _compare_options(said["options"], state.get("options", {}))
-    return Cursor.from_state(state)
 
 
 def _columns(schema: pa.Schema) -> list[str] | str:
@@ -153,4 +159,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-__all__ = ["filter_key", "identity", "read_state", "write_state"]
+__all__ = ["check_state", "filter_key", "identity", "read_state", "write_state"]

@@ -47,13 +47,15 @@ class IdConformer:
         name: the file, for messages.
         reads: the columns to read from the file, in this order.
         schema: of what `apply` returns.
-        sources: how each column is made; None where batches pass as they are.
+        sources: how each column is made.
+        as_it_is: whether batches pass as they are.
     """
 
     name: str
     reads: tuple[str, ...]
     schema: pa.Schema
     sources: tuple[_Source, ...]
+    as_it_is: bool
 
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
         """Convert, fill and order a batch.
@@ -65,6 +67,8 @@ class IdConformer:
         Raises:
             TableError: a value does not fit the table's type, or a null stands where none may; names the column.
         """
+        if self.as_it_is:
+            return batch.replace_schema_metadata(None)
         arrays = [self._made(*pair, batch, row) for pair in zip(self.sources, self.schema, strict=True)]
         if not arrays:
             return batch.select([])
@@ -140,7 +144,9 @@ def plan_by_id(
         )
         reads.append(field.name)
     schema = pa.schema([pa.field(called, column.type, nullable=not column.required) for called, column in wanted])
-    return IdConformer(name, tuple(reads), schema, tuple(sources))
+    plain = [_Source(place, None, None, None, refuse_nulls=False) for place in range(len(sources))]
+    as_it_is = sources == plain and schema.equals(pa.schema([file_schema.field(read) for read in reads]))
+    return IdConformer(name, tuple(reads), schema, tuple(sources), as_it_is)
 
 
 def _absent(column: Column, columns: FileColumns, name: str) -> _Source:

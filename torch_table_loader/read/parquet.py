@@ -83,7 +83,13 @@ class ParquetReader:
         source = storage.open(file.path)
         try:
             # Far away, a row group's column chunks are fetched together, ahead of decoding.
-            handle = pq.ParquetFile(source, metadata=parsed, pre_buffer=not storage.is_local)
+            handle = pq.ParquetFile(
+                source,
+                metadata=parsed,
+                pre_buffer=not storage.is_local,
+                # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
+                coerce_int96_timestamp_unit=None if file.columns is None else "us",
+            )
         except BaseException:
             source.close()
             raise

@@ -58,6 +58,17 @@ def processes(root: Path) -> Any:
 
 
 @scene
+def rows_of_one_store(root: Path) -> Any:
+    """All ranks begin at once, and build the store together."""
+    return epoch(root / "table", shuffle="rows", row_store=str(root / "stores"), even_ranks="pad")
+
+
+@scene
+def rows_in_memory(root: Path) -> Any:
+    return epoch(root / "table", shuffle="rows", row_store="memory")
+
+
+@scene
 def balance(root: Path) -> Any:
     return epoch(root / "table", shuffle=True, even_ranks="balance")
 

@@ -13,10 +13,11 @@ from typing import Any
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import Table
+from pyiceberg.typedef import IcebergBaseModel
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
-from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
+from torch_table_loader.source.iceberg.storage import IcebergStorage, Provider, read_overrides
 
 _SHORT = {
     "region_name": ("glue.region", "s3.region"),
@@ -91,6 +92,7 @@ def open_table(
     metadata_location: str | None = None,
     location_override: Mapping[str, str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    credentials: Provider | None = None,
 ) -> OpenTable:
     """Find a table.
 
@@ -101,6 +103,7 @@ def open_table(
         metadata_location: a metadata.json, instead of a catalog.
         location_override: prefixes of the metadata's paths, and what stands there now.
         storage_options: for the file system; they win over the catalog's.
+        credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
 
     Raises:
         ConfigError: no such catalog, namespace or table (the nearest are named), or arguments that do not fit.
@@ -108,17 +111,42 @@ def open_table(
     """
     overrides = read_overrides(location_override)
     options = dict(storage_options or {})
+    if credentials is not None and not callable(credentials):
+        raise ConfigTypeError(f"credentials must be callable, got {type(credentials).__name__}")
+    given = {} if credentials is None else dict(credentials())
     if metadata_location is not None:
-        properties = _properties(catalog_config) if isinstance(catalog_config, Mapping) else {}
+        properties = {**(_properties(catalog_config) if isinstance(catalog_config, Mapping) else {}), **given}
         location = os.fspath(metadata_location)
-        storage = IcebergStorage(location, properties, options, overrides)
+        storage = IcebergStorage(location, properties, options, overrides, credentials)
         metadata = read_metadata(storage, location)
         name = table if isinstance(table, str) else metadata.location.rpartition("/")[2]
-        return OpenTable(name, metadata, IcebergStorage(metadata.location, properties, options, overrides))
+        return OpenTable(name, metadata, IcebergStorage(metadata.location, properties, options, overrides, credentials))
     found = table if isinstance(table, Table) else _from_catalog(table, catalog_config)
-    metadata = TableMetadata(json.loads(found.metadata.model_dump_json(by_alias=True)))
-    storage = IcebergStorage(metadata.location, dict(found.io.properties), options, overrides)
+    # pyiceberg reads metadata of version 3, and refuses to write it: its base class does.
+    metadata = TableMetadata(json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True)))
+    provider = credentials or _reloading(table, catalog_config)
+    storage = IcebergStorage(metadata.location, {**found.io.properties, **given}, options, overrides, provider)
     return OpenTable(".".join(found.name()), metadata, storage)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reloading:
+    """Asks a catalog for a table anew, and so for fresh credentials."""
+
+    table: Any
+    catalog_config: Any = field(repr=False)
+
+    def __call__(self) -> Mapping[str, Any]:
+        return dict(_from_catalog(self.table, self.catalog_config).io.properties)
+
+
+def _reloading(table: Any, catalog_config: Any) -> _Reloading | None:
+    known = isinstance(table, str | tuple) and isinstance(catalog_config, str | Mapping)
+    return (
+        _Reloading(table, dict(catalog_config) if isinstance(catalog_config, Mapping) else catalog_config)
+        if known
+        else None
+    )
 
 
 def _from_catalog(table: Any, catalog_config: Any) -> Table:

@@ -18,6 +18,7 @@ def open_source(
     metadata_location: str | None,
     location_override: Mapping[str, str] | None,
     storage_options: Mapping[str, Any] | None,
+    credentials: Callable[[], Mapping[str, Any]] | None,
     columns: Sequence[str] | None,
     filters: Any,
     scan_filter: Any,
@@ -32,6 +33,7 @@ def open_source(
         metadata_location: see `open_table`.
         location_override: see `open_table`.
         storage_options: see `open_table`.
+        credentials: see `open_table`.
         columns: that will be read; None for all.
         filters: a pyarrow Expression, or None.
         scan_filter: a pyiceberg expression or text, or None.
@@ -45,6 +47,7 @@ def open_source(
         metadata_location=metadata_location,
         location_override=location_override,
         storage_options=storage_options,
+        credentials=credentials,
     )
     snapshot = found.metadata.snapshot(**chosen)
     common = agree("snapshot", snapshot.id)

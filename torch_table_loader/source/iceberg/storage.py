@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.storage import FileStorage, open_storage
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +47,27 @@ _CLIENT_OPTIONS = {
 }
 """Options for all of AWS's services, where the S3 ones say nothing."""
 
+EXPIRY = "s3.session-token-expires-at-ms"
+"""When credentials end, in milliseconds since the epoch: what catalogs that vend them say."""
+
+RENEW_BEFORE_S = 300.0
+"""Credentials are renewed so many seconds before they end: a file that was just opened is read meanwhile."""
+
+_renewing = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _renewing  # noqa: PLW0603 - a thread that is not here may hold it
+    _renewing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+Provider = Callable[[], Mapping[str, Any]]
+"""Gives fresh properties, as pyiceberg names them, with `EXPIRY` where they end; must pickle for worker processes."""
+
 _TRUE = frozenset({"true", "1", "yes"})
+_REFUSALS = ("ACCESS_DENIED", "HTTP response code 403", "HTTP response code 401", "ExpiredToken", "InvalidAccessKeyId")
 _BOOLEANS = frozenset({"anon", "force_virtual_addressing"})
 _NUMBERS = frozenset({"connect_timeout", "request_timeout"})
 
@@ -80,12 +105,15 @@ class IcebergStorage:
         properties: of catalog and table, as pyiceberg names them; never shown.
         options: the caller's ``storage_options``, which win; never shown.
         overrides: prefixes that paths in the metadata begin with, and what stands there instead.
+        provider: gives fresh properties where credentials end; or None.
     """
 
     location: str
     properties: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     overrides: tuple[tuple[str, str], ...] = ()
+    provider: Provider | None = field(default=None, repr=False, compare=False)
+    _fresh: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
     _stores: dict[str, FileStorage] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @property
@@ -105,13 +133,11 @@ class IcebergStorage:
 
     def open(self, path: str) -> pa.NativeFile:
         """Open for random access: see `Storage.open`."""
-        store, inner = self._at(path)
-        return store.open(inner)
+        return self._renewing_once(path, FileStorage.open)
 
     def version(self, path: str) -> FileVersion:
         """Ask for size, time and tag as they are now: see `Storage.version`."""
-        store, inner = self._at(path)
-        return store.version(inner)
+        return self._renewing_once(path, FileStorage.version)
 
     def close(self) -> None:
         """Drop this process's clients."""
@@ -125,6 +151,35 @@ class IcebergStorage:
                 return new + path[len(old) :]
         return path
 
+    def _renewing_once(self, path: str, ask: Callable[[FileStorage, str], T]) -> T:
+        """Ask the store; where it refuses access, renew the credentials and ask once more."""
+        self._renew_in_time()
+        store, inner = self._at(path)
+        try:
+            return ask(store, inner)
+        except StorageError as error:
+            if self.provider is None or not _is_refusal(error):
+                raise
+            self._renew(self._known())
+            return ask(*self._at(path))
+
+    def _known(self) -> Mapping[str, Any]:
+        return {**self.properties, **self._fresh}
+
+    def _renew_in_time(self) -> None:
+        known = self._known()
+        end = known.get(EXPIRY)
+        if self.provider is not None and end is not None and float(end) / 1000 - RENEW_BEFORE_S < time.time():
+            self._renew(known)
+
+    def _renew(self, known: Mapping[str, Any]) -> None:
+        """Take fresh credentials, unless another thread has since `known` was."""
+        with _renewing:
+            if self.provider is None or self._known() != known:
+                return
+            self._fresh.update(self.provider())
+            self._stores.clear()
+
     def _at(self, path: str) -> tuple[FileStorage, str]:
         path = self.moved(path)
         match = _PROTOCOL.match(path)
@@ -135,12 +190,12 @@ class IcebergStorage:
         return self._stores.setdefault(protocol, store), inner
 
     def _options_of(self, protocol: str) -> dict[str, Any]:
-        known = s3_options(self.properties) if protocol in ("s3", "s3a", "s3n") else {}
+        known = s3_options(self._known()) if protocol in ("s3", "s3a", "s3n") else {}
         return {**known, **self.options}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it takes to connect again."""
-        return IcebergStorage, (self.location, dict(self.properties), dict(self.options), self.overrides)
+        return IcebergStorage, (self.location, dict(self._known()), dict(self.options), self.overrides, self.provider)
 
 
 def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
@@ -164,6 +219,16 @@ def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str]
     return tuple(sorted(overrides.items(), key=lambda pair: (-len(pair[0]), pair[0])))
 
 
+def _is_refusal(error: BaseException) -> bool:
+    """Whether a store answered 401 or 403."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, PermissionError) or any(word in str(link) for word in _REFUSALS):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
 def _local_path(path: str) -> str:
     """Take "file:" off; the rest is a path as it stands, whatever characters it holds."""
     if path[:5].lower() != "file:":
@@ -178,4 +243,4 @@ def _local_path(path: str) -> str:
     return rest
 
 
-__all__ = ["IcebergStorage", "read_overrides", "s3_options"]
+__all__ = ["EXPIRY", "IcebergStorage", "Provider", "read_overrides", "s3_options"]

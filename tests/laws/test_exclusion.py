@@ -1,0 +1,135 @@
+"""Exclusion: a set that reads back as it was, and an order over exactly what is left."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64encode
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.planning.exclusion import (
+    Exclusions,
+    ExclusionVersions,
+    Remaining,
+    decode_ids,
+    encode_ids,
+)
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.permutation import Permutation
+
+N = 300_000
+spans = st.lists(st.tuples(st.integers(0, N - 1), st.integers(1, 9_000), st.integers(1, 3)), max_size=4)
+operations = st.lists(st.tuples(st.booleans(), spans), max_size=5)
+
+
+def ids_of(spans: list[tuple[int, int, int]]) -> list[int]:
+    return [row for start, length, stride in spans for row in range(start, min(start + length, N), stride)]
+
+
+@given(spans=spans)
+def test_a_set_reads_back_as_it_was(spans: list[tuple[int, int, int]]) -> None:
+    ids = np.array(sorted(set(ids_of(spans))), dtype=np.int64)
+    text = encode_ids(ids)
+    assert np.array_equal(decode_ids(text), ids)
+    assert json.loads(json.dumps(text)) == text
+
+
+def test_large_numbers_and_full_blocks_read_back() -> None:
+    ids = np.array([0, 2**40, 2**62, 2**63 - 1])
+    assert np.array_equal(decode_ids(encode_ids(ids)), ids)
+    full = np.arange(1 << 20, dtype=np.int64)
+    assert np.array_equal(decode_ids(encode_ids(full)), full)
+
+
+def test_millions_stay_compact() -> None:
+    rows = 100_000_000
+    scattered = np.unique(np.random.default_rng(0).integers(0, rows, 2_000_000))
+    assert len(encode_ids(scattered)) < 3 * len(scattered)
+    assert len(encode_ids(np.arange(5_000_000))) < 8_000
+
+
+@given(operations=operations)
+def test_exclude_and_include_do_what_sets_do(operations: list[tuple[bool, list[tuple[int, int, int]]]]) -> None:
+    found, wanted = Exclusions(), set[int]()
+    for exclude, spans in operations:
+        ids = ids_of(spans)
+        found = found.exclude(ids, N) if exclude else found.include(ids, N)
+        wanted = wanted | set(ids) if exclude else wanted - set(ids)
+    assert found.ids.tolist() == sorted(wanted)
+    again = Exclusions.from_state(json.loads(json.dumps(found.to_state())))
+    assert again == found
+    assert np.array_equal(again.ids, found.ids)
+
+
+def test_the_hash_tells_what_was_asked_and_in_which_order() -> None:
+    asked = [
+        Exclusions(),
+        Exclusions().exclude([1], N),
+        Exclusions().exclude([2], N),
+        Exclusions().exclude([1], N).exclude([2], N),
+        Exclusions().exclude([2], N).exclude([1], N),
+        Exclusions().exclude([1, 2], N).include([2], N),
+    ]
+    assert len({entry.digest for entry in asked}) == len(asked)
+    assert Exclusions().exclude([2, 1, 1], N) == Exclusions().exclude(np.array([1, 2], dtype=np.uint8), N)
+
+
+@given(total=st.integers(0, 200), gone=st.sets(st.integers(0, 199)))
+def test_what_is_left_is_selected_in_order(total: int, gone: set[int]) -> None:
+    out = np.array(sorted(row for row in gone if row < total), dtype=np.int64)
+    left = Remaining(total, out)
+    wanted = [row for row in range(total) if row not in gone]
+    assert left.num_rows == len(wanted)
+    assert left.select(np.arange(left.num_rows, dtype=np.int64)).tolist() == wanted
+    assert left.rank(np.array(wanted, dtype=np.int64)).tolist() == list(range(len(wanted)))
+
+
+@given(gone=st.sets(st.integers(0, 999), max_size=900), epoch=st.integers(0, 3))
+def test_the_epoch_is_a_permutation_of_what_is_left(gone: set[int], epoch: int) -> None:
+    left = Remaining(1_000, np.array(sorted(gone), dtype=np.int64))
+    order = left.select(Permutation(left.num_rows, derive_key(7, epoch, "rows")).slice(0, left.num_rows))
+    assert sorted(order.tolist()) == sorted(set(range(1_000)) - gone)
+
+
+def test_versions_are_one_entry_while_nothing_was_asked_since() -> None:
+    one = Exclusions().exclude([5], N)
+    assert len(ExclusionVersions(one, one).to_state()) == 1
+    assert ExclusionVersions.from_state({}) == ExclusionVersions()
+    two = ExclusionVersions(one, one.include([5], N))
+    assert ExclusionVersions.from_state({"exclusions": two.to_state()}) == two
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([-1], ConfigError, "got -1"),
+        ([0, N], ConfigError, f"got {N}"),
+        ([0.5], ConfigTypeError, "must be integers"),
+        (["a"], ConfigTypeError, "must be integers"),
+        ([True], ConfigTypeError, "must be integers"),
+    ],
+)
+def test_ids_that_no_row_has_are_refused(ids: list[object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Exclusions().exclude(ids, N)
+    assert len(Exclusions().exclude([], N).ids) == 0
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"exclusions": "x"},
+        {"exclusions": [["!", "0" * 32]]},
+        {"exclusions": [["", "0"]]},
+        {"exclusions": [[b64encode(zlib.compress(b"torn")).decode(), "0" * 32]]},
+        {"exclusions": [["", "0" * 32]] * 3},
+    ],
+)
+def test_other_states_are_refused(state: dict[str, object]) -> None:
+    with pytest.raises(ResumeError, match="state_dict"):
+        ExclusionVersions.from_state(state)

@@ -1,0 +1,155 @@
+"""Row mode's order law: whatever the ranks, lanes and batch sizes, one order, each place once, one integer to go on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.global_batches import (
+    GlobalBatches,
+    concat_places,
+    rank_batch_size,
+    steps_of_ranks,
+)
+from torch_table_loader.planning.ranks import Topology
+
+topologies = st.builds(
+    Topology,
+    st.integers(1, 7),
+    st.integers(1, 5),
+    st.integers(1, 9),
+    even_ranks=st.sampled_from([None, "pad"]),
+    drop_last=st.booleans(),
+)
+
+
+def ranks_of(total: int, start: int, topology: Topology) -> list[GlobalBatches]:
+    return [GlobalBatches(total, start, topology, rank) for rank in range(topology.num_ranks)]
+
+
+@given(total=st.integers(0, 120), start=st.integers(0, 120), topology=topologies)
+def test_a_step_of_the_job_is_the_next_global_batch_strided_over_ranks(
+    total: int, start: int, topology: Topology
+) -> None:
+    start = min(start, total)
+    ranks = ranks_of(total, start, topology)
+    size = topology.num_ranks * topology.batch_size
+    for step in range(ranks[0].full_steps):
+        first = start + step * size
+        for rank, batches in enumerate(ranks):
+            places = batches.step(step)
+            assert places.places.tolist() == list(range(first, first + size))[rank :: topology.num_ranks]
+            assert places.real == topology.batch_size
+
+
+@given(total=st.integers(0, 120), start=st.integers(0, 120), topology=topologies)
+def test_every_place_comes_once_and_steps_are_as_promised(total: int, start: int, topology: Topology) -> None:
+    start = min(start, total)
+    ranks = ranks_of(total, start, topology)
+    seen: list[int] = []
+    for batches in ranks:
+        for step in range(batches.steps):
+            places, real = batches.step(step)
+            seen += places[:real].tolist()
+            assert 0 < len(places) <= topology.batch_size
+            assert len(places) == topology.batch_size or step == batches.steps - 1
+            if real < len(places):
+                assert topology.even_ranks == "pad"
+                assert ((places >= 0) & (places < total)).all()
+        assert batches.num_rows == sum(len(batches.step(step).places) for step in range(batches.steps))
+        assert batches.longest == max(other.steps for other in ranks)
+        with pytest.raises(ConfigError, match="step must be in"):
+            batches.step(batches.steps)
+    left = (total - start) // ranks[0].global_batch_size * ranks[0].global_batch_size
+    stop = start + left if topology.drop_last else total
+    assert sorted(seen) == list(range(start, stop))
+    assert steps_of_ranks(ranks[0]) == [batches.steps for batches in ranks]
+    if topology.even_ranks == "pad" or topology.drop_last:
+        assert len({batches.num_rows for batches in ranks}) == 1
+
+
+@given(total=st.integers(1, 120), topology=topologies)
+def test_the_padded_tail_gathers_to_its_real_rows_first(total: int, topology: Topology) -> None:
+    """Accelerate concatenates the ranks' last batches and keeps the first `remainder` rows."""
+    ranks = ranks_of(total, 0, topology)
+    if topology.even_ranks != "pad" or not ranks[0].remainder:
+        return
+    places, padding = concat_places([batches.tail for batches in ranks])
+    remainder = ranks[0].remainder
+    assert places[:remainder].tolist() == list(range(total - remainder, total))
+    assert padding.tolist() == [False] * remainder + [True] * (len(places) - remainder)
+
+
+@given(total=st.integers(0, 200), chain=st.lists(st.tuples(topologies, st.integers(0, 6)), max_size=5))
+def test_a_chain_of_topologies_goes_on_from_one_integer(total: int, chain: list[tuple[Topology, int]]) -> None:
+    consumed, seen, dropped = 0, [], 0
+    for topology, steps in [*chain, (Topology(1, 1, 7), 10**9)]:
+        ranks = ranks_of(total, consumed, topology)
+        for batches in ranks:
+            for step in range(min(steps, batches.steps)):
+                places, real = batches.step(step)
+                seen += places[:real].tolist()
+        taken = min(steps, ranks[0].longest)
+        assert len({batches.consumed(taken) for batches in ranks}) == 1
+        if topology.drop_last and 0 < taken == ranks[0].longest:
+            dropped += (total - consumed) % ranks[0].global_batch_size
+        consumed = ranks[0].consumed(taken)
+    assert sorted(seen) == list(range(total - dropped))
+
+
+@given(total=st.integers(0, 150), topology=topologies, block=st.integers(1, 4), data=st.data())
+def test_lanes_share_the_steps_and_decide_nothing(
+    total: int, topology: Topology, block: int, data: st.DataObject
+) -> None:
+    batches = GlobalBatches(total, 0, topology, 0)
+    start = data.draw(st.integers(0, batches.steps))
+    turn = list(batches.schedule(start))
+    begun = batches.batches_before(start)
+    assert sum(begun) == start
+    lanes = [
+        iter([step for run in batches.steps_of(lane, begun[lane], block) for step in run])
+        for lane in range(topology.lanes)
+    ]
+    assert [next(lanes[lane]) for lane in turn] == list(range(start, batches.steps))
+    assert all(next(lane, None) is None for lane in lanes)
+    assert all(len(run) <= block for run in batches.steps_of(0, 0, block))
+
+
+def test_the_tail_of_a_job_that_is_larger_than_the_table() -> None:
+    topology = Topology(4, 1, 100, even_ranks="pad")
+    tails = [batches.tail for batches in ranks_of(6, 0, topology)]
+    assert [tail.places.tolist() for tail in tails] == [[0, 1], [2, 3], [4, 5], [0, 1]]
+    assert [tail.real for tail in tails] == [2, 2, 2, 0]
+
+
+def test_huge_epochs_are_arithmetic() -> None:
+    batches = GlobalBatches(10**12, 0, Topology(4096, 4, 1024), 4095)
+    assert batches.steps == 10**12 // (4096 * 1024) + 1
+    assert batches.step(7).places[:2].tolist() == [7 * 4096 * 1024 + 4095, 7 * 4096 * 1024 + 8191]
+
+
+def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest() -> None:
+    assert rank_batch_size(256, 1024, 4) == 256
+    with pytest.raises(ConfigError, match="nearest is 1001"):
+        rank_batch_size(None, 1000, 7)
+    with pytest.raises(ConfigError, match="nearest is 8"):
+        rank_batch_size(None, 3, 8)
+    with pytest.raises(ConfigError, match="256 rows a rank, got batch_size=100"):
+        rank_batch_size(100, 1024, 4)
+
+
+@pytest.mark.parametrize("even_ranks", ["balance", "drop"])
+def test_ways_of_splits_are_refused(even_ranks: str) -> None:
+    with pytest.raises(ConfigError, match="is for splits"):
+        GlobalBatches(10, 0, Topology(2, 1, 3, even_ranks=even_ranks), 0)  # type: ignore[arg-type]
+
+
+def test_places_outside_are_refused() -> None:
+    with pytest.raises(ConfigError, match="start must be in"):
+        GlobalBatches(10, 11, Topology(2, 1, 3), 0)
+    with pytest.raises(ConfigError, match="rank must be in"):
+        GlobalBatches(10, 0, Topology(2, 1, 3), 2)
+    assert np.array_equal(GlobalBatches(10, 10, Topology(2, 1, 3), 0).tail.places, [])

@@ -1,0 +1,125 @@
+"""Small stores: a table in memory, cut into chunks, that a builder reads."""
+
+from __future__ import annotations
+
+import decimal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.store.build import build_memory
+from torch_table_loader.store.chunks import ROW_ID
+from torch_table_loader.store.gather import Rows
+from torch_table_loader.store.spec import StoreSpec
+
+
+class MemoryTable:
+    """A table whose rows a builder asks for chunk by chunk."""
+
+    def __init__(self, batch: pa.RecordBatch, bounds: list[int], ids: Any = None, read_rows: int = 64) -> None:
+        """Cut it.
+
+        Args:
+            batch: the live rows.
+            bounds: where chunks begin and end, from 0 to the number of rows.
+            ids: their row ids, where a filter was applied.
+            read_rows: rows of the batches that are read.
+        """
+        self.batch = batch
+        self.bounds = bounds
+        self.ids = None if ids is None else np.asarray(ids, dtype=np.int64)
+        self.read_rows = read_rows
+
+    @property
+    def spec(self) -> StoreSpec:
+        sizes = tuple(stop - start for start, stop in pairwise(self.bounds))
+        return StoreSpec("a table", None, self.batch.schema, sizes, keeps_ids=self.ids is not None)
+
+    def read(self, chunk: int) -> Iterator[pa.RecordBatch]:
+        """Give a chunk in batches, as a reader does."""
+        start, stop = self.bounds[chunk], self.bounds[chunk + 1]
+        for at in range(start, stop, self.read_rows):
+            part = self.batch.slice(at, min(self.read_rows, stop - at))
+            if self.ids is not None:
+                column = pa.array(self.ids[at : at + part.num_rows])
+                part = part.append_column(pa.field(ROW_ID, pa.int64(), nullable=False), column)
+            yield part
+
+    def check(self, rows: Rows, places: Any) -> None:
+        """Hold what a store gathers against the table."""
+        places = np.asarray(places, dtype=np.int64)
+        found = rows.gather(places)
+        for entry, array in zip(self.batch.schema, found, strict=True):
+            array.validate(full=True)
+            assert array.type == entry.type
+            column = self.batch.column(entry.name).to_pylist()
+            assert array.to_pylist() == [column[place] for place in places.tolist()], entry.name
+        assert rows.ids(places).tolist() == (places if self.ids is None else self.ids[places]).tolist()
+
+
+def in_memory(table: MemoryTable, threads: int = 2) -> Rows:
+    return build_memory(table.spec, table.read, threads)
+
+
+def numbers(rows: int) -> pa.RecordBatch:
+    """Make a table of fixed width, without nulls."""
+    x = np.arange(rows)
+    return pa.record_batch({"x": x, "f": (x / 3).astype("f4"), "b": x % 3 == 0, "s": (x % 100).astype("i2")})
+
+
+def everything(rows: int) -> pa.RecordBatch:
+    """Make a table with a column of every kind, most of them with nulls."""
+    rng = np.random.default_rng(0)
+
+    def some(values: list[Any]) -> list[Any]:
+        return [None if rng.random() < 0.1 else value for value in values]
+
+    r = range(rows)
+    columns = {
+        "i8": pa.array(some([i % 100 for i in r]), pa.int8()),
+        "f": pa.array(rng.random(rows)),
+        "b": pa.array(some([i % 2 == 0 for i in r])),
+        "decimal": pa.array(some([decimal.Decimal(i) for i in r]), pa.decimal128(12, 2)),
+        "wide_decimal": pa.array(some([decimal.Decimal(i) for i in r]), pa.decimal256(40, 2)),
+        "grid": pa.array(some([[i, None if i % 7 == 0 else 2] for i in r]), pa.list_(pa.float32(), 2)),
+        "grids": pa.array(
+            some([[[i, 2], None if i % 5 == 0 else [1, None if i % 3 == 0 else 4]] for i in r]),
+            pa.list_(pa.list_(pa.int16(), 2), 2),
+        ),
+        "bools": pa.array([[True, i % 2 == 0, False] for i in r], pa.list_(pa.bool_(), 3)),
+        "text": pa.array(some([f"s{i}" for i in r])),
+        "text_view": pa.array(some([f"a longer string {i}" for i in r]), pa.string_view()),
+        "list": pa.array(some([[1] * (i % 4) for i in r]), pa.list_(pa.int64())),
+        "texts": pa.array(some([["x"] * (i % 4) for i in r]), pa.list_(pa.string())),
+        "struct": pa.array(
+            some([{"a": i, "b": str(i)} for i in r]), pa.struct([("a", pa.int32()), ("b", pa.string())])
+        ),
+        "dictionary": pa.array(some([str(i % 5) for i in r])).dictionary_encode(),
+        "bytes": pa.array(some([b"abc"] * rows), pa.binary(3)),
+        "time": pa.array(some(list(r)), pa.timestamp("us", "UTC")),
+        "null": pa.nulls(rows),
+        "list_view": pa.array(some([[1] * (i % 4) for i in r]), pa.list_view(pa.int32())),
+        "map": pa.array([[("k", i)] for i in r], pa.map_(pa.string(), pa.int32())),
+        "runs": pc.run_end_encode(pa.array([i // 100 for i in r], pa.int64())),
+        "interval": pa.array([pa.MonthDayNano([1, 2, i]) for i in r]),
+    }
+    return pa.record_batch(columns)
+
+
+class Counting:
+    """Counts which chunks were read."""
+
+    def __init__(self, made: MemoryTable, pause: float = 0.0) -> None:
+        self.chunks: Counter[int] = Counter()
+        self._made, self._pause = made, pause
+
+    def __call__(self, chunk: int) -> Iterator[pa.RecordBatch]:
+        self.chunks[chunk] += 1
+        time.sleep(self._pause)
+        return self._made.read(chunk)

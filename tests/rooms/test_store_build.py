@@ -1,0 +1,275 @@
+"""Building: shared, killed and taken up again, refused where it is damaged or has no room."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.rooms.storing import Counting, MemoryTable, everything, numbers
+from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.store.build import build_files, done_chunks
+from torch_table_loader.store.leases import Leases
+from torch_table_loader.store.manifest import check_store, read_manifest
+from torch_table_loader.store.opened import open_store
+from torch_table_loader.store.spec import LEASES, MANIFEST, RECORDS, heap_file
+
+ROWS = 2_000
+BOUNDS = [*range(0, ROWS, 100), ROWS]
+
+
+def table() -> MemoryTable:
+    return MemoryTable(numbers(ROWS), BOUNDS)
+
+
+def opened(place: Path, made: MemoryTable) -> None:
+    rows = open_store(place, made.spec, 2)
+    assert rows is not None
+    made.check(rows, np.random.default_rng(0).integers(0, made.batch.num_rows, 300))
+
+
+def test_builders_that_share_a_folder_share_the_work(tmp_path: Path) -> None:
+    made = table()
+    builders = [Counting(made, 0.002) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda read: build_files(tmp_path, made.spec, read, 2), builders))
+    total = sum((builder.chunks for builder in builders), Counter())
+    assert set(total) == set(range(20))
+    assert sum(total.values()) <= 24, "hardly a chunk was built twice"
+    opened(tmp_path, made)
+    again = Counting(made)
+    build_files(tmp_path, made.spec, again, 1)
+    assert not again.chunks
+
+
+def test_a_failed_build_is_not_used_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    made = table()
+
+    def torn(chunk: int) -> Iterator[pa.RecordBatch]:
+        if chunk == 7:
+            raise TableError("torn")
+        return made.read(chunk)
+
+    with pytest.raises(TableError, match="torn"):
+        build_files(tmp_path, made.spec, torn, 1)
+    assert open_store(tmp_path, made.spec, 1) is None
+    assert done_chunks(tmp_path) == set(range(7))
+    assert not list((tmp_path / LEASES).iterdir())
+    rest = Counting(made)
+    build_files(tmp_path, made.spec, rest, 1)
+    assert set(rest.chunks) == set(range(7, 20))
+    opened(tmp_path, made)
+
+
+@pytest.mark.parametrize("rows", [-1, 1])
+def test_other_rows_than_were_counted_are_an_error(tmp_path: Path, rows: int) -> None:
+    made = table()
+    spec = MemoryTable(numbers(ROWS), [0, 100 - rows, ROWS]).spec
+    with pytest.raises(TableError, match="chunk 0 of the row store must have"):
+        build_files(tmp_path, spec, made.read, 1)
+    assert open_store(tmp_path, spec, 1) is None
+
+
+def test_too_little_room_is_said_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=10_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    with pytest.raises(StorageError, match=r"needs about .* more bytes .* and 10,000 are free"):
+        build_files(tmp_path, table().spec, Counting(table()), 1)
+    assert not (tmp_path / RECORDS).exists()
+
+
+def test_a_disk_that_fills_up_is_named_and_nothing_half_built_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = table()
+    real, written = os.pwrite, [0]
+
+    def full(file: int, data: Any, at: int) -> int:
+        written[0] += 1
+        if written[0] > 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(StorageError, match=r"the disk is full .* goes on there"):
+        build_files(tmp_path, made.spec, made.read, 2)
+    assert open_store(tmp_path, made.spec, 1) is None
+    monkeypatch.undo()
+    build_files(tmp_path, made.spec, made.read, 2)
+    opened(tmp_path, made)
+
+
+# ---- damage ----------------------------------------------------------------------------------------------
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("name", [RECORDS, "nulls.bin", "row_ids.bin", heap_file(1)])
+def test_a_flipped_bit_is_found_before_use(tmp_path: Path, name: str) -> None:
+    made = MemoryTable(everything(300), [0, 100, 300], ids=np.arange(300) * 2)
+    build_files(tmp_path, made.spec, made.read, 1)
+    time.sleep(0.01)  # the file's clock may stand still for a few milliseconds
+    flip(tmp_path / name, (tmp_path / name).stat().st_size // 2)
+    with pytest.raises(TableError, match=r"is damaged: chunk 1 of .* prune"):
+        open_store(tmp_path, made.spec, 1)
+
+
+def test_a_bit_that_was_flipped_behind_the_clock_is_found_by_verify(tmp_path: Path) -> None:
+    made = table()
+    build_files(tmp_path, made.spec, made.read, 1)
+    before = (tmp_path / RECORDS).stat()
+    flip(tmp_path / RECORDS, 5)
+    os.utime(tmp_path / RECORDS, ns=(before.st_atime_ns, before.st_mtime_ns))
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert not check_store(tmp_path, manifest, contents=False)
+    with pytest.raises(TableError, match="chunk 0 of records"):
+        check_store(tmp_path, manifest, contents=True)
+
+
+def test_a_copied_store_is_read_through_once(tmp_path: Path) -> None:
+    made = table()
+    build_files(tmp_path / "a", made.spec, made.read, 1)
+    shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
+    for expected in (True, False):
+        manifest = read_manifest(tmp_path / "b")
+        assert manifest is not None
+        assert check_store(tmp_path / "b", manifest, contents=False) is expected
+        opened(tmp_path / "b", made)
+
+
+@pytest.mark.parametrize("fault", ["shorter", "gone", "torn", "another", "empty"])
+def test_a_store_that_is_not_what_it_says_is_refused(tmp_path: Path, fault: str) -> None:
+    made = table()
+    build_files(tmp_path, made.spec, made.read, 1)
+    if fault == "shorter":
+        os.truncate(tmp_path / RECORDS, 100)
+    elif fault == "gone":
+        (tmp_path / RECORDS).unlink()
+    elif fault == "torn":
+        text = (tmp_path / MANIFEST).read_text()
+        (tmp_path / MANIFEST).write_text(text.replace('"filtered": false', '"filtered": true'))
+    elif fault == "empty":
+        (tmp_path / MANIFEST).write_text(json.dumps({}))
+    spec = MemoryTable(numbers(ROWS), [0, ROWS]).spec if fault == "another" else made.spec
+    with pytest.raises(TableError, match="row store"):
+        open_store(tmp_path, spec, 1)
+
+
+# ---- leases ----------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_held_by_one_and_given_back(tmp_path: Path) -> None:
+    with Leases(tmp_path) as first, Leases(tmp_path) as second:
+        assert first.claim(3)
+        assert not second.claim(3)
+        assert not first.claim(3)
+        first.release(3)
+        assert second.claim(3)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dead_process_of_this_machine_is_replaced_at_once(tmp_path: Path) -> None:
+    script = "from torch_table_loader.store.leases import Leases\nfrom pathlib import Path\nimport os\n"
+    script += f"Leases(Path({str(tmp_path)!r})).claim(3)\nos._exit(0)\n"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert list(tmp_path.iterdir())
+    with Leases(tmp_path) as leases:
+        assert leases.claim(3)
+
+
+def test_a_builder_elsewhere_is_judged_by_its_heartbeat(tmp_path: Path) -> None:
+    elsewhere = json.dumps(["another machine", 1, "0"])
+    (tmp_path / "000003").write_text(elsewhere)
+    with Leases(tmp_path, dead_after=30) as leases:
+        assert not leases.claim(3)
+        os.utime(tmp_path / "000003", (time.time() - 60, time.time() - 60))
+        assert leases.claim(3)
+
+
+def test_the_heart_beats(tmp_path: Path) -> None:
+    with Leases(tmp_path, beat=0.01) as leases:
+        leases.claim(3)
+        os.utime(tmp_path / "000003", (0, 0))
+        end = time.monotonic() + 10
+        while (tmp_path / "000003").stat().st_mtime < 1:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_a_builder_that_was_taken_for_dead_does_no_harm(tmp_path: Path) -> None:
+    """It finishes its chunk after another has built the whole store."""
+    made = table()
+    go, started = threading.Event(), threading.Event()
+
+    def slow(chunk: int) -> Iterator[pa.RecordBatch]:
+        started.set()
+        assert go.wait(30)
+        return made.read(chunk)
+
+    with ThreadPoolExecutor(1) as pool:
+        dead = pool.submit(build_files, tmp_path, made.spec, slow, 1)
+        assert started.wait(30)
+        for lease in (tmp_path / LEASES).glob("0*"):
+            lease.write_text(json.dumps(["another machine", 1, "0"]))
+            os.utime(lease, (0, 0))
+        build_files(tmp_path, made.spec, made.read, 2)
+        opened(tmp_path, made)
+        go.set()
+        dead.result()
+    opened(tmp_path, made)
+
+
+BUILD = """
+import sys
+from pathlib import Path
+from tests.rooms.storing import Counting, MemoryTable, numbers
+from torch_table_loader.store.build import build_files
+made = MemoryTable(numbers(2_000), [*range(0, 2_000, 100), 2_000])
+print("go", flush=True)
+build_files(Path(sys.argv[1]), made.spec, Counting(made, 0.01), 2, beat=0.05, dead_after=0.5)
+"""
+
+
+@pytest.mark.kills
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_kill_9_at_twenty_random_moments(tmp_path: Path) -> None:
+    made, rng = table(), np.random.default_rng(0)
+    for number in range(20):
+        place = tmp_path / str(number)
+        process = subprocess.Popen([sys.executable, "-c", BUILD, str(place)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.random() * 0.15)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        whole = open_store(place, made.spec, 1) is not None if place.exists() else False
+        done = done_chunks(place)
+        rest = Counting(made)
+        build_files(place, made.spec, rest, 2)
+        assert whole or not done & set(rest.chunks)
+        opened(place, made)
+        assert not list(place.glob("*.tmp"))

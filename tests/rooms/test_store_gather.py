@@ -1,0 +1,96 @@
+"""What a store gathers is the table's rows: every type, every null, any order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.rooms.storing import MemoryTable, everything, in_memory, numbers
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.store.build import build_files
+from torch_table_loader.store.layout import RecordLayout
+from torch_table_loader.store.opened import open_store
+from torch_table_loader.store.stored import check_storable
+
+ORDERS = [
+    [],
+    [0],
+    [899],
+    list(range(900)),
+    list(range(899, -1, -1)),
+    [5] * 300,
+    np.random.default_rng(1).integers(0, 900, 20_000).tolist(),
+]
+
+
+@pytest.fixture(scope="module")
+def table() -> MemoryTable:
+    return MemoryTable(everything(1000).slice(3, 900), [0, 300, 300, 301, 900])
+
+
+@pytest.mark.parametrize("places", ORDERS, ids=lambda places: f"{len(places)} places")
+def test_every_type_comes_back_as_it_was(table: MemoryTable, places: list[int]) -> None:
+    check_storable(table.batch.schema)
+    table.check(in_memory(table), places)
+
+
+def test_a_file_holds_what_memory_holds(table: MemoryTable, tmp_path: Path) -> None:
+    build_files(tmp_path, table.spec, table.read, 2)
+    rows = open_store(tmp_path, table.spec, 1)
+    assert rows is not None
+    for places in ORDERS:
+        table.check(rows, places)
+
+
+def test_ids_are_kept_under_a_filter(tmp_path: Path) -> None:
+    table = MemoryTable(numbers(500), [0, 200, 500], ids=np.arange(500) * 7 + 3)
+    build_files(tmp_path, table.spec, table.read, 1)
+    rows = open_store(tmp_path, table.spec, 1)
+    assert rows is not None
+    for found in (rows, in_memory(table)):
+        table.check(found, [3, 499, 0, 3])
+
+
+def test_without_nulls_none_are_kept(tmp_path: Path) -> None:
+    table = MemoryTable(numbers(100), [0, 100])
+    build_files(tmp_path, table.spec, table.read, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "records.bin"]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_an_empty_table_and_one_row(rows: int, tmp_path: Path) -> None:
+    table = MemoryTable(everything(10).slice(0, rows), [0, rows] if rows else [0])
+    build_files(tmp_path, table.spec, table.read, 2)
+    found = open_store(tmp_path, table.spec, 1)
+    assert found is not None
+    table.check(found, range(rows))
+    table.check(in_memory(table), range(rows))
+
+
+KINDS = st.sampled_from([pa.int8(), pa.int64(), pa.float32(), pa.bool_(), pa.binary(3), pa.decimal128(9), pa.int16()])
+
+
+@settings(max_examples=50)
+@given(kinds=st.lists(KINDS, min_size=1, max_size=6), sizes=st.lists(st.integers(0, 3), min_size=6, max_size=6))
+def test_a_record_has_each_column_once_and_aligned(kinds: list[pa.DataType], sizes: list[int]) -> None:
+    types = [pa.list_(kind, size) if size else kind for kind, size in zip(kinds, sizes, strict=False)]
+    layout = RecordLayout(pa.schema([(str(n), kind) for n, kind in enumerate(types)]))
+    taken: set[int] = set()
+    for slot in layout.slots:
+        span = range(slot.offset, slot.offset + slot.kind.width * slot.kind.count)
+        assert not taken & set(span)
+        taken |= set(span)
+        assert slot.offset % min(slot.kind.width & -slot.kind.width, 8) == 0
+    assert max(taken) < layout.width
+    assert {slot.column for slot in layout.slots} == set(range(len(types)))
+
+
+def test_a_type_that_cannot_be_gathered_is_refused() -> None:
+    kind = pa.list_(pa.string_view())
+    with pytest.raises(ConfigError, match="column 'v' is of type list<item: string_view>, which cannot be gathered"):
+        check_storable(pa.schema([("x", pa.int32()), ("v", kind)]))

@@ -1,0 +1,292 @@
+"""One rank's share of a table in row mode; it stands where `Job` does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.exclusion_book import ExclusionBook
+from torch_table_loader.engine.fitting import columns_of, counter_of, with_padding
+from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
+from torch_table_loader.engine.row_store import StoreKeeper
+from torch_table_loader.engine.row_work import RowOrder, RowWork
+from torch_table_loader.engine.sizes import blocks_of_a_process, rows_of_a_read, width_of
+from torch_table_loader.engine.state import check_state, identity, write_state
+from torch_table_loader.engine.survey import Table, survey
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import LoaderOptions, defaults
+from torch_table_loader.planning.chunks import whole_files
+from torch_table_loader.planning.cursor import Stage
+from torch_table_loader.planning.epoch import uneven_steps
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
+from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.row_cursor import RowCursor, RowPosition
+from torch_table_loader.planning.rows_of import RowSpan
+from torch_table_loader.read.tasks import ROW_ID, TaskReader
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.ranks import RankInfo
+    from torch_table_loader.source.plan_cache import PlanCache
+
+_GATHER_ROWS = 32_768
+_GATHER_BYTES = 8 * 1024 * 1024
+
+
+class PlannedRows(NamedTuple):
+    """What one rank delivers in a stage of an epoch.
+
+    Args:
+        plan: its steps.
+        longest: steps of the rank that takes most.
+    """
+
+    plan: GlobalBatches
+    longest: int
+
+
+@dataclass(frozen=True, eq=False)
+class RowJob:
+    """One rank's share of a table whose rows are shuffled one by one. It pickles.
+
+    Args:
+        options: the caller's, with `batch_size` resolved.
+        table: surveyed.
+        keeper: has the rows.
+        columns: the schema of what comes out, padding left out.
+        topology: the job's shape.
+        rank: this rank.
+        live_rows: rows of the table that deletes and filters leave.
+        row_bytes: decoded bytes of a row.
+        book: exclusions.
+    """
+
+    options: LoaderOptions
+    table: Table
+    keeper: StoreKeeper
+    columns: pa.Schema
+    topology: Topology
+    rank: int
+    live_rows: int
+    row_bytes: int
+    book: ExclusionBook = field(default_factory=ExclusionBook)
+    counted = True
+
+    @classmethod
+    def open(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> RowJob:
+        """Survey the table, check the options against it, and count its live rows; see `Job.open`."""
+        options = _with_batch_size(options, ranks.num_ranks)
+        table = survey(source, options.filters, options.schema, cache)
+        columns = columns_of(table, options)
+        schema = pa.schema([table.schema.field(name) for name in columns])
+        if options.row_id and ROW_ID in columns:
+            raise ConfigError(
+                f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
+            )
+        with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
+        codec = make_codec(with_padding(with_ids, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+        if options.filters is None:
+            table.refuse_nulls(codec.null_sensitive & set(columns))
+        segments = whole_files(table.layout, filtered=options.filters is not None)
+        if (counter := counter_of(table, options, cache)) is not None:
+            segments = counter.count(segments, np.arange(len(segments.splits)))
+        live_rows = int(segments.live.sum())
+        row_bytes = sum(map(width_of, schema.types)) or 1
+        reader = TaskReader(
+            table.storage,
+            table.files,
+            table.metas,
+            table.schema,
+            columns,
+            filters=options.filters,
+            row_id_bases=table.layout.file_starts[:-1] if live_rows != table.layout.num_rows else None,
+            max_rows=rows_of_a_read(row_bytes, 1),
+        )
+        keeper = StoreKeeper(table, options, schema, segments, reader)
+        topology = Topology(
+            ranks.num_ranks,
+            options.lanes,
+            options.batch_size,
+            even_ranks=options.even_ranks,
+            drop_last=options.drop_last,
+        )
+        job = cls(options, table, keeper, with_ids, topology, ranks.rank, live_rows, row_bytes)
+        job._warn_of_uneven_steps()
+        return job
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether planning left no threads behind that a fork would break."""
+        return bool(getattr(self.table.storage, "fork_safe", False))
+
+    @property
+    def servers(self) -> int:
+        """Threads or processes that serve the lanes on this machine."""
+        return servers_for(self.topology.lanes, usable_cpus(), ranks_on_this_node())
+
+    @property
+    def gather_batches(self) -> int:
+        """Batches that a lane gathers together."""
+        rows = min(_GATHER_ROWS, _GATHER_BYTES // self.row_bytes)
+        return max(1, rows // self.options.batch_size)
+
+    def with_lanes(self, lanes: int) -> RowJob:
+        """Give the same job with another number of lanes, which decides no batch."""
+        return replace(self, topology=replace(self.topology, lanes=lanes))
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Of which table and options this is; ranks, lanes and batch size are no part of it."""
+        said = identity(self.table, self.columns, self.options, "", "")
+        kept = {name: said["options"][name] for name in ("columns", "filters", "shuffle_seed")}
+        return {"table": said["table"], "options": kept | {"shuffle": "rows"}}
+
+    def state(self, cursor: RowCursor) -> dict[str, Any]:
+        """Write where the job stands, with what was excluded since."""
+        exclusions = ExclusionVersions(cursor.exclusions.running, self.book.newest)
+        return write_state(self.identity, replace(cursor, exclusions=exclusions))
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[RowJob, RowCursor]:
+        """Find where a state says to go on.
+
+        Args:
+            state: of a job of any size.
+
+        Returns:
+            This job with the state's exclusions, and where it goes on.
+
+        Raises:
+            ResumeError: the state does not fit; names what differs.
+        """
+        check_state(self.identity, self.table, state)
+        position = RowPosition.from_state(state)
+        job = replace(self, book=ExclusionBook(position.exclusions, position.epoch))
+        total = job._remaining(position.exclusions.running).num_rows
+        return job, position.cursor(total, self.topology)
+
+    def start(self, epoch: int) -> RowCursor:
+        """Stand at the start of an epoch.
+
+        Raises:
+            ConfigError: every row is excluded.
+        """
+        versions = self.book.of(epoch)
+        total = self._remaining(versions.running).num_rows
+        return RowCursor(epoch, total, 0, Stage(self.topology), versions)
+
+    def begin(self, cursor: RowCursor) -> None:
+        """Note that an epoch runs: what is excluded from now on waits for the next."""
+        self.book.begin(cursor.epoch, cursor.exclusions.running)
+
+    def exclude(self, row_ids: Any) -> None:
+        """Take rows out of the epochs that begin from now on."""
+        self.book.change(self.book.newest.exclude(row_ids, self.table.layout.num_rows))
+
+    def include(self, row_ids: Any) -> None:
+        """Take rows in again."""
+        self.book.change(self.book.newest.include(row_ids, self.table.layout.num_rows))
+
+    def schema(self, cursor: RowCursor) -> pa.Schema:  # noqa: ARG002 the same at every position
+        """The Arrow schema of what comes out."""
+        return with_padding(self.columns, marks=self.topology.even_ranks == "pad")
+
+    def planned(self, cursor: RowCursor) -> PlannedRows:
+        """Plan a stage of an epoch for this rank, on the lanes of this job."""
+        stage = Stage(replace(cursor.stage.topology, lanes=self.topology.lanes), cursor.stage.steps)
+        plan = replace(cursor, stage=stage).batches(self.rank)
+        return PlannedRows(plan, plan.longest)
+
+    def work(self, cursor: RowCursor) -> RowWork:
+        """Make a value that threads and processes can work on; the store is built and opened if it is not."""
+        self.keeper.rows()
+        options, schema = self.options, self.schema(cursor)
+        block_batches, blocks_ahead = blocks_of_a_process(
+            self.row_bytes, options.batch_size, options.prefetch_batches, collated=options.collate_fn is not None
+        )
+        return RowWork(
+            plan=self.planned(cursor).plan,
+            order=self.order(cursor),
+            keeper=self.keeper,
+            schema=schema,
+            row_id=options.row_id,
+            codec=make_codec(schema, TypePolicy.of(options)),
+            epoch=cursor.epoch,
+            marks_padding=self.topology.even_ranks == "pad",
+            collate_fn=options.collate_fn,
+            drop_last=options.drop_last,
+            gather_batches=self.gather_batches,
+            block_batches=block_batches,
+            blocks_ahead=blocks_ahead,
+        )
+
+    def order(self, cursor: RowCursor) -> RowOrder:
+        """Give the order of an epoch over the rows of the store."""
+        remaining = self._remaining(cursor.exclusions.running)
+        key = derive_key(self.options.shuffle_seed, cursor.epoch, "rows")
+        return RowOrder(Permutation(remaining.num_rows, key), remaining)
+
+    def rows_of(self, cursor: RowCursor, step: int) -> list[RowSpan]:
+        """Say which rows a batch delivers; see `TableLoader.rows_of`."""
+        places, real = self.planned(cursor).plan.step(step)
+        found = self.order(cursor).take(places[:real])
+        ids = self.keeper.rows().ids(found) if self.keeper.spec.keeps_ids else found
+        layout = self.table.layout
+        file = np.searchsorted(layout.file_starts, ids, side="right") - 1
+        row = ids - layout.file_starts[file]
+        return [
+            RowSpan(layout.files[number].name, first, first + 1)
+            for number, first in zip(file.tolist(), row.tolist(), strict=True)
+        ]
+
+    def _remaining(self, exclusions: Exclusions) -> Remaining:
+        """Find the rows of the store that are left."""
+        remaining = Remaining(self.live_rows, self._places_of(exclusions.ids))
+        if self.live_rows and not remaining.num_rows:
+            raise ConfigError(
+                f"all {self.live_rows} rows are excluded, so that the epoch has none; include() some of them"
+            )
+        return remaining
+
+    def _places_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Turn row ids into rows of the store; those that a filter leaves out have none."""
+        if not len(ids) or not self.keeper.spec.keeps_ids:
+            return ids
+        kept = self.keeper.rows().row_ids
+        assert kept is not None  # noqa: S101 the store keeps them
+        places = np.searchsorted(kept, ids)
+        present = places < len(kept)
+        present[present] = kept[places[present]] == ids[present]
+        return places[present]
+
+    def _warn_of_uneven_steps(self) -> None:
+        batches = GlobalBatches(self.live_rows, 0, self.topology, 0)
+        if (shown := uneven_steps(steps_of_ranks(batches))) is not None:
+            warnings.warn(
+                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                'pass even_ranks="pad", or drop_last=True',
+                stacklevel=5,
+            )
+
+
+def _with_batch_size(options: LoaderOptions, num_ranks: int) -> LoaderOptions:
+    """Divide `global_batch_size` over the ranks, where it was given."""
+    if options.global_batch_size is None:
+        return options
+    given = None if options.batch_size == defaults()["batch_size"] else options.batch_size
+    return replace(options, batch_size=rank_batch_size(given, options.global_batch_size, num_ranks))
+
+
+__all__ = ["PlannedRows", "RowJob"]

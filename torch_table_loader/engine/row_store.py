@@ -1,0 +1,174 @@
+"""Finds, builds and opens a table's row store, once a process and not before its rows are wanted."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
+from torch_table_loader.engine.sizes import is_variable, width_of
+from torch_table_loader.engine.state import filter_key
+from torch_table_loader.errors import ConfigError, StorageError
+from torch_table_loader.planning.chunks import Chunks
+from torch_table_loader.store.build import Report, build_files, build_memory
+from torch_table_loader.store.opened import open_store
+from torch_table_loader.store.spec import StoreSpec
+from torch_table_loader.store.stored import check_storable
+from torch_table_loader.units import parse_bytes
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.store.gather import Rows
+
+CHUNK_BYTES = 32 * 1024 * 1024
+"""Record bytes that a chunk of a store aims at."""
+
+CACHE_VARIABLE = "TORCH_TABLE_LOADER_CACHE"
+
+
+class StoreKeeper:
+    """A table's row store, wherever it is. It pickles; what was opened stays in its process."""
+
+    def __init__(
+        self, table: Table, options: LoaderOptions, schema: pa.Schema, segments: SegmentTable, reader: TaskReader
+    ) -> None:
+        """Decide what the store holds and where it is; nothing is read.
+
+        Args:
+            table: the table.
+            options: the caller's.
+            schema: the columns to keep.
+            segments: whole files; every live row is known.
+            reader: reads those columns, and row ids where live rows are not all rows.
+
+        Raises:
+            ConfigError: a column that cannot be kept, or a place that does not fit the workers.
+        """
+        check_storable(schema)
+        row_bytes = sum(map(width_of, schema.types)) or 1
+        self._chunks = Chunks.of(segments, max(1, CHUNK_BYTES // row_bytes))
+        rows = int(segments.live.sum())
+        self.spec = StoreSpec(
+            table.fingerprint,
+            None if options.filters is None else filter_key(options.filters, table.schema),
+            schema,
+            self._chunks.rows,
+            keeps_ids=rows != table.layout.num_rows,
+            variable_bytes=rows * sum(width_of(kind) for kind in schema.types if is_variable(kind)),
+        )
+        self._reader = reader
+        self._show_progress = options.show_progress
+        self._lock = threading.Lock()
+        self._rows: Rows | None = None
+        self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
+
+    def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:
+        """Say in which folder the store is; None keeps it in memory."""
+        crosses = _crosses_by_fork(options, fork_safe=fork_safe)
+        if options.row_store == "memory":
+            if not crosses:
+                raise ConfigError(
+                    'row_store="memory" cannot be shared with worker processes that are not forked; pass row_store= '
+                    'a directory, or worker_type="thread"'
+                )
+            return None
+        if options.row_store is not None:
+            return Path(options.row_store).expanduser().absolute() / self.spec.name
+        if crosses and self.spec.num_bytes <= parse_bytes(options.row_store_memory):
+            return None
+        return default_folder() / self.spec.name
+
+    def rows(self) -> Rows:
+        """Open the store; build it before, or help those who do, if it is not there.
+
+        Raises:
+            TableError: it is damaged, or the table is.
+            StorageError: there is no room for it.
+        """
+        with self._lock:
+            if self._rows is None:
+                threads = max(1, usable_cpus() // ranks_on_this_node())
+                self._rows = self._in_memory(threads) if self.place is None else self._in_files(self.place, threads)
+            return self._rows
+
+    def _in_memory(self, threads: int) -> Rows:
+        with self._reporting() as report:
+            return build_memory(self.spec, self._read, threads, report)
+
+    def _in_files(self, place: Path, threads: int) -> Rows:
+        rows = open_store(place, self.spec, threads)
+        if rows is None:
+            with self._reporting() as report:
+                build_files(place, self.spec, self._read, threads, report)
+            rows = open_store(place, self.spec, threads)
+        if rows is None:
+            raise StorageError(f"the row store in {str(place)!r} was taken away while it was built; run again")
+        return rows
+
+    def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:
+        for task in self._chunks.tasks(chunk):
+            yield from self._reader.read(task)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[Report | None]:
+        """Draw how many chunks are done, whoever built them."""
+        if not self._show_progress:
+            yield None
+            return
+        from tqdm.auto import tqdm
+
+        lock = threading.Lock()
+        with tqdm(desc="row store", total=len(self.spec.chunk_rows), unit="chunk") as bar:
+
+            def report(done: int) -> None:
+                with lock:
+                    bar.update(max(0, done - bar.n))
+
+            yield report
+            report(len(self.spec.chunk_rows))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was opened: whoever unpickles this opens the store's files."""
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_rows")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open nothing yet."""
+        vars(self).update(state, _lock=threading.Lock(), _rows=None)
+        if self.place is None:
+            warnings.warn(
+                "a row store in memory is built again in each process that is not forked; pass row_store= a directory",
+                stacklevel=2,
+            )
+
+
+def default_folder() -> Path:
+    """Say where stores are kept if the caller names no place."""
+    if given := os.environ.get(CACHE_VARIABLE):
+        return Path(given).expanduser().absolute() / "row-stores"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "torch-table-loader" / "row-stores"
+
+
+def _crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
+    """Say whether what this process holds is there in its workers too."""
+    if options.worker_type == "thread" or options.num_workers == 0:
+        return True
+    if not fork_safe:
+        return False
+    given = options.multiprocessing_context
+    method = given if isinstance(given, str) else (given or multiprocessing).get_start_method()
+    return bool(method == "fork")
+
+
+__all__ = ["CACHE_VARIABLE", "StoreKeeper", "default_folder"]

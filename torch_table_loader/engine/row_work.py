@@ -1,0 +1,108 @@
+"""The work of a rank in row mode: places of the epoch's order become rows of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from torch_table_loader.planning.global_batches import concat_places
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from torch_table_loader.batching.rows import Rows, RowsCodec
+    from torch_table_loader.engine.row_store import StoreKeeper
+    from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.global_batches import GlobalBatches
+    from torch_table_loader.planning.permutation import Permutation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowOrder:
+    """An epoch's order over the rows of a store.
+
+    Args:
+        permutation: of the rows that are left.
+        remaining: which those are.
+    """
+
+    permutation: Permutation
+    remaining: Remaining
+
+    def take(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give the row of the store at each place of the order."""
+        return self.remaining.select(self.permutation.take(places))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowWork:
+    """All that a thread or process needs to make its batches; it pickles. It stands where `EpochWork` does.
+
+    Args:
+        plan: what the rank delivers.
+        order: of the epoch.
+        keeper: has the rows.
+        schema: of what comes out.
+        row_id: whether it has the row ids.
+        codec: turns record batches into rows of the output form.
+        epoch: the epoch.
+        marks_padding: whether batches have the column `padding`.
+        collate_fn: the caller's, called with each batch where it is made.
+        drop_last: never looked at, since rows are counted.
+        gather_batches: batches that are gathered together.
+        block_batches: batches that cross a process together.
+        blocks_ahead: blocks of a lane that wait to be taken from a process.
+    """
+
+    plan: GlobalBatches
+    order: RowOrder
+    keeper: StoreKeeper
+    schema: pa.Schema
+    row_id: bool
+    codec: RowsCodec[Any]
+    epoch: int
+    marks_padding: bool
+    collate_fn: Callable[[Any], Any] | None
+    drop_last: bool
+    gather_batches: int
+    block_batches: int
+    blocks_ahead: int
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the rank."""
+        return self.plan.topology.lanes
+
+    def finish(self, batches: list[Any]) -> list[Any]:
+        """Run the caller's `collate_fn`, if there is one, over finished batches."""
+        return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
+
+    def joins_tails(self, start: int) -> bool:  # noqa: ARG002 the shape of EpochWork
+        """Whether lanes leave rows over: none does, since each batch is gathered whole."""
+        return False
+
+    def rows(self, lane: int, start: int) -> Iterator[Rows]:
+        """Gather a lane's rows, some batches at a time.
+
+        Args:
+            lane: which.
+            start: batches of the lane that were delivered before.
+        """
+        stored = self.keeper.rows()
+        for steps in self.plan.steps_of(lane, start, self.gather_batches):
+            places, padding = concat_places([self.plan.step(step) for step in steps])
+            found = self.order.take(places)
+            columns = stored.gather(found)
+            if self.row_id:
+                columns.append(pa.array(stored.ids(found)))
+            if self.marks_padding:
+                columns.append(pa.array(padding))
+            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            yield cast("Rows", self.codec.decode(batch))
+
+
+__all__ = ["RowOrder", "RowWork"]

@@ -1,0 +1,67 @@
+"""What an epoch in row mode will deliver, and from where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_table_loader.explain import Explanation, WorkerLoad
+from torch_table_loader.planning.global_batches import steps_of_ranks
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.row_job import RowJob
+    from torch_table_loader.planning.global_batches import GlobalBatches
+
+
+def explain_rows(job: RowJob, epoch: int) -> Explanation:
+    """Tell the plan of an epoch in row mode.
+
+    Args:
+        job: the rank's share of a table.
+        epoch: from 0.
+    """
+    layout, cursor = job.table.layout, job.start(epoch)
+    plan, ranks = job.planned(cursor).plan, range(job.topology.num_ranks)
+    steps, lanes = plan.batches_before(plan.steps), job.topology.lanes
+    rows = [cursor.batches(rank).num_rows for rank in ranks]
+    store = job.keeper
+    where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
+    in_flight = (2 + (job.options.prefetch_batches or 1)) * job.gather_batches * job.options.batch_size * job.row_bytes
+    held = store.spec.num_bytes if store.place is None else 0
+    read = np.array([layout.group_kept[g.start : g.stop].any() for g in map(layout.groups_of, range(len(layout)))])
+    return Explanation(
+        files=len(layout),
+        row_groups=len(layout.group_rows),
+        pruned_files=int((~read & (np.diff(layout.group_offsets) > 0)).sum()) if len(read) else 0,
+        pruned_row_groups=int((~layout.group_kept).sum()),
+        rows=layout.num_rows,
+        live_rows=job.live_rows,
+        stored_bytes=layout.num_bytes,
+        splits=0,
+        strategy="rows",
+        epoch=epoch,
+        rank=job.rank,
+        num_ranks=job.topology.num_ranks,
+        batch_size=job.topology.batch_size,
+        rows_per_rank=tuple(rows),
+        steps_per_rank=tuple(steps_of_ranks(plan)),
+        steps=plan.steps,
+        workers=tuple(WorkerLoad(lane, 0, _rows_of(plan, lane), 0, steps[lane]) for lane in range(lanes)),
+        servers=job.servers,
+        schema=tuple((field.name, str(field.type)) for field in job.schema(cursor)),
+        memory_bound=lanes * in_flight + held,
+        footer_bytes=job.table.footer_bytes,
+        notes=(
+            f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {where}",
+            f"{cursor.total:,} of {job.live_rows:,} live rows are in the epoch; the others are excluded",
+        ),
+    )
+
+
+def _rows_of(plan: GlobalBatches, lane: int) -> int:
+    steps = range(lane, plan.steps, plan.topology.lanes)
+    return max(0, len(steps) - 1) * plan.batch_size + sum(len(plan.step(step).places) for step in steps[-1:])
+
+
+__all__ = ["explain_rows"]

@@ -1,0 +1,239 @@
+"""Rows that the caller took out: a set that stays small, its place in the state, and the order of what is left."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import struct
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+_BLOCK_BITS = 16
+_BITMAP_FROM = 4096
+"""From so many ids on, a bitmap of 65,536 bits is smaller than their 16-bit numbers (as in Roaring bitmaps)."""
+_HEADER = struct.Struct("<QI")
+_NOTHING = "0" * 32
+
+
+def encode_ids(ids: Ints) -> str:
+    """Write a set of ids as text: blocks of 65,536, each as numbers or as a bitmap (Chambi et al. 2016), compressed.
+
+    Args:
+        ids: int64[n], sorted, each once, none negative.
+
+    >>> decode_ids(encode_ids(np.array([3, 70_000]))).tolist()
+    [3, 70000]
+    """
+    if not len(ids):
+        return ""
+    blocks, starts = np.unique(ids >> _BLOCK_BITS, return_index=True)
+    packer = zlib.compressobj(6)
+    parts = []
+    for block, part in zip(blocks.tolist(), np.split(ids, starts[1:]), strict=True):
+        low = (part & 0xFFFF).astype("<u2")
+        if len(low) < _BITMAP_FROM:
+            body = low.tobytes()
+        else:
+            bits = np.zeros(1 << _BLOCK_BITS, dtype=np.bool_)
+            bits[low] = True
+            body = np.packbits(bits, bitorder="little").tobytes()
+        parts += [packer.compress(_HEADER.pack(block, len(low))), packer.compress(body)]
+    return base64.b64encode(b"".join([*parts, packer.flush()])).decode("ascii")
+
+
+def decode_ids(text: str) -> Ints:
+    """Read what `encode_ids` wrote.
+
+    Raises:
+        ResumeError: it is something else.
+    """
+    if not text:
+        return np.empty(0, dtype=np.int64)
+    try:
+        data = zlib.decompress(base64.b64decode(text, validate=True))
+        parts, at = [], 0
+        while at < len(data):
+            block, count = _HEADER.unpack_from(data, at)
+            at += _HEADER.size
+            if count < _BITMAP_FROM:
+                low = np.frombuffer(data, "<u2", count, at).astype(np.int64)
+                at += 2 * count
+            else:
+                bits = np.unpackbits(np.frombuffer(data, np.uint8, 8192, at), bitorder="little")
+                low = np.flatnonzero(bits).astype(np.int64)
+                at += 8192
+            parts.append(low + (block << _BLOCK_BITS))
+        return np.concatenate(parts)
+    except (binascii.Error, zlib.error, struct.error, ValueError) as error:
+        raise ResumeError(
+            f"the state's exclusions must be as state_dict() writes them, got {error!r}; pass its value unchanged"
+        ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Exclusions:
+    """Row ids that are taken out, and the hash of all that was ever asked.
+
+    Args:
+        ids: int64[n], sorted, each once.
+        digest: of every `exclude` and `include` so far, in order: equal on ranks that were asked the same.
+    """
+
+    ids: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    digest: str = _NOTHING
+
+    def exclude(self, row_ids: Any, num_rows: int) -> Exclusions:
+        """Take rows out.
+
+        Args:
+            row_ids: integers, each in [0, num_rows).
+            num_rows: physical rows of the table.
+
+        Raises:
+            ConfigError: an id that no row has.
+        """
+        asked = _checked(row_ids, num_rows)
+        return Exclusions(np.union1d(self.ids, asked), self._after(b"exclude", asked))
+
+    def include(self, row_ids: Any, num_rows: int) -> Exclusions:
+        """Take rows in again; see `exclude`."""
+        asked = _checked(row_ids, num_rows)
+        return Exclusions(np.setdiff1d(self.ids, asked, assume_unique=True), self._after(b"include", asked))
+
+    def _after(self, what: bytes, asked: Ints) -> str:
+        hashed = hashlib.blake2b(bytes.fromhex(self.digest) + what, digest_size=16)
+        hashed.update(np.ascontiguousarray(asked, dtype="<i8").data)
+        return hashed.hexdigest()
+
+    def to_state(self) -> list[str]:
+        """Write as text: the ids, and the hash."""
+        return [encode_ids(self.ids), self.digest]
+
+    @classmethod
+    def from_state(cls, state: Any) -> Exclusions:
+        """Read what `to_state` wrote.
+
+        Raises:
+            ResumeError: it is something else.
+        """
+        if not (isinstance(state, list) and len(state) == 2 and all(isinstance(entry, str) for entry in state)):
+            raise ResumeError(f"the state's exclusions must be two texts, got {state!r}; pass state_dict() unchanged")
+        text, digest = state
+        if not re.fullmatch(f"[0-9a-f]{{{len(_NOTHING)}}}", digest):
+            raise ResumeError(f"the state's exclusions must have a hash, got {digest!r}; pass state_dict() unchanged")
+        return cls(decode_ids(text), digest)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal where the same was asked, in the same order."""
+        return isinstance(other, Exclusions) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        """Hash what was asked."""
+        return hash(self.digest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Remaining:
+    """The places [0, total) without some of them, in order: from ranks among what is left to places, in O(log n).
+
+    Args:
+        total: how many places there are.
+        gone: int64[n] places that are taken out: sorted, each once, each in [0, total).
+
+    >>> Remaining(6, np.array([0, 3])).select(np.arange(4)).tolist()
+    [1, 2, 4, 5]
+    """
+
+    total: int
+    gone: Ints
+    _shifts: Ints = field(init=False, repr=False)
+    """How many of what is left come before each place that is gone."""
+
+    def __post_init__(self) -> None:
+        """Derive what every look-up needs."""
+        object.__setattr__(self, "_shifts", self.gone - np.arange(len(self.gone), dtype=np.int64))
+
+    @property
+    def num_rows(self) -> int:
+        """How many places are left."""
+        return self.total - len(self.gone)
+
+    def select(self, ranks: Ints) -> Ints:
+        """Give the place of each rank among what is left.
+
+        Args:
+            ranks: int64, each in [0, num_rows).
+        """
+        if not len(self.gone):
+            return ranks
+        return ranks + np.searchsorted(self._shifts, ranks, side="right")
+
+    def rank(self, places: Ints) -> Ints:
+        """Give the rank among what is left of each place, none of which is gone."""
+        if not len(self.gone):
+            return places
+        return places - np.searchsorted(self.gone, places)
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusionVersions:
+    """What is taken out of the epoch that runs, and of those after it.
+
+    Args:
+        running: of the epoch in which the newest iterator began.
+        newest: what was asked for since, which the next epoch takes.
+    """
+
+    running: Exclusions = field(default_factory=Exclusions)
+    newest: Exclusions = field(default_factory=Exclusions)
+
+    def to_state(self) -> list[list[str]]:
+        """Write as text: one entry where both are equal, else two."""
+        both = (self.running,) if self.running == self.newest else (self.running, self.newest)
+        return [version.to_state() for version in both]
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ExclusionVersions:
+        """Read the state's field ``exclusions``; without one nothing is excluded.
+
+        Raises:
+            ResumeError: it is something else.
+        """
+        found = state.get("exclusions", [])
+        if not isinstance(found, list) or len(found) > 2:
+            raise ResumeError(f"the state's exclusions must be a list, got {found!r}; pass state_dict() unchanged")
+        versions = [Exclusions.from_state(entry) for entry in found] or [Exclusions()]
+        return cls(versions[0], versions[-1])
+
+
+def _checked(row_ids: Any, num_rows: int) -> Ints:
+    ids = np.asarray(row_ids)
+    if ids.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if ids.dtype.kind not in "iu":
+        raise ConfigTypeError(f"row ids must be integers, got {ids.dtype}; take them from the column row_id")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= num_rows:
+        raise ConfigError(
+            f"row ids must be in [0, {num_rows}), the table's physical rows, got {low if low < 0 else high}; take "
+            "them from the column row_id (row_id=True)"
+        )
+    unique: Ints = np.unique(ids.astype(np.int64).reshape(-1))
+    return unique
+
+
+__all__ = ["ExclusionVersions", "Exclusions", "Remaining", "decode_ids", "encode_ids"]

@@ -1,0 +1,225 @@
+"""Which places of the epoch's order each step of each rank takes, where rows are shuffled one by one.
+
+The global batch comes first: step s of a job of R ranks with B rows each is the places [s·G, (s + 1)·G) of the order,
+G = R·B, counted from where the stage began; rank r takes every R-th of them. So neither ranks nor workers nor batch
+size decide which row comes after which, and one integer, the samples that the job has taken, says where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.ranks import Topology
+
+
+class StepPlaces(NamedTuple):
+    """What one rank takes in one step.
+
+    Args:
+        places: int64[b] places in the epoch's order.
+        real: how many of them are the rank's own; the others, at the end, are padding.
+    """
+
+    places: NDArray[np.int64]
+    real: int
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatches:
+    """The steps of one rank in a stage of an epoch.
+
+    Args:
+        total: rows of the epoch's order.
+        start: samples that the job had taken when the stage began.
+        topology: the job's shape; `even_ranks` is None or "pad", and lanes decide nothing but who makes a batch.
+        rank: this rank.
+
+    >>> from torch_table_loader.planning.ranks import Topology
+    >>> rank_1 = GlobalBatches(total=13, start=0, topology=Topology(2, 1, 3), rank=1)
+    >>> [rank_1.step(number).places.tolist() for number in range(rank_1.steps)]
+    [[1, 3, 5], [7, 9, 11]]
+    """
+
+    total: int
+    start: int
+    topology: Topology
+    rank: int
+    counted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse what is outside the epoch."""
+        if not 0 <= self.start <= self.total:
+            raise ConfigError(f"start must be in [0, {self.total}], got {self.start}")
+        if not 0 <= self.rank < self.topology.num_ranks:
+            raise ConfigError(f"rank must be in [0, {self.topology.num_ranks}), got {self.rank}")
+        if self.topology.even_ranks not in (None, "pad"):
+            raise ConfigError(
+                f"even_ranks={self.topology.even_ranks!r} is for splits: in row mode ranks differ in the last step "
+                'alone; pass even_ranks="pad", or drop_last=True'
+            )
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a full batch on a rank."""
+        return self.topology.batch_size
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of a full step over all ranks."""
+        return self.topology.num_ranks * self.topology.batch_size
+
+    @property
+    def full_steps(self) -> int:
+        """Steps in which every rank has a full batch."""
+        return (self.total - self.start) // self.global_batch_size
+
+    @property
+    def remainder(self) -> int:
+        """Real rows of the tail step over all ranks; 0 where there is none, or it is dropped."""
+        return 0 if self.topology.drop_last else (self.total - self.start) % self.global_batch_size
+
+    @property
+    def tail(self) -> StepPlaces:
+        """What this rank takes in the tail step: every R-th place, or under "pad" one of R equal blocks."""
+        first = self.total - self.remainder
+        ranks = self.topology.num_ranks
+        if self.topology.even_ranks is None:
+            places = np.arange(first + self.rank, first + self.remainder, ranks, dtype=np.int64)
+            return StepPlaces(places, len(places))
+        share = -(-self.remainder // ranks)
+        places = first + self.rank * share + np.arange(share, dtype=np.int64)
+        real = min(max(self.total - first - self.rank * share, 0), share)
+        places[real:] = (places[real:] - self.total) % max(1, self.total)
+        return StepPlaces(places, real)
+
+    @property
+    def steps(self) -> int:
+        """Batches of this rank."""
+        return self.full_steps + bool(len(self.tail.places))
+
+    @property
+    def longest(self) -> int:
+        """Batches of the rank that has most."""
+        return self.full_steps + bool(self.remainder)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that this rank delivers, padding included."""
+        return self.full_steps * self.batch_size + len(self.tail.places)
+
+    def step(self, number: int) -> StepPlaces:
+        """Say what a step takes.
+
+        Args:
+            number: from 0 at the stage's start, below `steps`.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        if not 0 <= number < self.steps:
+            raise ConfigError(f"step must be in [0, {self.steps}), got {number}")
+        if number == self.full_steps:
+            return self.tail
+        first = self.start + number * self.global_batch_size + self.rank
+        ranks = self.topology.num_ranks
+        return StepPlaces(first + ranks * np.arange(self.batch_size, dtype=np.int64), self.batch_size)
+
+    def consumed(self, steps: int) -> int:
+        """Count the samples that the job has taken (or dropped at the end) when its ranks have taken so many steps."""
+        if 0 < self.longest <= steps:
+            return self.total
+        return self.start + steps * self.global_batch_size
+
+    def schedule(self, start: int = 0) -> Iterator[int]:
+        """Yield the lane that each step's batch comes from.
+
+        Args:
+            start: the first step.
+        """
+        lanes = self.topology.lanes
+        yield from (step % lanes for step in range(start, self.steps))
+
+    def batches_before(self, step: int) -> list[int]:
+        """Count the batches that each lane has delivered when the rank has taken `step`."""
+        lanes = self.topology.lanes
+        return [len(range(lane, min(step, self.steps), lanes)) for lane in range(lanes)]
+
+    def steps_of(self, lane: int, start: int, block: int) -> Iterator[list[int]]:
+        """Yield the steps of a lane in blocks of at most so many.
+
+        Args:
+            lane: which.
+            start: batches of the lane that were delivered before.
+            block: steps of a block.
+        """
+        steps = range(lane, self.steps, self.topology.lanes)[start:]
+        for first in range(0, len(steps), block):
+            yield list(steps[first : first + block])
+
+
+def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: int) -> int:
+    """Divide a global batch over ranks.
+
+    Args:
+        batch_size: the caller's rows of a rank, where it was given; it must then agree.
+        global_batch_size: rows of a step.
+        num_ranks: how many share it.
+
+    Raises:
+        ConfigError: it does not divide; names the nearest sizes that do.
+
+    >>> rank_batch_size(None, 1024, 4)
+    256
+    """
+    size, rest = divmod(global_batch_size, num_ranks)
+    if rest:
+        low, high = size * num_ranks, (size + 1) * num_ranks
+        near = high if not low or high - global_batch_size < global_batch_size - low else low
+        raise ConfigError(
+            f"global_batch_size must be a multiple of num_ranks={num_ranks}, got {global_batch_size}; "
+            f"the nearest is {near}"
+        )
+    if batch_size is not None and batch_size != size:
+        raise ConfigError(
+            f"global_batch_size={global_batch_size} over {num_ranks} ranks is {size} rows a rank, "
+            f"got batch_size={batch_size} beside it; leave one of them out"
+        )
+    return size
+
+
+def concat_places(parts: list[StepPlaces]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Join steps.
+
+    Args:
+        parts: at least one.
+
+    Returns:
+        int64[n] places, and bool[n] which of them are padding.
+    """
+    places = np.concatenate([part.places for part in parts])
+    padding = np.concatenate([np.arange(len(part.places)) >= part.real for part in parts])
+    return places, padding
+
+
+def steps_of_ranks(batches: GlobalBatches) -> list[int]:
+    """Count the steps of every rank.
+
+    >>> from torch_table_loader.planning.ranks import Topology
+    >>> steps_of_ranks(GlobalBatches(total=13, start=0, topology=Topology(2, 1, 3), rank=0))
+    [3, 2]
+    """
+    ranks, rest = batches.topology.num_ranks, batches.remainder
+    with_tail = ranks if batches.topology.even_ranks == "pad" and rest else min(ranks, rest)
+    return [batches.full_steps + 1] * with_tail + [batches.full_steps] * (ranks - with_tail)
+
+
+__all__ = ["GlobalBatches", "StepPlaces", "concat_places", "rank_batch_size", "steps_of_ranks"]

@@ -1,0 +1,61 @@
+"""What a dataset in row mode can do with single rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch_table_loader.engine.row_job import RowJob
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.map_view import MapView
+
+
+class SingleRows:
+    """Excludes rows and looks at them, where ``shuffle="rows"``."""
+
+    _job: Any
+
+    def exclude(self, row_ids: Any) -> None:
+        """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
+
+        Every rank must be told the same, in the same epoch.
+
+        Args:
+            row_ids: integers as the column ``row_id`` gives them: an array, a tensor or a list.
+
+        Raises:
+            ConfigError: an id that no row has, or no ``shuffle="rows"``.
+        """
+        self._row_job("exclude").exclude(row_ids)
+
+    def include(self, row_ids: Any) -> None:
+        """Take rows in again that were excluded; see `exclude`."""
+        self._row_job("include").include(row_ids)
+
+    def as_map(self) -> MapView:
+        """Give the table's live rows as a map-style dataset; see `MapView`."""
+        return MapView(self._row_job("as_map"))
+
+    def _row_job(self, what: str) -> RowJob:
+        if not isinstance(self._job, RowJob):
+            raise ConfigError(f'{what} speaks of single rows; pass shuffle="rows"')
+        return self._job
+
+
+def store_place(dataset: SingleRows) -> Path:
+    """Build a dataset's row store if it is not there, open it, and say in which folder it is.
+
+    Args:
+        dataset: with ``shuffle="rows"``.
+
+    Raises:
+        ConfigError: the store is in memory.
+    """
+    keeper = dataset._row_job("store_place").keeper
+    if keeper.place is None:
+        raise ConfigError("the row store is in memory; pass row_store= a directory")
+    keeper.rows()
+    return keeper.place
+
+
+__all__ = ["SingleRows", "store_place"]

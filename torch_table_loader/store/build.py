@@ -1,0 +1,235 @@
+"""Builds a store: threads, ranks and nodes that share its folder take chunks until all are there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+
+from torch_table_loader.errors import StorageError
+from torch_table_loader.store.chunks import FileSink, MemorySink, ReadChunk, disk_full_named, write_chunk
+from torch_table_loader.store.gather import Rows
+from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
+from torch_table_loader.store.manifest import read_manifest, write_manifest, write_whole
+from torch_table_loader.store.spec import IDS, LEASES, NULLS, PARTS, RECORDS, Part, StoreSpec, part_file
+
+Report = Callable[[int], None]
+"""Is told how many chunks are done, now and then."""
+
+_LOOK_AGAIN = 0.1
+"""Seconds until a builder that waits for others looks again."""
+
+_SPARE = 0.02
+"""Share of a store's bytes that is wanted beside them."""
+
+
+def build_files(
+    place: Path,
+    spec: StoreSpec,
+    read: ReadChunk,
+    threads: int,
+    report: Report | None = None,
+    beat: float = BEAT,
+    dead_after: float = DEAD_AFTER,
+) -> None:
+    """Build a store in a folder, or help those who are at it, and return when it is whole.
+
+    Args:
+        place: the store's folder.
+        spec: what it is to hold.
+        read: reads a chunk's rows.
+        threads: how many read and write.
+        report: is told how it goes.
+        beat: seconds between two signs of life.
+        dead_after: seconds without one after which another builder's chunk is taken over.
+
+    Raises:
+        StorageError: the disk is full, or has too little room to begin.
+        TableError: the table has other rows than were counted.
+    """
+    with disk_full_named(place):
+        for folder in (place / PARTS, place / LEASES):
+            folder.mkdir(parents=True, exist_ok=True)
+        _check_room(place, spec)
+        _reserve(place, spec)
+    sink = FileSink(place)
+    try:
+        with Leases(place / LEASES, beat=beat, dead_after=dead_after) as leases:
+            _Builder(place, spec, read, sink, leases, report).run(threads)
+        sink.sync()
+    finally:
+        sink.close()
+    _finish(place, spec)
+
+
+def build_memory(spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None) -> Rows:
+    """Build a store in the memory of this process.
+
+    Args:
+        spec: what it is to hold.
+        read: reads a chunk's rows.
+        threads: how many read.
+        report: is told how it goes.
+
+    Raises:
+        TableError: the table has other rows than were counted.
+    """
+    sink, lock, done = MemorySink(spec), threading.Lock(), [0]
+
+    def build(chunk: int) -> Part:
+        part = write_chunk(spec, chunk, read(chunk), sink)
+        with lock:
+            done[0] += 1
+            if report is not None:
+                report(done[0])
+        return part
+
+    with ThreadPoolExecutor(threads, "table-loader-store") as pool:
+        parts = list(pool.map(build, range(len(spec.chunk_rows))))
+    layout = spec.layout
+    return Rows(
+        layout,
+        sink.records.view(f"V{layout.width}") if layout.width else sink.records,
+        None if sink.nulls is None else sink.nulls.reshape(-1, layout.null_width),
+        frozenset(column for part in parts for column in part.null_columns),
+        sink.ids if spec.keeps_ids else None,
+        [batch for chunk in range(len(parts)) for batch in sink.heaps.get(chunk, [])],
+        spec.num_rows,
+    )
+
+
+class _Builder:
+    """One process at work: its threads take chunks that nobody is at."""
+
+    def __init__(
+        self, place: Path, spec: StoreSpec, read: ReadChunk, sink: FileSink, leases: Leases, report: Report | None
+    ) -> None:
+        self._place = place
+        self._spec = spec
+        self._read = read
+        self._sink = sink
+        self._leases = leases
+        self._report = report
+        self._failed = threading.Event()
+
+    def run(self, threads: int) -> None:
+        with ThreadPoolExecutor(threads, "table-loader-store") as pool:
+            futures = [pool.submit(self._work) for _ in range(threads)]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                future.result()
+
+    def _work(self) -> None:
+        try:
+            while not (self._failed.is_set() or self._all_done()):
+                if (chunk := self._claim()) is not None:
+                    self._build(chunk)
+                else:
+                    self._failed.wait(_LOOK_AGAIN)
+        except FileNotFoundError:
+            if read_manifest(self._place) is None:  # else another builder has finished, and taken its leases away
+                self._failed.set()
+                raise
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _claim(self) -> int | None:
+        done = done_chunks(self._place)
+        if self._report is not None:
+            self._report(len(done))
+        for chunk in range(len(self._spec.chunk_rows)):
+            if chunk not in done and self._leases.claim(chunk):
+                if part_file(self._place, chunk).exists():  # finished between the two looks
+                    self._leases.release(chunk)
+                    continue
+                return chunk
+        return None
+
+    def _build(self, chunk: int) -> None:
+        try:
+            part = write_chunk(self._spec, chunk, self._read(chunk), self._sink)
+            with disk_full_named(self._place), _no_matter_when_whole(self._place):
+                write_whole(part_file(self._place, chunk), part.to_json())
+        finally:
+            self._leases.release(chunk)
+
+    def _all_done(self) -> bool:
+        return read_manifest(self._place) is not None or len(done_chunks(self._place)) == len(self._spec.chunk_rows)
+
+
+class _no_matter_when_whole:  # noqa: N801 a context manager, used as one
+    """Forgives a folder that is gone where another builder has finished the store meanwhile."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, FileNotFoundError) and read_manifest(self._place) is not None
+
+
+def done_chunks(place: Path) -> set[int]:
+    """Name the chunks that are finished."""
+    with suppress(FileNotFoundError):
+        return {int(path.stem) for path in (place / PARTS).iterdir() if path.suffix == ".json"}
+    return set()
+
+
+def _check_room(place: Path, spec: StoreSpec) -> None:
+    needed = int(spec.num_bytes * (1 + _SPARE)) - _bytes_there(place)
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise StorageError(
+            f"the row store needs about {needed:,} more bytes in {str(place)!r}, and {free:,} are free; pass "
+            'row_store= another folder, fewer columns=[...], or shuffle="splits", which needs no store'
+        )
+
+
+def _bytes_there(place: Path) -> int:
+    found = 0
+    for path in place.iterdir():
+        with suppress(FileNotFoundError):
+            found += 512 * path.stat().st_blocks
+    return found
+
+
+def _reserve(place: Path, spec: StoreSpec) -> None:
+    """Make the large files at their full length; they take room as they are written."""
+    widths = {RECORDS: spec.layout.width, NULLS: spec.layout.null_width}
+    if spec.keeps_ids:
+        widths[IDS] = 8
+    for name, width in widths.items():
+        with (place / name).open("ab") as file:
+            if file.tell() < width * spec.num_rows:
+                file.truncate(width * spec.num_rows)
+
+
+def _finish(place: Path, spec: StoreSpec) -> None:
+    """Write the manifest, unless another builder did."""
+    try:
+        parts = list(_read_parts(place, len(spec.chunk_rows)))
+    except FileNotFoundError:
+        if read_manifest(place) is None:
+            raise
+        return  # another builder did
+    with disk_full_named(place):
+        if parts and all(part.nulls is None for part in parts):
+            (place / NULLS).unlink(missing_ok=True)
+        write_manifest(place, spec, parts)
+    for folder in (LEASES, PARTS):
+        shutil.rmtree(place / folder, ignore_errors=True)
+
+
+def _read_parts(place: Path, count: int) -> Iterator[Part]:
+    for chunk in range(count):
+        yield Part.from_json(json.loads(part_file(place, chunk).read_text(encoding="utf-8")))
+
+
+__all__ = ["Report", "build_files", "build_memory", "done_chunks"]

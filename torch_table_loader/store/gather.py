@@ -1,0 +1,182 @@
+"""Rows of a store by place, in any order: records are taken whole and transposed a block at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from torch_table_loader.store.buffers import BufferPool
+from torch_table_loader.store.stored import from_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from torch_table_loader.store.layout import RecordLayout, Slot
+    from torch_table_loader.store.stored import Fixed
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+_NARROW = 96
+_NARROW_BLOCK, _WIDE_BLOCK = 1 << 17, 1 << 16
+"""Bytes of records that are transposed at a time: measured; calls of numpy weigh more where records are narrow."""
+_LEAST_BLOCK = 64
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """All rows of a store, in memory or mapped into it.
+
+    Args:
+        layout: of the records.
+        records: opaque records [rows].
+        nulls: uint8 [rows, null_width]; None where no column has a null.
+        null_columns: the columns that have some.
+        row_ids: int64 [rows], rising; None where each row's id is its place.
+        heap: record batches of the columns that no record holds, in row order.
+        num_rows: how many.
+    """
+
+    layout: RecordLayout
+    records: NDArray[Any]
+    nulls: NDArray[np.uint8] | None
+    null_columns: frozenset[int]
+    row_ids: Ints | None
+    heap: Sequence[pa.RecordBatch]
+    num_rows: int
+    _heap_starts: Ints = field(init=False, repr=False)
+    _pool: BufferPool = field(init=False, repr=False, default_factory=BufferPool)
+
+    def __post_init__(self) -> None:
+        """Derive where each batch of the heap begins."""
+        starts = np.zeros(len(self.heap) + 1, dtype=np.int64)
+        np.cumsum([batch.num_rows for batch in self.heap], out=starts[1:])
+        object.__setattr__(self, "_heap_starts", starts)
+
+    def ids(self, places: Ints) -> Ints:
+        """Give the row id at each place; a new array."""
+        return places.copy() if self.row_ids is None else self.row_ids.take(places)
+
+    def gather(self, places: Ints) -> list[pa.Array]:
+        """Give the rows at some places, as one array a column of the schema, whose memory is new.
+
+        Args:
+            places: int64[n], each in [0, num_rows).
+        """
+        schema = self.layout.schema
+        columns: list[Any] = [None] * len(schema)
+        values = self._records(places)
+        bits = self._null_bits(places)
+        for slot, bare in zip(self.layout.slots, values, strict=True):
+            nulls = None
+            if bits is not None and slot.column in self.null_columns:
+                nulls = bits[:, slot.bit : slot.bit + slot.kind.null_bits]
+            columns[slot.column] = _array(slot, bare, nulls)
+        for column, array in zip(self.layout.heap, self._from_heap(places), strict=True):
+            columns[column] = array
+        return [from_stored(array, entry.type) for array, entry in zip(columns, schema, strict=True)]
+
+    def _records(self, places: Ints) -> list[NDArray[Any]]:
+        """Give each slot's values: contiguous, one row of a group's rectangle."""
+        layout, rows = self.layout, len(places)
+        out = self._rectangles(rows)
+        if layout.width:
+            block = _NARROW_BLOCK if layout.width <= _NARROW else _WIDE_BLOCK
+            step = max(block // layout.width, _LEAST_BLOCK)
+            buffer = np.empty(min(step, rows), dtype=self.records.dtype)
+            flat = buffer.view(np.uint8).reshape(len(buffer), layout.width)
+            ends = [group.offset + group.count * group.dtype.itemsize for group in layout.groups]
+            views = [
+                flat[:, group.offset : end].view(group.dtype) for group, end in zip(layout.groups, ends, strict=True)
+            ]
+            for start in range(0, rows, step):
+                count = min(step, rows - start)
+                np.take(self.records, places[start : start + count], out=buffer[:count], mode="clip")
+                for into, view in zip(out, views, strict=True):
+                    into[:, start : start + count] = view[:count].T
+        values = []
+        for group, found in zip(layout.groups, out, strict=True):
+            at = 0
+            for number in group.slots:
+                count = layout.slots[number].kind.count
+                part = found[at : at + count]
+                values.append(part[0] if count == 1 else np.ascontiguousarray(part.T).reshape(-1))
+                at += count
+        return values
+
+    def _rectangles(self, rows: int) -> list[NDArray[Any]]:
+        """Make room for each group, one row a column, at multiples of 64 bytes of one buffer."""
+        sizes = [group.count * rows * group.dtype.itemsize for group in self.layout.groups]
+        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        memory = self._pool.take(starts[-1])
+        return [
+            memory[start : start + size].view(group.dtype).reshape(group.count, rows)
+            for start, size, group in zip(starts, sizes, self.layout.groups, strict=False)
+        ]
+
+    def _null_bits(self, places: Ints) -> NDArray[np.uint8] | None:
+        if self.nulls is None or not self.null_columns:
+            return None
+        return np.unpackbits(self.nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
+
+    def _from_heap(self, places: Ints) -> list[pa.Array]:
+        """Take from each batch of the heap what is wanted of it, and bring it into the order that was asked."""
+        if not self.layout.heap:
+            return []
+        if not len(places):
+            return [pa.nulls(0, kind) for kind in self.layout.heap_schema.types]
+        order = np.argsort(places, kind="stable")
+        rising = places[order]
+        ends = np.searchsorted(rising, self._heap_starts)
+        parts = []
+        for number in np.flatnonzero(np.diff(ends)).tolist():
+            local = rising[ends[number] : ends[number + 1]] - self._heap_starts[number]
+            indices = pa.array(local)
+            parts.append([column.take(indices) for column in self.heap[number].columns])
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        indices = pa.array(back)
+        return [pa.concat_arrays(column).take(indices) for column in zip(*parts, strict=True)]
+
+
+def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) -> pa.Array:
+    """Make an Arrow array of the stored type over a column's values."""
+    kind = slot.kind
+    rows = len(values) // kind.count
+    depth_nulls = _by_depth(kind, rows, nulls)
+    item = _flat(kind.item, values, depth_nulls[-1])
+    for depth in range(len(kind.sizes) - 1, -1, -1):
+        missing = depth_nulls[depth]
+        mask = None if missing is None else pa.array(missing.view(np.bool_))
+        item = pa.FixedSizeListArray.from_arrays(item, kind.sizes[depth], mask=mask)
+    return item
+
+
+def _by_depth(kind: Fixed, rows: int, nulls: NDArray[np.uint8] | None) -> list[NDArray[np.uint8] | None]:
+    """Split a row's null bits into those of the row, of the lists inside, and of the values; None where none is."""
+    found: list[NDArray[np.uint8] | None] = []
+    at, count = 0, 1
+    for size in (*kind.sizes, 1):
+        part = None if nulls is None else np.ascontiguousarray(nulls[:, at : at + count]).reshape(rows * count)
+        found.append(part if part is not None and part.any() else None)
+        at += count
+        count *= size
+    return found
+
+
+def _flat(kind: pa.DataType, values: NDArray[Any], nulls: NDArray[np.uint8] | None) -> pa.Array:
+    valid = None if nulls is None else pa.py_buffer(np.packbits(nulls == 0, bitorder="little"))
+    stored = np.packbits(values, bitorder="little") if pt.is_boolean(kind) else values
+    if stored.dtype.kind == "V":
+        stored = stored.view(np.uint8)
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(stored)])
+
+
+__all__ = ["Rows"]

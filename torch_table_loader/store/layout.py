@@ -1,0 +1,206 @@
+"""How a row lies in the store: fixed-width columns in one record, widest first, everything else in heaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from torch_table_loader.store.stored import Fixed, fixed, stored_type, to_stored
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes: TypeAlias = NDArray[np.uint8]
+
+_BLOCK_BYTES = 1 << 18
+"""Bytes of records that are filled at a time: they stay in a core's second cache until they are written."""
+_LEAST_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One column's place in the record.
+
+    Args:
+        column: its number in the schema.
+        kind: its stored type.
+        offset: bytes from the record's start.
+        bit: the first of its bits in the record of nulls.
+    """
+
+    column: int
+    kind: Fixed
+    offset: int
+    bit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring slots of one width, which are transposed together.
+
+    Args:
+        slots: their numbers.
+        dtype: of one value: unsigned of its width, or opaque bytes.
+        offset: bytes from the record's start.
+        count: values of all of them in a row.
+    """
+
+    slots: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    count: int
+
+
+class RecordLayout:
+    """The layout of a schema's rows."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Place the columns.
+
+        Args:
+            schema: what record batches have.
+        """
+        self.schema = schema
+        kinds = [fixed(stored_type(entry.type)) for entry in schema]
+        placed = sorted(
+            ((column, kind) for column, kind in enumerate(kinds) if kind is not None),
+            key=lambda pair: (-_alignment(pair[1].width), -pair[1].width, pair[0]),
+        )
+        self.heap = tuple(column for column, kind in enumerate(kinds) if kind is None)
+        slots, offset, bit = [], 0, 0
+        for column, kind in placed:
+            slots.append(Slot(column, kind, offset, bit))
+            offset += kind.width * kind.count
+            bit += kind.null_bits
+        self.slots = tuple(slots)
+        largest = max((_alignment(slot.kind.width) for slot in slots), default=1)
+        self.width = -(-offset // largest) * largest
+        """Bytes of a record."""
+        self.null_width = -(-bit // 8)
+        """Bytes of a record of nulls."""
+
+    @cached_property
+    def heap_schema(self) -> pa.Schema:
+        """The columns that no record holds, as they are stored."""
+        return pa.schema([pa.field(f"c{column}", stored_type(self.schema.types[column])) for column in self.heap])
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Slots of one width next to each other."""
+        groups = []
+        for width, run in groupby(range(len(self.slots)), key=lambda number: self.slots[number].kind.width):
+            numbers = tuple(run)
+            dtype = np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
+            count = sum(self.slots[number].kind.count for number in numbers)
+            groups.append(Group(numbers, dtype, self.slots[numbers[0]].offset, count))
+        return tuple(groups)
+
+    def encode(self, batch: pa.RecordBatch) -> Encoded:
+        """Take columns apart, so that records can be filled block by block.
+
+        Args:
+            batch: n rows of the schema.
+        """
+        values, nulls, found = [], None, set()
+        for slot in self.slots:
+            bare, missing = _taken_apart(to_stored(batch.column(slot.column)), slot.kind)
+            values.append(bare)
+            if missing is not None:
+                if nulls is None:
+                    nulls = np.zeros((batch.num_rows, self.null_width * 8), dtype=np.bool_)
+                nulls[:, slot.bit : slot.bit + slot.kind.null_bits] = missing
+                found.add(slot.column)
+        packed = None if nulls is None else np.packbits(nulls, axis=1, bitorder="little")
+        return Encoded(self, batch.num_rows, tuple(values), packed, frozenset(found))
+
+    def heap_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Take the columns that no record holds."""
+        columns = [to_stored(batch.column(column)) for column in self.heap]
+        return pa.RecordBatch.from_arrays(columns, schema=self.heap_schema)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """Rows on their way into records; what is null is 0 there.
+
+    Args:
+        layout: of the records.
+        num_rows: how many rows.
+        values: of each slot, [rows, count].
+        nulls: uint8[rows, null_width], one bit a part of a row, set where it is null; None where nothing is.
+        null_columns: in which something is null.
+    """
+
+    layout: RecordLayout
+    num_rows: int
+    values: tuple[NDArray[Any], ...]
+    nulls: Bytes | None
+    null_columns: frozenset[int]
+
+    def blocks(self) -> Iterator[tuple[int, Bytes]]:
+        """Yield the first row and the records of each block: uint8[k, width], in memory that the next one reuses."""
+        width = self.layout.width
+        rows = max(_BLOCK_BYTES // max(width, 1), _LEAST_BLOCK)
+        buffer = np.zeros((min(rows, self.num_rows), width), dtype=np.uint8)
+        for start in range(0, self.num_rows, rows):
+            block = buffer[: min(rows, self.num_rows - start)]
+            for slot, bare in zip(self.layout.slots, self.values, strict=True):
+                size = slot.kind.width * slot.kind.count
+                into = block[:, slot.offset : slot.offset + size].view(bare.dtype)
+                into[:] = bare[start : start + rows]
+            yield start, block
+
+
+def _alignment(width: int) -> int:
+    """Give the largest power of two, at most 8, that divides a width."""
+    return min(width & -width, 8)
+
+
+def _taken_apart(array: pa.Array, kind: Fixed) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Give a fixed-width array's values, [rows, count], and which parts of each row are null, [rows, null_bits]."""
+    rows, per_row = len(array), 1
+    masks: list[NDArray[np.bool_]] = []
+    covered = np.zeros((rows, 1), dtype=np.bool_)
+    any_null = False
+    for size in (*kind.sizes, None):
+        null = np.zeros((rows, per_row), dtype=np.bool_)
+        if array.null_count:
+            any_null = True
+            null = array.is_null().to_numpy(zero_copy_only=False).reshape(rows, per_row)
+        covered = covered | null
+        masks.append(covered)
+        if size is not None:
+            array = array.values.slice(array.offset * size, len(array) * size)
+            per_row *= size
+            covered = np.repeat(covered, size, axis=1)
+    values = _values(array, kind).reshape(rows, per_row)
+    if not any_null:
+        return values, None
+    values = values.copy()
+    values[covered] = np.zeros(1, dtype=values.dtype)
+    return values, np.concatenate(masks, axis=1)
+
+
+def _values(array: pa.Array, kind: Fixed) -> NDArray[Any]:
+    buffer = array.buffers()[1]
+    if pt.is_boolean(array.type):
+        if buffer is None or not len(array):
+            return np.zeros(len(array), dtype=np.uint8)
+        first = array.offset >> 3
+        skip = array.offset & 7
+        packed = np.frombuffer(buffer, np.uint8, ((array.offset + len(array) + 7) >> 3) - first, first)
+        return np.unpackbits(packed, count=skip + len(array), bitorder="little")[skip:]
+    dtype = np.dtype(f"u{kind.width}" if kind.width in (1, 2, 4, 8) else f"V{kind.width}")
+    if buffer is None or not len(array):
+        return np.zeros(len(array), dtype=dtype)
+    return np.frombuffer(buffer, dtype, len(array), array.offset * kind.width)
+
+
+__all__ = ["Encoded", "Group", "RecordLayout", "Slot"]

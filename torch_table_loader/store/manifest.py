@@ -1,0 +1,219 @@
+"""The manifest of a store, which is written last: it says that the store is whole, and of what it consists."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.store.layout import RecordLayout
+from torch_table_loader.store.spec import (
+    FORMAT,
+    IDS,
+    MANIFEST,
+    NULLS,
+    RECORDS,
+    Part,
+    StoreSpec,
+    decode_schema,
+    encode_schema,
+    heap_file,
+)
+
+_READ_BYTES = 1 << 22
+REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is built anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a finished store says of itself.
+
+    Args:
+        name: the store's.
+        schema: its columns.
+        parts: its chunks, in row order.
+        files: length and time of the last change (ns) of each file when it was finished.
+        table: fingerprint of the table.
+        filtered: whether a row filter was applied.
+        made: seconds since the epoch when it was finished.
+    """
+
+    name: str
+    schema: pa.Schema
+    parts: tuple[Part, ...]
+    files: Mapping[str, tuple[int, int]]
+    table: str
+    filtered: bool
+    made: float
+
+    @property
+    def num_rows(self) -> int:
+        """All rows."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its files."""
+        return sum(length for length, _ in self.files.values())
+
+    @property
+    def null_columns(self) -> frozenset[int]:
+        """The columns in which something is null."""
+        return frozenset(column for part in self.parts for column in part.null_columns)
+
+
+def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> None:
+    """Say that a store is whole.
+
+    Args:
+        place: its folder.
+        spec: what it holds.
+        parts: its chunks.
+    """
+    files = {}
+    for name in file_names(spec, parts):
+        now = (place / name).stat()
+        files[name] = (now.st_size, now.st_mtime_ns)
+    said = {
+        "format": FORMAT,
+        "name": spec.name,
+        "table": spec.table,
+        "filtered": spec.filters is not None,
+        "schema": encode_schema(spec.schema),
+        "files": files,
+        "parts": [part.to_json() for part in parts],
+        "made": time.time(),
+    }
+    write_whole(place / MANIFEST, {"crc": _crc(said), "store": said})
+
+
+def read_manifest(place: Path) -> Manifest | None:
+    """Read a store's manifest; None if there is none.
+
+    Raises:
+        TableError: it is torn, or of another format.
+    """
+    try:
+        whole = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TableError(f"the manifest of the row store {place.name!r} cannot be read ({error}); {REMEDY}") from error
+    try:
+        said = whole["store"]
+        if whole["crc"] != _crc(said) or said["format"] != FORMAT:
+            raise TableError(f"the manifest of the row store {place.name!r} is damaged; {REMEDY}")
+        return Manifest(
+            said["name"],
+            decode_schema(said["schema"]),
+            tuple(Part.from_json(part) for part in said["parts"]),
+            {name: (length, changed) for name, (length, changed) in said["files"].items()},
+            said["table"],
+            said["filtered"],
+            said["made"],
+        )
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise TableError(f"the manifest of the row store {place.name!r} is damaged ({error!r}); {REMEDY}") from error
+
+
+def file_names(spec: StoreSpec, parts: Sequence[Part]) -> list[str]:
+    """Name the files of a store."""
+    names = [RECORDS]
+    if any(part.nulls is not None for part in parts):
+        names.append(NULLS)
+    if spec.keeps_ids:
+        names.append(IDS)
+    if spec.layout.heap:
+        names += [heap_file(chunk) for chunk in range(len(parts))]
+    return names
+
+
+def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int = 1) -> bool:
+    """Hold a store's files against its manifest.
+
+    Args:
+        place: its folder.
+        manifest: what it says.
+        contents: read everything and compare checksums; else only where a file was written since.
+        threads: how many read.
+
+    Returns:
+        Whether everything was read.
+
+    Raises:
+        TableError: names the file and the chunk.
+    """
+    changed = contents
+    for name, (length, written) in manifest.files.items():
+        try:
+            now = (place / name).stat()
+        except OSError as error:
+            raise TableError(f"the row store {place.name!r} lacks {name}; {REMEDY}") from error
+        if now.st_size != length:
+            raise TableError(
+                f"the row store {place.name!r} is damaged: {name} must have {length} bytes, got {now.st_size}; {REMEDY}"
+            )
+        changed = changed or now.st_mtime_ns != written
+    if changed:
+        with ThreadPoolExecutor(threads, "table-loader-verify") as pool:
+            list(pool.map(lambda work: _check_part(place, *work), _parts(manifest)))
+    return changed
+
+
+def _parts(manifest: Manifest) -> list[tuple[int, str, int, int, int]]:
+    """List what has a checksum: the chunk, the file, where it begins, its bytes, and the checksum."""
+    layout, work, row = RecordLayout(manifest.schema), [], 0
+    for chunk, part in enumerate(manifest.parts):
+        for name, width, crc in (
+            (RECORDS, layout.width, part.records),
+            (NULLS, layout.null_width, part.nulls),
+            (IDS, 8, part.ids),
+        ):
+            if crc is not None:
+                work.append((chunk, name, row * width, part.rows * width, crc))
+        if part.heap is not None:
+            work.append((chunk, heap_file(chunk), 0, part.heap_bytes, part.heap))
+        row += part.rows
+    return work
+
+
+def _check_part(place: Path, chunk: int, name: str, start: int, length: int, wanted: int) -> None:
+    crc = 0
+    with (place / name).open("rb", buffering=0) as file:
+        file.seek(start)
+        while length:
+            data = file.read(min(length, _READ_BYTES))
+            if not data:
+                break
+            crc = zlib.crc32(data, crc)
+            length -= len(data)
+    if length or crc != wanted:
+        raise TableError(
+            f"the row store {place.name!r} is damaged: chunk {chunk} of {name} is not what was written; {REMEDY}"
+        )
+
+
+def write_whole(path: Path, value: Any) -> None:
+    """Write JSON so that the file is there whole, or not at all."""
+    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        unfinished.write_text(json.dumps(value), encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _crc(said: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+
+
+__all__ = ["REMEDY", "Manifest", "check_store", "file_names", "read_manifest", "write_manifest", "write_whole"]

@@ -1,0 +1,85 @@
+"""Opens a store that is whole."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.store.gather import Rows
+from torch_table_loader.store.layout import RecordLayout
+from torch_table_loader.store.manifest import REMEDY, Manifest, check_store, read_manifest, write_manifest
+from torch_table_loader.store.spec import IDS, NULLS, RECORDS, StoreSpec, heap_file
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def open_store(place: Path, spec: StoreSpec, threads: int) -> Rows | None:
+    """Map a store into memory, after its counts (and where a file was written since, its checksums) were compared.
+
+    Args:
+        place: its folder.
+        spec: what it must hold.
+        threads: how many compare checksums.
+
+    Returns:
+        None if there is no store, or it is not whole yet.
+
+    Raises:
+        TableError: it is damaged, or holds something else.
+    """
+    manifest = read_manifest(place)
+    if manifest is None:
+        return None
+    if manifest.name != spec.name or tuple(part.rows for part in manifest.parts) != spec.chunk_rows:
+        raise TableError(
+            f"the row store {place.name!r} holds {manifest.num_rows} rows of {manifest.name!r}, expected "
+            f"{spec.num_rows} of {spec.name!r}; {REMEDY}"
+        )
+    if check_store(place, manifest, contents=False, threads=threads):
+        with suppress(OSError):  # so that the next one need not read it all again; a folder may be read-only
+            write_manifest(place, spec, manifest.parts)
+    return _mapped(place, manifest)
+
+
+def _mapped(place: Path, manifest: Manifest) -> Rows:
+    layout, rows = RecordLayout(manifest.schema), manifest.num_rows
+    records: NDArray[Any] = np.empty(0, dtype=np.uint8)
+    if layout.width and rows:
+        records = _map(place / RECORDS).view(f"V{layout.width}")
+    nulls = _map(place / NULLS).reshape(rows, layout.null_width) if NULLS in manifest.files else None
+    ids = None
+    if IDS in manifest.files:
+        ids = _map(place / IDS).view("<i8") if rows else np.empty(0, dtype="<i8")
+    heap: list[pa.RecordBatch] = []
+    if layout.heap:
+        for chunk in range(len(manifest.parts)):
+            heap += _heap(place / heap_file(chunk))
+    return Rows(layout, records, nulls, manifest.null_columns, ids, heap, rows)
+
+
+def _map(path: Path) -> NDArray[np.uint8]:
+    """Map a file, told to expect reads here and there."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(file)
+    if hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(mapped, dtype=np.uint8)
+
+
+def _heap(path: Path) -> list[pa.RecordBatch]:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+__all__ = ["open_store"]

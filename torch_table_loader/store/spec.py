@@ -1,0 +1,150 @@
+"""What a store holds, as a value, and where its files are."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from torch_table_loader.store.layout import RecordLayout
+
+FORMAT = 1
+"""Raise it when the files' layout changes: names of stores carry it."""
+
+MANIFEST = "manifest.json"
+RECORDS = "records.bin"
+NULLS = "nulls.bin"
+IDS = "row_ids.bin"
+PARTS = "parts"
+LEASES = "leases"
+
+
+@dataclass(frozen=True, eq=False)
+class StoreSpec:
+    """What a store is to hold.
+
+    Args:
+        table: fingerprint of the table.
+        filters: key of the row filter; None without one.
+        schema: the columns, in order.
+        chunk_rows: live rows of each chunk, in row order; a chunk is what one builder makes at a time.
+        keeps_ids: whether row ids are kept, since they are not the places.
+        variable_bytes: what the columns of variable width are taken to need.
+    """
+
+    table: str
+    filters: str | None
+    schema: pa.Schema
+    chunk_rows: tuple[int, ...]
+    keeps_ids: bool = False
+    variable_bytes: int = 0
+
+    @cached_property
+    def layout(self) -> RecordLayout:
+        """Of the records."""
+        return RecordLayout(self.schema)
+
+    @cached_property
+    def name(self) -> str:
+        """The store's folder: the same for every run of the same table, columns and filter."""
+        said = (FORMAT, self.table, self.filters, encode_schema(self.schema), self.chunk_rows, self.keeps_ids)
+        return f"rows-{hashlib.sha256(repr(said).encode()).hexdigest()[:32]}"
+
+    @cached_property
+    def chunk_starts(self) -> tuple[int, ...]:
+        """The first row of each chunk, and the row after the last."""
+        return (0, *accumulate(self.chunk_rows))
+
+    @property
+    def num_rows(self) -> int:
+        """All rows."""
+        return self.chunk_starts[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        """What the store needs, where columns of variable width need what they are taken to."""
+        return self.num_rows * (self.layout.width + 8 * self.keeps_ids) + self.variable_bytes
+
+
+def encode_schema(schema: pa.Schema) -> str:
+    """Write a schema as text, its metadata left out."""
+    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode("ascii")
+
+
+def decode_schema(text: str) -> pa.Schema:
+    """Read what `encode_schema` wrote."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def heap_file(chunk: int) -> str:
+    """Name the heap of a chunk."""
+    return f"heap-{chunk:06}.arrow"
+
+
+def part_file(place: Path, chunk: int) -> Path:
+    """Say where a finished chunk is noted."""
+    return place / PARTS / f"{chunk:06}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A chunk that is finished.
+
+    Args:
+        rows: in it.
+        records: CRC-32 of its records.
+        nulls: CRC-32 of its records of nulls; None where nothing in it is null.
+        ids: CRC-32 of its row ids; None where they are not kept.
+        heap: CRC-32 of its heap file; None where there is none.
+        heap_bytes: of that file.
+        null_columns: in which something is null.
+    """
+
+    rows: int
+    records: int
+    nulls: int | None
+    ids: int | None
+    heap: int | None
+    heap_bytes: int
+    null_columns: tuple[int, ...]
+
+    def to_json(self) -> list[Any]:
+        """Write as plain data."""
+        return [
+            self.rows,
+            self.records,
+            self.nulls,
+            self.ids,
+            self.heap,
+            self.heap_bytes,
+            list(self.null_columns),
+        ]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Part:
+        """Read what `to_json` wrote. Raises ValueError or TypeError where it is something else."""
+        rows, records, nulls, ids, heap, heap_bytes, columns = data
+        return cls(rows, records, nulls, ids, heap, heap_bytes, tuple(columns))
+
+
+__all__ = [
+    "FORMAT",
+    "IDS",
+    "LEASES",
+    "MANIFEST",
+    "NULLS",
+    "PARTS",
+    "RECORDS",
+    "Part",
+    "StoreSpec",
+    "decode_schema",
+    "encode_schema",
+    "heap_file",
+    "part_file",
+]

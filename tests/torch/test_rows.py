@@ -440,3 +440,16 @@ def test_a_batch_may_be_written_in_place(table: str) -> None:
         batch["x"].zero_()
     loader.set_epoch(0)
     assert ids(loader) == first
+
+
+def test_memory_is_flat_over_epochs(tmp_path: Path) -> None:
+    rows = 200_000
+    pq.write_table(pa.table({name: np.arange(rows) for name in ("id", "b", "c", "d")}), tmp_path / "t.parquet")
+    loader = make(str(tmp_path), batch_size=4096)[0]
+    held = []
+    for epoch in range(16):
+        loader.set_epoch(epoch)
+        assert sum(1 for _ in loader) == len(loader)
+        held.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    # An epoch is 6.4 MB: one that were kept each time would show.
+    assert max(held[-3:]) - max(held[5:8]) < 8_000_000, held

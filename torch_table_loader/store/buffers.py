@@ -6,8 +6,8 @@ system each time, and faulting it in again costs more than filling it.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,6 @@ class BufferPool:
 
     def __init__(self) -> None:
         """Hold nothing."""
-        self._lock = threading.Lock()
         self._size = 0
         self._free: deque[NDArray[np.uint8]] = deque()
 
@@ -42,18 +41,19 @@ class BufferPool:
         """
         if num_bytes < _SMALLEST:
             return np.empty(num_bytes, dtype=np.uint8)
-        with self._lock:
-            if num_bytes != self._size:
-                self._size = num_bytes
-                self._free.clear()
-            memory = self._free.pop() if self._free else None
+        memory: NDArray[np.uint8] | None = None
+        # No lock anywhere: the collector may give memory back at any moment, in any thread. A deque is safe without.
+        if num_bytes != self._size:
+            self._size = num_bytes
+            self._free.clear()
+        with suppress(IndexError):
+            memory = self._free.pop()
         if memory is None or memory.nbytes != num_bytes:  # one of another size may have come back meanwhile
             memory = np.empty(num_bytes, dtype=np.uint8)
         return np.asarray(_Lent(self, memory))
 
     def give_back(self, memory: NDArray[np.uint8]) -> None:
         """Take memory back to which nothing refers."""
-        # No lock: the collector may call this while this thread holds it. A deque is safe without.
         if memory.nbytes == self._size and len(self._free) < _KEPT:
             self._free.append(memory)
 

@@ -138,6 +138,11 @@ def _refuse_others(options: LoaderOptions) -> None:
     ):
         if getattr(options, name) is not None:
             raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
+    if options.shuffle == "rows":
+        raise ConfigError(
+            'shuffle="rows" is for tables of plain files so far; shuffle an Iceberg table by splits (shuffle=True), '
+            "with shuffle_buffer_size= to mix the rows inside them"
+        )
 
 
 __all__ = ["IcebergDataset"]

@@ -222,6 +222,8 @@ def test_what_is_missing_is_named(tmp_path: Path, catalog: Catalog, table: Table
     for name, value in (("schema", ROWS.schema), ("files", ["a"]), ("partitioning", "hive")):
         with pytest.raises(ConfigError, match=f"{name}= is for tables of plain files"):
             read(table, **{name: value})
+    with pytest.raises(ConfigError, match='shuffle="rows" is for tables of plain files'):
+        read(table, shuffle="rows")
 
 
 def test_names_that_pyiceberg_would_ignore(tmp_path: Path, table: Table) -> None:

@@ -47,7 +47,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "rows": table.layout.num_rows,
             "bytes": table.layout.num_bytes,
             **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
-            "newest_ns": max((file.version.mtime_ns or 0 for file in table.files), default=0),
+            "newest_ns": 0 if table.description else max((f.version.mtime_ns or 0 for f in table.files), default=0),
         },
         "options": {
             "columns": _columns(columns),

@@ -289,3 +289,11 @@ def test_int96_and_extension_types() -> None:
     found = plan(file, columns).apply(batch)
     assert found.column(0).cast(pa.int64()).to_pylist() == [-1, 1]
     assert found.column(1).to_pylist() == [b"\1" * 16] * 2
+
+
+def test_a_reader_that_puts_an_extension_type_around_its_storage() -> None:
+    file = pa.schema([ids(pa.field("u", pa.binary(16)), 1)])
+    conformer = plan(file, (Column(1, "u", pa.binary(16)),))
+    batch = pa.record_batch([pa.array([b"\1" * 16], pa.uuid())], names=["u"])
+    assert conformer.apply(batch).schema.types == [pa.binary(16)]
+    assert conformer.apply(pa.record_batch([pa.array([b"\1" * 16], pa.binary(16))], names=["u"])).num_rows == 1

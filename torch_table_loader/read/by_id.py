@@ -33,6 +33,7 @@ class _Source(NamedTuple):
     """A column: read from the file at a place, or the same value in every row, or counted; or both."""
 
     place: int
+    expects: pa.DataType | None
     convert: Convert | None
     constant: pa.Scalar | None
     counted_from: int | None
@@ -67,7 +68,7 @@ class IdConformer:
         Raises:
             TableError: a value does not fit the table's type, or a null stands where none may; names the column.
         """
-        if self.as_it_is:
+        if self.as_it_is and batch.schema.types == self.schema.types:
             return batch.replace_schema_metadata(None)
         arrays = [self._made(*pair, batch, row) for pair in zip(self.sources, self.schema, strict=True)]
         if not arrays:
@@ -77,7 +78,7 @@ class IdConformer:
     def _made(self, source: _Source, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
         array = None
         if source.place >= 0:
-            array = self._converted(source, field, batch.column(source.place))
+            array = self._converted(source, field, _plain(batch.column(source.place), source.expects))
         if source.counted_from is not None:
             start = source.counted_from + row
             counted = pa.array(np.arange(start, start + batch.num_rows, dtype=np.int64))
@@ -136,6 +137,7 @@ def plan_by_id(
         sources.append(
             _Source(
                 len(reads),
+                field.type,
                 _converter(field, column, inner, f"{name}, column {column.name!r}"),
                 stands_in.constant if stands_in else None,
                 stands_in.counted_from if stands_in else None,
@@ -144,18 +146,24 @@ def plan_by_id(
         )
         reads.append(field.name)
     schema = pa.schema([pa.field(called, column.type, nullable=not column.required) for called, column in wanted])
-    plain = [_Source(place, None, None, None, refuse_nulls=False) for place in range(len(sources))]
+    plain = [_Source(place, c.type, None, None, None, refuse_nulls=False) for place, (_, c) in enumerate(wanted)]
     as_it_is = sources == plain and schema.equals(pa.schema([file_schema.field(read) for read in reads]))
     return IdConformer(name, tuple(reads), schema, tuple(sources), as_it_is)
+
+
+def _plain(array: pa.Array, expects: pa.DataType | None) -> pa.Array:
+    """Take the storage of an extension type that pyarrow puts around it only when it reads (UUIDs in Parquet)."""
+    extended = isinstance(array.type, pa.BaseExtensionType) and not isinstance(expects, pa.BaseExtensionType)
+    return array.storage if extended else array
 
 
 def _absent(column: Column, columns: FileColumns, name: str) -> _Source:
     """What stands for a column that the file does not have."""
     if column.field_id == ROW_ID_FIELD:
-        return _Source(-1, None, None, columns.first_row_id, refuse_nulls=False)
+        return _Source(-1, None, None, None, columns.first_row_id, refuse_nulls=False)
     if column.field_id == LAST_UPDATED_FIELD:
         known = columns.sequence_number if columns.first_row_id is not None else None
-        return _Source(-1, None, pa.scalar(known, pa.int64()), None, refuse_nulls=False)
+        return _Source(-1, None, None, pa.scalar(known, pa.int64()), None, refuse_nulls=False)
     in_partition = column.field_id in columns.constants
     value = columns.constants[column.field_id] if in_partition else column.default
     if value is None and column.required:
@@ -170,7 +178,7 @@ def _absent(column: Column, columns: FileColumns, name: str) -> _Source:
             f"column {column.name!r} must be {column.type}, but {'the partition' if in_partition else 'the default'} "
             f"of {name} says {value!r}; mend the table"
         ) from error
-    return _Source(-1, None, constant, None, refuse_nulls=False)
+    return _Source(-1, None, None, constant, None, refuse_nulls=False)
 
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:

@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest $(TESTS)
 help:
 	@echo "make demo                    train a small model on two ranks and prove what was delivered"
 	@echo "make test                    the tests of every day (minutes)"
-	@echo "make test-all-deterministic  the laws with ten times the examples, and what takes long (marked slow)"
+	@echo "make test-all-deterministic  the laws with more examples, and what takes long (marked slow)"
 	@echo "make test-all                all of them, those that kill processes too"
 	@echo "make lint | format           style and types"
 	@echo "make bench                   measure, and write bench/RESULTS.md"
@@ -53,7 +53,7 @@ test: $(READY)
 	$(PYTEST) -m "not slow and not kills"
 
 test-all-deterministic: $(READY)
-	LAWS_EFFORT=10 $(PYTEST) -m "not kills" -k "laws or slow" --timeout 900
+	LAWS_EFFORT=3 $(PYTEST) -m "not kills" -k "laws or slow" --timeout 900
 
 test-all: $(READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
@@ -144,6 +145,20 @@ def test_reading_begins_at_the_row_group_of_the_cut_or_of_the_open_window(
     place = bisect_right([row for row, _ in groups], begin % ROWS) - 1
     byte = watch.first_byte(f"{cut}.{form}")
     assert groups[place][1] <= byte < [*(start for _, start in groups), 1 << 60][place + 1]
+
+
+@pytest.mark.parametrize("form", ["parquet", "orc"])
+@pytest.mark.parametrize("taken", [3, 16, 25])
+def test_under_a_filter_reading_begins_at_the_row_group_of_the_next_row_that_passes(
+    tables: dict[str, Path], watch: Watch, form: str, taken: int
+) -> None:
+    options = {"num_workers": 1, "filters": pc.field("c0") < 0.7}
+    _, rest, expected = resume(watch, lambda: make(tables[form], form, **options), taken)
+    assert rest == expected
+    cut, row = divmod(rest[0][0], ROWS)
+    assert watch.opened == [f"{number}.{form}" for number in range(cut, FILES)]
+    groups = groups_of(tables[form] / f"{cut}.{form}")
+    assert watch.first_byte(f"{cut}.{form}") >= groups[bisect_right([first for first, _ in groups], row) - 1][1]
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])

@@ -6,6 +6,8 @@ import datetime as dt
 import importlib.metadata
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +124,7 @@ def write(
     lines = [
         "# What was measured",
         "",
-        f"{now:%Y-%m-%d %H:%M} UTC, by `make bench`. {_machine()}",
+        f"{now:%Y-%m-%d %H:%M} UTC, by `{shlex.join(['python', '-m', 'bench.run', *sys.argv[1:]])}`. {_machine()}",
         "",
         ", ".join(f"{name} {_version(name)}" for name in _PACKAGES) + f", Python {platform.python_version()}.",
         "",

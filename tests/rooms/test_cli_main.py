@@ -93,7 +93,6 @@ def test_storage_options_reach_the_store(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_warning_is_one_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch_table_strategies")
     assert main(["inspect", str(table), "--strategy", "newest_first", "--ranks", "2"]) == 0
     assert capsys.readouterr().err.startswith("torch-table-loader: warning: NewestFirst.generate")
 

@@ -34,7 +34,7 @@ $(READY): pyproject.toml constraints.txt strategies/pyproject.toml
 	         "Pass another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch
-	$(PIP) install --quiet -c constraints.txt -e ".[s3,iceberg,progress,dev]" -e ./strategies
+	$(PIP) install --quiet -c constraints.txt -e ".[s3,iceberg,progress,frameworks,dev]" -e ./strategies
 	@touch $@
 
 $(BENCH_READY): $(READY)

@@ -190,8 +190,15 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         return self._job.planned(self.cursor).plan.steps
 
     def __iter__(self) -> Iterator[Any]:
-        """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader."""
+        """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader.
+
+        In the process of a loader of ours they are that loader's, from the start of the epoch: what steps over batches
+        by reading the dataset, as Accelerate's ``skip_first_batches`` does, then steps over the right ones.
+        """
         info = get_worker_info()
+        if info is None and self._loader is not None:
+            self._restored = None
+            return iter(self._loader)
         lane, lanes = (0, 1) if info is None else (info.id, info.num_workers)
         self._job.begin(self._job.start(self.epoch))
         return _lane_iterator(self._job.with_lanes(lanes), self.epoch, lane)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
+from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
 from torch_table_loader.engine.turns import BatchesInTurn, LaneServer
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.metrics import LaneMetrics, Metrics
+from torch_table_loader.metrics import Metrics, Progress
+from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
 
 if TYPE_CHECKING:
@@ -74,10 +77,10 @@ class _EpochSampler:
             yield None
 
 
-class TableLoader(DataLoader[Any]):
+class TableLoader(PreparedForAccelerate, DataLoader[Any]):
     """Batches of a table, in an order that depends on neither threads nor processes.
 
-    It is made by ``create_dataloader`` of a dataset.
+    It is made by ``create_dataloader`` of a dataset. Frameworks that wrap loaders find that this one needs no wrapper.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -98,11 +101,12 @@ class TableLoader(DataLoader[Any]):
         return len(self._source)
 
     def __iter__(self) -> Any:
-        """Begin the epoch, or go on where a state that was loaded stands."""
+        """Begin the epoch, or go on where a state that was loaded stands.
+
+        Until it gives its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
+        """
         cursor = self._source.begin()
-        batches = LoaderIterator(self._source.job, cursor)
-        self._newest = batches.progress
-        return batches
+        return LoaderIterator(self, cursor)
 
     def state_dict(self) -> dict[str, Any]:
         """Say what the job has done, as plain data that is the same on every rank.
@@ -160,83 +164,68 @@ class TableLoader(DataLoader[Any]):
         return self._newest.metrics()
 
 
-class Progress:
-    """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
-
-    def __init__(
-        self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None, began: float
-    ) -> None:
-        """Begin to count.
-
-        Args:
-            cursor: where the iterator began.
-            work: the rank's.
-            turns: where the batches come from; only its notes are kept.
-            longest: steps of the rank that takes most; None if nobody knows.
-            began: when, before the lanes did; as `time.perf_counter` says it.
-        """
-        self.cursor = cursor
-        self.batches = 0
-        self._plan = work.plan
-        self._longest = longest
-        self._clocks = turns.clocks
-        self._tally = turns.tally
-        self._began = began
-
-    def now(self) -> Cursor:
-        """Say where the job stands."""
-        taken = self.cursor.stage.steps + self.batches
-        plan = self._plan
-        return self.cursor.after(taken, ended=plan.counted and taken >= plan.steps and self._longest != taken)
-
-    def metrics(self) -> Metrics:
-        """Say what was done so far."""
-        plan = self._plan
-        rows = self.batches * plan.batch_size - self._tally.short
-        if plan.counted and self.batches and self.cursor.stage.steps + self.batches == plan.steps:
-            rows = plan.num_rows - min(self.cursor.stage.steps, plan.steps) * plan.batch_size
-        return Metrics(
-            epoch=self.cursor.epoch,
-            batches=self.batches,
-            rows=rows,
-            seconds_waiting=self._tally.waited,
-            seconds_total=time.perf_counter() - self._began,
-            workers=tuple(
-                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
-                for worker, clock in enumerate(self._clocks)
-            ),
-        )
-
-
 class LoaderIterator(Iterator[Any]):
     """One pass over an epoch. Leaving it ends its threads and processes."""
 
-    def __init__(self, job: Job, cursor: Cursor) -> None:
+    def __init__(self, loader: TableLoader, cursor: Cursor) -> None:
         """Plan the epoch and start the lanes.
 
         Args:
-            job: the rank's share of the table.
+            loader: whose newest iterator this becomes.
             cursor: where to begin.
         """
+        self._loader = loader
+        self._entry: EpochOfAccelerate | None = None
+        self._ahead: list[Any] = []
+        self._start(cursor)
+
+    def _start(self, cursor: Cursor) -> None:
         began = time.perf_counter()
+        job = self._loader._source.job
         work = job.work(cursor)
         start = cursor.stage.steps
         self._turns = BatchesInTurn(work, _server(job, work, start), start)
         self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest, began)
         self._steps = work.plan.steps if work.plan.counted else None
+        self._remainder = _remainder(work.plan)
         self._next: Iterator[Any] = self._turns
         options = job.options
-        if options.pin_memory or options.device is not None:
-            self._next = map(_placer(options.device, pin=options.pin_memory), self._next)
+        device = self._loader._device_of_accelerate if options.device is None else options.device
+        if options.pin_memory or device is not None:
+            self._next = map(_placer(device, pin=options.pin_memory), self._next)
         if options.show_progress:
             left = None if self._steps is None else self._steps - start
             self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, left))
+        self._loader._newest = self.progress
 
     def __next__(self) -> Any:
         """Give the next batch."""
-        batch = next(self._next)
+        entry = self._enter() if self._entry is None else self._entry
+        try:
+            batch = self._ahead.pop() if self._ahead else next(self._next)
+        except StopIteration:
+            entry.leave()
+            raise
+        if entry.runs and self._steps is None:
+            self._ahead.extend(islice(self._next, 1))
         self.progress.batches += 1
+        if self._has_given_all(peeked=entry.runs):
+            self._loader.end_of_dataloader = True
         return batch
+
+    def _enter(self) -> EpochOfAccelerate:
+        """Follow an epoch that was set since ``iter()``, and say to Accelerate that the epoch begins."""
+        source = self._loader._source
+        if self._loader._newest is self.progress and source.cursor.epoch != self.progress.cursor.epoch:
+            self.close()
+            self._start(source.begin())
+        self._entry = EpochOfAccelerate(self._loader, self._remainder)
+        return self._entry
+
+    def _has_given_all(self, *, peeked: bool) -> bool:
+        if self._steps is None:
+            return peeked and not self._ahead
+        return self.progress.cursor.stage.steps + self.progress.batches >= self._steps
 
     def __len__(self) -> int:
         """Batches of the epoch; TypeError where the caller gave the counting pass up."""
@@ -247,6 +236,11 @@ class LoaderIterator(Iterator[Any]):
     def close(self) -> None:
         """End threads and processes now."""
         self._turns.close()
+
+
+def _remainder(plan: object) -> int:
+    """Count the real rows of the tail step, where gathering the ranks' batches puts its padding at the end; else −1."""
+    return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1
 
 
 def _server(job: Job, work: EpochWork, start: int) -> LaneServer:

@@ -1,8 +1,15 @@
-"""What a loader has done, as a value."""
+"""What a loader has done: counted while it runs, and as a value."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.turns import BatchesInTurn
+    from torch_table_loader.engine.work import EpochWork
+    from torch_table_loader.planning.cursor import Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +72,52 @@ class Metrics:
         return "\n".join(lines)
 
 
-__all__ = ["LaneMetrics", "Metrics"]
+class Progress:
+    """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
+
+    def __init__(
+        self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None, began: float
+    ) -> None:
+        """Begin to count.
+
+        Args:
+            cursor: where the iterator began.
+            work: the rank's.
+            turns: where the batches come from; only its notes are kept.
+            longest: steps of the rank that takes most; None if nobody knows.
+            began: when, before the lanes did; as `time.perf_counter` says it.
+        """
+        self.cursor = cursor
+        self.batches = 0
+        self._plan = work.plan
+        self._longest = longest
+        self._clocks = turns.clocks
+        self._tally = turns.tally
+        self._began = began
+
+    def now(self) -> Cursor:
+        """Say where the job stands."""
+        taken = self.cursor.stage.steps + self.batches
+        plan = self._plan
+        return self.cursor.after(taken, ended=plan.counted and taken >= plan.steps and self._longest != taken)
+
+    def metrics(self) -> Metrics:
+        """Say what was done so far."""
+        plan = self._plan
+        rows = self.batches * plan.batch_size - self._tally.short
+        if plan.counted and self.batches and self.cursor.stage.steps + self.batches == plan.steps:
+            rows = plan.num_rows - min(self.cursor.stage.steps, plan.steps) * plan.batch_size
+        return Metrics(
+            epoch=self.cursor.epoch,
+            batches=self.batches,
+            rows=rows,
+            seconds_waiting=self._tally.waited,
+            seconds_total=time.perf_counter() - self._began,
+            workers=tuple(
+                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
+                for worker, clock in enumerate(self._clocks)
+            ),
+        )
+
+
+__all__ = ["LaneMetrics", "Metrics", "Progress"]

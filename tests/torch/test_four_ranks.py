@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.torch.launching import play_scenes, values
 from tests.torch.tables import write_table
 
-ROOT = Path(__file__).parents[2]
 GROUPS = [[20, 5], [31], [], [13, 13, 13], [40], [1], [0, 6]]
 TOTAL = sum(map(sum, GROUPS))
 
@@ -26,25 +21,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     write_table(root / "grown", [*GROUPS, [17]])
     write_table(root / "shrunk", GROUPS[:-1])
     write_table(root / "rewritten", [*GROUPS[:-1], [0, 5]])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    done = subprocess.run(
-        [*launcher, str(ROOT / "tests/torch/scripts/four_ranks.py"), str(root), str(root / "seen.json")],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads((root / "seen.json").read_text())
-    return found
-
-
-def values(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Give what ranks delivered; none may have failed."""
-    assert [rank["error"] for rank in ranks] == [None] * 4
-    return [rank["value"] for rank in ranks]
+    return play_scenes(4, "four_ranks.py", root)
 
 
 def own_rows(epochs: list[dict[str, Any]]) -> list[int]:

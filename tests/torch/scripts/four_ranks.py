@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.torch.scripts.staging import leave, play_all
 from torch_table_loader import StructuredDataset
 from torch_table_loader.engine.agreement import Agreement
 
@@ -146,26 +144,11 @@ def silent_rank_0(root: Path) -> Any:
 
 
 def main() -> None:
-    """Play every scene; an error or warning is part of what a rank saw."""
+    """Play every scene."""
     root, out = map(Path, sys.argv[1:])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    seen = {}
-    for name, play in SCENES.items():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                value, error = play(root), None
-            except Exception as raised:  # noqa: BLE001 - it is written down
-                value, error = None, f"{type(raised).__name__}: {raised}"
-        told = [f"{Path(entry.filename).name}: {entry.message}" for entry in caught]
-        mine = {"value": value, "error": error, "warnings": told}
-        seen[name] = [None] * 4
-        dist.all_gather_object(seen[name], mine)
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(seen))
-    dist.barrier()
-    dist.destroy_process_group()
-    gc.collect()  # gloo's threads end here: one that lets a tensor go while the interpreter ends aborts the process
+    play_all(SCENES, root, out)
+    leave()
 
 
 if __name__ == "__main__":

@@ -80,7 +80,9 @@ def _of_accelerate(modules: Mapping[str, Any]) -> RankInfo | None:
     if not shared:
         return None
     mesh = shared.get("device_mesh")
-    if mesh is not None and getattr(mesh, "mesh_dim_names", None):
+    if names := getattr(mesh, "mesh_dim_names", None):
+        if DATA_PARALLEL_DIMS.isdisjoint(names):
+            return RankInfo(0, 1, "Accelerate")  # all ranks are one model's: its dimensions have names that are known
         return _of_mesh(mesh)._replace(origin="Accelerate")
     partial_state = getattr(modules["accelerate.state"], "PartialState", None)
     known = getattr(partial_state, "_shared_state", {})

@@ -99,16 +99,19 @@ class TableDataset(SingleRows, IterableDataset[Any]):
     def begin(self) -> Cursor:
         """Take the position at which an iterator begins; one that was loaded serves once."""
         cursor, self._restored = self.cursor, None
-        if self._begun == cursor.epoch and self.options.shuffle and not self._said_repetition:
-            self._said_repetition = True
-            warnings.warn(
-                f"epoch {cursor.epoch} is iterated again, in the same order; call loader.set_epoch(epoch) before each "
-                "epoch to shuffle anew",
-                stacklevel=3,
-            )
-        self._begun = cursor.epoch
         self._job.begin(cursor)
         return cursor
+
+    def note_begun(self, epoch: int) -> None:
+        """Note that an iterator gives its first batch of an epoch, and say once where that repeats a shuffled one."""
+        if self._begun == epoch and self.options.shuffle and not self._said_repetition:
+            self._said_repetition = True
+            warnings.warn(
+                f"epoch {epoch} is iterated again, in the same order; call loader.set_epoch(epoch) before each "
+                "epoch to shuffle anew",
+                stacklevel=4,
+            )
+        self._begun = epoch
 
     def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
         """Find the job that goes on from a state, and where; see `Job.resume`."""
@@ -197,7 +200,7 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         """
         info = get_worker_info()
         if info is None and self._loader is not None:
-            self._restored = None
+            self._restored = self._begun = None
             return iter(self._loader)
         lane, lanes = (0, 1) if info is None else (info.id, info.num_workers)
         self._job.begin(self._job.start(self.epoch))

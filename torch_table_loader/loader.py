@@ -46,6 +46,10 @@ class EpochDataset(Protocol):
         """Take that position; one that was loaded serves once."""
         ...
 
+    def note_begun(self, epoch: int) -> None:
+        """Note that an iterator gives its first batch of an epoch."""
+        ...
+
     def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
         """Find the job that goes on from a state, and where."""
         ...
@@ -219,6 +223,7 @@ class LoaderIterator(Iterator[Any]):
         if self._loader._newest is self.progress and source.cursor.epoch != self.progress.cursor.epoch:
             self.close()
             self._start(source.begin())
+        source.note_begun(self.progress.cursor.epoch)
         self._entry = EpochOfAccelerate(self._loader, self._remainder)
         return self._entry
 

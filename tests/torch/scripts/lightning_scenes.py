@@ -1,0 +1,140 @@
+"""What two ranks see of one table under Lightning. Run by torchrun."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pyarrow.compute as pc
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from tests.torch.scripts.staging import leave, play_all
+from torch_table_loader import StructuredDataset
+
+
+class Model(lightning.LightningModule):
+    """Notes which rows came in which epoch."""
+
+    def __init__(self, table: Path, **options: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.rows: dict[int, list[int]] = {}
+        self.validated: list[int] = []
+        self._table = table
+        self._options = {"batch_size": 7, "num_workers": 2, "num_ranks": "auto", "even_ranks": "balance"} | options
+
+    def train_dataloader(self) -> Any:
+        return StructuredDataset.create_dataloader(str(self._table), "parquet", shuffle=True, **self._options)[0]
+
+    def val_dataloader(self) -> Any:
+        return StructuredDataset.create_dataloader(str(self._table), "parquet", **self._options)[0]
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.rows.setdefault(self.current_epoch, []).extend(own(batch))
+        return self.layer(batch["f"].float()[:, None]).mean() * 1e-6
+
+    def validation_step(self, batch: dict[str, torch.Tensor]) -> None:
+        self.validated += own(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def own(batch: dict[str, torch.Tensor]) -> list[int]:
+    padding = batch.get("padding")
+    return (batch["x"] if padding is None else batch["x"][~padding]).tolist()  # type: ignore[no-any-return]
+
+
+def fit(root: Path, model: Model, *, resume: str | None = None, keep: bool = False, **options: Any) -> Model:
+    """Train; where `keep`, with a checkpoint after every third step and every epoch."""
+    chosen: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, "limit_val_batches": 0} | options
+    callbacks = []
+    if keep:
+        steps = {"dirpath": root / "checkpoints", "save_top_k": -1, "filename": "{step}"}
+        callbacks += [ModelCheckpoint(every_n_train_steps=3, **steps)]
+        callbacks += [ModelCheckpoint(every_n_epochs=1, save_on_train_epoch_end=True, **steps | {"filename": "{epoch}"})]
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=keep,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **chosen,
+    )
+    trainer.fit(model, ckpt_path=resume)
+    return model
+
+
+def with_a_sampler(root: Path) -> Any:
+    return fit(root, Model(root / "table"), use_distributed_sampler=True).rows
+
+
+def without_a_sampler(root: Path) -> Any:
+    return fit(root, Model(root / "table"), use_distributed_sampler=False).rows
+
+
+def validated(root: Path) -> Any:
+    """Validate inside an epoch and after it."""
+    options: dict[str, Any] = {"limit_val_batches": 1.0, "val_check_interval": 4, "max_epochs": 1}
+    model = fit(root, Model(root / "table"), **options)
+    return {"rows": model.rows, "validated": model.validated}
+
+
+def gone_on(root: Path) -> Any:
+    whole = fit(root, Model(root / "table"), keep=True).rows
+    dist.barrier()
+    found = {}
+    for path in sorted((root / "checkpoints").glob("*.ckpt")):
+        found[path.stem] = fit(root, Model(root / "table"), resume=str(path)).rows
+    return {"whole": whole, "gone on": found}
+
+
+def one_loader_for_two_trainers(root: Path) -> Any:
+    model = Model(root / "table")
+    loader = model.train_dataloader()
+    found = []
+    for _ in range(2):
+        model.rows = {}
+        model.train_dataloader = lambda: loader  # type: ignore[method-assign]
+        found.append(fit(root, model).rows)
+    return found
+
+
+def uncounted(root: Path) -> Any:
+    """Where rows are not counted Lightning reads a batch ahead, which the state takes for trained."""
+    options = {"filters": pc.field("k") < 9, "count_filtered": False, "even_ranks": None}
+    model = fit(root, Model(root / "table", **options), max_steps=3)
+    loader: Any = model.trainer.train_dataloader
+    return {"trained": len(model.rows[0]) // 7, "taken": loader.state_dict()["history"][-1][6]}
+
+
+SCENES = {
+    scene.__name__: scene
+    for scene in (
+        with_a_sampler,
+        without_a_sampler,
+        validated,
+        gone_on,
+        one_loader_for_two_trainers,
+        uncounted,
+    )
+}
+
+
+def main() -> None:
+    """Play every scene."""
+    root, out = map(Path, sys.argv[1:])
+    dist.init_process_group("gloo")
+    play_all(SCENES, root, out)
+    leave()
+
+
+if __name__ == "__main__":
+    main()

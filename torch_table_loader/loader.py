@@ -87,11 +87,13 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
     It is made by ``create_dataloader`` of a dataset. Frameworks that wrap loaders find that this one needs no wrapper.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
         """Serve a dataset's batches.
 
         Args:
             dataset: a `StructuredDataset`.
+            sampler: nothing; Lightning says so when it makes the loader of a prediction anew.
+            batch_sampler: nothing, too.
         """
         super().__init__(dataset, batch_size=None)
         object.__setattr__(self, "sampler", _EpochSampler(dataset))  # torch guards it against a plain assignment

@@ -25,7 +25,12 @@ class Model(lightning.LightningModule):
         self.rows: dict[int, list[int]] = {}
         self.validated: list[int] = []
         self._table = table
-        self._options = {"batch_size": 7, "num_workers": 2, "num_ranks": "auto", "even_ranks": "balance"} | options
+        self._options: dict[str, Any] = {
+            "batch_size": 7,
+            "num_workers": 2,
+            "num_ranks": "auto",
+            "even_ranks": "balance",
+        } | options
 
     def train_dataloader(self) -> Any:
         return StructuredDataset.create_dataloader(str(self._table), "parquet", shuffle=True, **self._options)[0]
@@ -39,6 +44,9 @@ class Model(lightning.LightningModule):
 
     def validation_step(self, batch: dict[str, torch.Tensor]) -> None:
         self.validated += own(batch)
+
+    def predict_step(self, batch: dict[str, torch.Tensor]) -> list[int]:
+        return own(batch)
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=1e-3)
@@ -54,22 +62,20 @@ def fit(root: Path, model: Model, *, resume: str | None = None, keep: bool = Fal
     chosen: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, "limit_val_batches": 0} | options
     callbacks = []
     if keep:
-        steps = {"dirpath": root / "checkpoints", "save_top_k": -1, "filename": "{step}"}
+        steps: dict[str, Any] = {"dirpath": root / "checkpoints", "save_top_k": -1, "filename": "{step}"}
         callbacks += [ModelCheckpoint(every_n_train_steps=3, **steps)]
-        callbacks += [ModelCheckpoint(every_n_epochs=1, save_on_train_epoch_end=True, **steps | {"filename": "{epoch}"})]
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=keep,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **chosen,
-    )
-    trainer.fit(model, ckpt_path=resume)
+        callbacks += [
+            ModelCheckpoint(every_n_epochs=1, save_on_train_epoch_end=True, **steps | {"filename": "{epoch}"})
+        ]
+    trainer(callbacks=callbacks, enable_checkpointing=keep, **chosen).fit(model, ckpt_path=resume)
     return model
+
+
+def trainer(**options: Any) -> lightning.Trainer:
+    chosen: dict[str, Any] = {"logger": False, "enable_checkpointing": False} | options
+    return lightning.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", enable_progress_bar=False, enable_model_summary=False, **chosen
+    )
 
 
 def with_a_sampler(root: Path) -> Any:
@@ -107,9 +113,15 @@ def one_loader_for_two_trainers(root: Path) -> Any:
     return found
 
 
+def predicted(root: Path) -> Any:
+    model = Model(root / "table")
+    batches: Any = trainer().predict(model, model.val_dataloader())
+    return [row for rows in batches for row in rows]
+
+
 def uncounted(root: Path) -> Any:
     """Where rows are not counted Lightning reads a batch ahead, which the state takes for trained."""
-    options = {"filters": pc.field("k") < 9, "count_filtered": False, "even_ranks": None}
+    options: dict[str, Any] = {"filters": pc.field("k") < 9, "count_filtered": False, "even_ranks": None}
     model = fit(root, Model(root / "table", **options), max_steps=3)
     loader: Any = model.trainer.train_dataloader
     return {"trained": len(model.rows[0]) // 7, "taken": loader.state_dict()["history"][-1][6]}
@@ -123,6 +135,7 @@ SCENES = {
         validated,
         gone_on,
         one_loader_for_two_trainers,
+        predicted,
         uncounted,
     )
 }

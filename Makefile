@@ -62,7 +62,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --explicit-package-bases tests demo bench
+	$(BIN)/mypy --explicit-package-bases tests demo bench examples
 	$(BIN)/mypy strategies/tests
 
 format: $(READY)

@@ -155,6 +155,21 @@ def test_accelerates_data_parallel_rank_comes_first(monkeypatch: pytest.MonkeyPa
     assert resolve(num_ranks="auto") == (5, 8)
 
 
+def test_ranks_of_one_model_under_accelerate_share_all_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, RANK=1, WORLD_SIZE=2)
+    run_accelerate(monkeypatch, 1, 2, FakeMesh({"tp": 2}, [1]))
+    assert resolve(num_ranks="auto") == (0, 1)
+
+
+def test_an_accelerate_that_believes_to_be_alone_in_a_job_of_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, RANK=1, WORLD_SIZE=2)
+    run_accelerate(monkeypatch, 0, 1)
+    with pytest.raises(
+        ConfigError, match="Accelerate says rank 0 of 1; the environment's RANK/WORLD_SIZE says rank 1 of 2"
+    ):
+        resolve(num_ranks="auto")
+
+
 def test_an_accelerate_that_was_only_imported_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     module(monkeypatch, "accelerate.state", AcceleratorState=SimpleNamespace(_shared_state={}))
     assert resolve(num_ranks="auto") == (0, 1)

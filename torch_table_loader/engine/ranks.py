@@ -16,6 +16,9 @@ DATA_PARALLEL_DIMS = frozenset(
 )
 """Names of mesh dimensions along which ranks read different rows."""
 
+ACCELERATES_MESH = "Accelerate's mesh"
+"""Which alone may say another rank than the launcher does: ranks of one model share a part."""
+
 
 class RankInfo(NamedTuple):
     """A rank among ranks, and who said so."""
@@ -67,7 +70,7 @@ def _automatic(modules: Mapping[str, Any], environ: Mapping[str, str], *, check:
     if not found:
         return RankInfo(0, 1, "nothing that runs ranks")
     first = found[0]
-    same_world = [info for info in found if info.origin != "Accelerate"]
+    same_world = [info for info in found if info.origin != ACCELERATES_MESH]
     if check and len({(info.rank, info.num_ranks) for info in same_world}) > 1:
         said = "; ".join(f"{info.origin} says rank {info.rank} of {info.num_ranks}" for info in same_world)
         raise ConfigError(f'num_ranks="auto" found ranks that disagree: {said}; pass rank= and num_ranks= yourself')
@@ -82,8 +85,8 @@ def _of_accelerate(modules: Mapping[str, Any]) -> RankInfo | None:
     mesh = shared.get("device_mesh")
     if names := getattr(mesh, "mesh_dim_names", None):
         if DATA_PARALLEL_DIMS.isdisjoint(names):
-            return RankInfo(0, 1, "Accelerate")  # all ranks are one model's: its dimensions have names that are known
-        return _of_mesh(mesh)._replace(origin="Accelerate")
+            return RankInfo(0, 1, ACCELERATES_MESH)  # all ranks are one model's: the names are known, and none is left
+        return _of_mesh(mesh)._replace(origin=ACCELERATES_MESH)
     partial_state = getattr(modules["accelerate.state"], "PartialState", None)
     known = getattr(partial_state, "_shared_state", {})
     if "num_processes" not in known:

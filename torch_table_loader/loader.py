@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
+from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
@@ -111,7 +112,13 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
 
         Until it gives its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
         """
-        cursor = self._source.begin()
+        cursor, before = self._source.begin(), self._newest
+        if before is not None and before.resumed and before.left and cursor.epoch > before.cursor.epoch:
+            warn_caller(
+                f"epoch {before.cursor.epoch}, which was resumed, was left with {before.left} batches to go; a trainer "
+                "that counts steps itself (Lightning, the Hugging Face Trainer) ends it too early where fewer ranks "
+                "had begun it"
+            )
         return LoaderIterator(self, cursor)
 
     def state_dict(self) -> dict[str, Any]:
@@ -191,7 +198,8 @@ class LoaderIterator(Iterator[Any]):
         work = job.work(cursor)
         start = cursor.stage.steps
         self._turns = BatchesInTurn(work, _server(job, work, start), start)
-        self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest, began)
+        resumed = cursor != job.start(cursor.epoch)
+        self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest, began, resumed=resumed)
         self._steps = work.plan.steps if work.plan.counted else None
         self._remainder = _remainder(work.plan)
         self._next: Iterator[Any] = self._turns

@@ -76,7 +76,7 @@ class Progress:
     """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
 
     def __init__(
-        self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None, began: float
+        self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None, began: float, *, resumed: bool
     ) -> None:
         """Begin to count.
 
@@ -86,8 +86,10 @@ class Progress:
             turns: where the batches come from; only its notes are kept.
             longest: steps of the rank that takes most; None if nobody knows.
             began: when, before the lanes did; as `time.perf_counter` says it.
+            resumed: whether that was inside an epoch.
         """
         self.cursor = cursor
+        self.resumed = resumed
         self.batches = 0
         self._plan = work.plan
         self._longest = longest
@@ -100,6 +102,12 @@ class Progress:
         taken = self.cursor.stage.steps + self.batches
         plan = self._plan
         return self.cursor.after(taken, ended=plan.counted and taken >= plan.steps and self._longest != taken)
+
+    @property
+    def left(self) -> int:
+        """Batches that were not taken; 0 where nobody knows."""
+        plan = self._plan
+        return max(0, plan.steps - self.cursor.stage.steps - self.batches) if plan.counted else 0
 
     def metrics(self) -> Metrics:
         """Say what was done so far."""

@@ -14,6 +14,7 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState
 
 from tests.torch.launching import play_scenes, values
+from tests.torch.scripts.accelerate_scenes import every_configuration
 from tests.torch.tables import write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 
@@ -100,6 +101,13 @@ def alone() -> Iterator[None]:
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+def test_every_configuration_delivers_every_row_once_on_one_rank(tmp_path: Path, alone: None) -> None:
+    write_table(tmp_path / "table", GROUPS)
+    seen = every_configuration(tmp_path)
+    assert len(seen) == 48
+    assert [name for name, rows in seen.items() if sorted(rows) != EVERY] == []
 
 
 def make(root: Path, **options: Any) -> TableLoader:

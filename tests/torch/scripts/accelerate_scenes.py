@@ -41,15 +41,15 @@ def rows(loader: Any) -> list[int]:
 
 
 def every_configuration(root: Path) -> Any:
+    """Deliver an epoch under each configuration that an accelerator can have."""
     names = ("dispatch_batches", "split_batches", "even_batches", "use_stateful_dataloader")
     choices = itertools.product((None, True, False), (False, True), (True, False), (False, True), (True, False))
     seen: dict[str, list[int]] = {}
     for *config, places in choices:
         asked: dict[str, Any] = dict(zip(names, config, strict=True))
         loader = make(root, even_ranks="balance")
-        prepared = accelerator(1, **asked).prepare_data_loader(loader, device_placement=places)
-        assert prepared is loader
-        seen[f"{asked} {places}"] = rows(prepared)
+        assert accelerator(1, **asked).prepare(loader, device_placement=[places]) is loader
+        seen[f"{asked} {places}"] = rows(loader)
     return seen
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.batching.memory import joined
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -97,7 +99,7 @@ class DenseKind:
 
     def join(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Copy runs into one."""
-        return np.concatenate(parts)
+        return joined(parts)
 
     def prepare(self, parts: Sequence[NDArray[Any]]) -> tuple[Sequence[NDArray[Any]], tuple[int, ...]]:
         """Nothing to do; one piece holds the values."""
@@ -142,13 +144,13 @@ class ListsKind:
         np.cumsum(lengths, out=offsets[1:])
         if offsets[-1] > _LONG_LIST * len(indices):
             runs = [data.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-            return Lists(offsets, np.concatenate(runs))
+            return Lists(offsets, joined(runs))
         places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Lists(offsets, data.values.take(places, axis=0))
 
     def join(self, parts: Sequence[Lists]) -> Lists:
         """Copy runs into one."""
-        return Lists(_joined_offsets(parts), np.concatenate([_used(part) for part in parts]))
+        return Lists(_joined_offsets(parts), joined([_used(part) for part in parts]))
 
     def prepare(self, parts: Sequence[Lists]) -> tuple[Sequence[Lists], tuple[int, ...]]:
         """Nothing to do; one piece holds the offsets, one the values."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import numpy as np
 import torch
 
+from torch_table_loader.batching.memory import new_array
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -88,7 +90,7 @@ class RowsCodec(Protocol[R]):
 
         Args:
             parts: at least one.
-            out: makes the block's memory; None takes it from torch's CPU allocator.
+            out: makes the block's memory; None takes it from Arrow's pool.
         """
         ...
 
@@ -126,7 +128,7 @@ def new_block(sizes: Sequence[int], num_rows: int, out: Allocate | None) -> tupl
         out: see `RowsCodec.pack`.
     """
     _, total = piece_starts(sizes)
-    data = torch.empty(total, dtype=torch.uint8) if out is None else out(total)
+    data = torch.from_numpy(new_array((total,), np.uint8)) if out is None else out(total)
     block = Block(data, num_rows, tuple(sizes))
     return block, pieces_of(block)
 

@@ -220,3 +220,22 @@ def test_large_joins_are_new_writable_and_shared_with_nobody() -> None:
     assert again[-1].tolist() == [299_998, 299_999]
     assert not np.shares_memory(once, again)
     assert parts[0][1].tolist() == [2, 3]
+
+
+def test_the_columns_of_a_joined_batch_do_not_overlap() -> None:
+    rows = 1000
+    columns = {"a": np.arange(rows, dtype=np.int8), "b": np.arange(rows) / 2, "c": np.arange(rows) % 3 == 0}
+    chunk = pa.record_batch({**columns, "d": pa.array([[1.5, row] for row in range(rows)], pa.list_(pa.float32(), 2))})
+    codec = make_codec(chunk.schema, TypePolicy())
+    [batch] = codec.concat([codec.decode(chunk.slice(0, 3)), codec.decode(chunk.slice(3))]).batches(rows)
+    for name, values in columns.items():
+        assert np.array_equal(batch[name].numpy(), values)
+    assert batch["d"][:, 1].tolist() == list(range(rows))
+    batch["a"].zero_()
+    assert np.array_equal(batch["b"].numpy(), columns["b"])
+
+
+def test_bytes_are_counted_the_same_whether_rows_have_one_width_or_not() -> None:
+    chunk = pa.record_batch({"a": [1, 2, 3], "b": [[1.0], [2.0, 3.0], []], "c": [True, False, True]})
+    rows = make_codec(chunk.schema, TypePolicy()).decode(chunk)
+    assert rows.num_bytes == 3 * (8 + 1) + 8 * 4 + 8 * 3

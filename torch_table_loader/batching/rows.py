@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import numpy as np
 import torch
 
-from torch_table_loader.batching.memory import new_array
+from torch_table_loader.batching.memory import aligned, new_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
-
-_ALIGNMENT = 64
 
 Allocate = Callable[[int], torch.Tensor]
 """Makes a flat uint8 tensor of so many bytes, for example in shared memory."""
@@ -113,7 +111,7 @@ def piece_starts(sizes: Sequence[int]) -> tuple[list[int], int]:
     """
     starts, end = [], 0
     for size in sizes:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        start = aligned(end)
         starts.append(start)
         end = start + size
     return starts, end

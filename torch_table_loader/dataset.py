@@ -14,9 +14,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
-from torch_table_loader.engine.lane import LaneBatches
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.engine.row_job import RowJob
+from torch_table_loader.engine.work import LaneBatches
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.explain import Explanation, explain
 from torch_table_loader.explain_rows import explain_rows

@@ -15,7 +15,7 @@ import pytest
 from tests.torch.leaks import children, lane_threads
 from tests.torch.tables import Batch, as_values, write_table
 from torch_table_loader import StructuredDataset, TableError, TableLoader, WorkerError
-from torch_table_loader.engine.lane import LaneBatches
+from torch_table_loader.engine.work import LaneBatches
 
 ENGINES = ["thread", "process"]
 

@@ -14,7 +14,7 @@ from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.fitting import columns_of, counter_of, strategy_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.planner import PlannedEpoch, Planner
-from torch_table_loader.engine.sizes import blocks_of_a_process, is_variable, rows_of_a_part, rows_of_a_read, width_of
+from torch_table_loader.engine.sizes import blocks_of_a_process, is_variable, rows_of_a_read, width_of
 from torch_table_loader.engine.state import identity, read_state, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work import EpochWork
@@ -154,27 +154,13 @@ class Job:
     @property
     def blocks(self) -> tuple[int, int]:
         """Batches that cross a process together, and how many such blocks of a lane wait there."""
-        options = self.options
-        row_bytes = max(self.row_bytes, self._stored_bytes) if self._guesses else self.row_bytes
+        options, layout = self.options, self.table.layout
+        stored = int(layout.group_bytes.sum()) // max(1, layout.num_rows)
+        guessed = any(map(is_variable, self.reader.schema.types))
+        row_bytes = max(self.row_bytes, stored) if guessed else self.row_bytes
         return blocks_of_a_process(
             row_bytes, options.batch_size, options.prefetch_batches, collated=options.collate_fn is not None
         )
-
-    @property
-    def _guesses(self) -> bool:
-        return any(map(is_variable, self.reader.schema.types))
-
-    @property
-    def _stored_bytes(self) -> int:
-        """Bytes of a row in the files, all columns, uncompressed."""
-        return int(self.table.layout.group_bytes.sum()) // max(1, self.table.layout.num_rows)
-
-    @property
-    def part_rows(self) -> int | None:
-        """Rows of a part of a lane that a thread reads by itself; None far away, where each open costs a round trip."""
-        if not self.table.storage.is_local:
-            return None
-        return rows_of_a_part(self.row_bytes, self._stored_bytes, self.read_rows, guessed=self._guesses)
 
     def with_lanes(self, lanes: int) -> Job:
         """Give the same job with another number of lanes."""
@@ -272,7 +258,6 @@ class Job:
             drop_last=options.drop_last,
             block_batches=block_batches,
             blocks_ahead=blocks_ahead,
-            part_rows=self.part_rows,
         )
 
     def rows_of(self, cursor: Cursor, step: int) -> list[RowSpan | LiveSpan]:

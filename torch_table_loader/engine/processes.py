@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.engine.crossing import Inbox, Outbox, Parcel, new_slots
-from torch_table_loader.engine.lane import LaneBatches, LaneClock
+from torch_table_loader.engine.work import LaneBatches, LaneClock
 from torch_table_loader.errors import TableLoaderError, WorkerError
 
 if TYPE_CHECKING:

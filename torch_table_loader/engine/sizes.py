@@ -43,21 +43,6 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
     return -(-aimed // batch_size) * batch_size
 
 
-def rows_of_a_part(row_bytes: int, stored_bytes: int, read_rows: int, *, guessed: bool) -> int:
-    """Size the part of a lane that a thread reads by itself.
-
-    Args:
-        row_bytes: of a decoded row.
-        stored_bytes: of a row in the file, uncompressed.
-        read_rows: see `rows_of_a_read`.
-        guessed: whether `row_bytes` is a guess; no row is then taken to be lighter than it is in the file.
-
-    >>> rows_of_a_part(384, 1900, 32_768, guessed=True), rows_of_a_part(64, 70, 100_000, guessed=False)
-    (4415, 100000)
-    """
-    return max(1, min(read_rows, CHUNK_BYTES // max(row_bytes, stored_bytes))) if guessed else read_rows
-
-
 def width_of(kind: pa.DataType) -> int:
     """Estimate the decoded bytes of a value."""
     if pa.types.is_struct(kind):
@@ -113,12 +98,4 @@ def blocks_of_a_process(
     return batches, -(-prefetch_batches // batches)
 
 
-__all__ = [
-    "BLOCKS_AHEAD",
-    "BLOCK_BYTES",
-    "blocks_of_a_process",
-    "is_variable",
-    "rows_of_a_part",
-    "rows_of_a_read",
-    "width_of",
-]
+__all__ = ["BLOCKS_AHEAD", "BLOCK_BYTES", "blocks_of_a_process", "is_variable", "rows_of_a_read", "width_of"]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.engine.ahead import Helpers, PartsAhead
-from torch_table_loader.engine.lane import LaneBatches
+from torch_table_loader.engine.work import LaneBatches
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.engine.lane import LaneClock
-    from torch_table_loader.engine.work import EpochWork, Fetch
+    from torch_table_loader.engine.work import EpochWork, LaneClock
 
 
 class CallerServer:
@@ -62,11 +60,10 @@ class CallerServer:
 class _Lane:
     """A lane's blocks on their way from a thread to the consumer."""
 
-    __slots__ = ("ahead", "batches", "busy", "done", "error", "read", "ready", "waiting")
+    __slots__ = ("batches", "busy", "done", "error", "read", "ready", "waiting")
 
-    def __init__(self, batches: LaneBatches, ahead: PartsAhead) -> None:
+    def __init__(self, batches: LaneBatches) -> None:
         self.batches = batches
-        self.ahead = ahead
         self.ready: deque[list[Any]] = deque()
         self.waiting = 0
         self.busy = False
@@ -79,8 +76,7 @@ class _Lane:
 class ThreadServer:
     """Threads that always work on the lane whose batches are needed first.
 
-    A lane pauses while a block of it waits (or, where the caller set `prefetch`, while so many batches wait). A thread
-    that finds no lane helps one that another thread has.
+    A lane pauses while a block of it waits (or, where the caller set `prefetch`, while so many batches wait).
     """
 
     def __init__(self, work: EpochWork, start: int, threads: int, prefetch: int | None) -> None:
@@ -94,14 +90,11 @@ class ThreadServer:
         """
         self._work = work
         self._joins = work.joins_tails(start)
+        self._lanes = [_Lane(batches) for batches in begin_lanes(work, start, to_the_end=self._joins)]
         self._prefetch = 1 if prefetch is None else prefetch
         self._lock = threading.Lock()
         self._work_wanted = threading.Condition(self._lock)
         self._block_ready = threading.Condition(self._lock)
-        helpers = Helpers(self._lock, threads - 1, self._work_wanted.notify)
-        ahead = [PartsAhead(work.read_part, helpers) for _ in range(work.lanes)]
-        batches = begin_lanes(work, start, to_the_end=self._joins, fetches=ahead)
-        self._lanes = list(map(_Lane, batches, ahead))
         self._stopped = False
         self._threads = [
             threading.Thread(target=self._run, name=f"table-loader-{number}", daemon=True) for number in range(threads)
@@ -167,15 +160,8 @@ class ThreadServer:
                     lane = min(wanting, key=lambda lane: lane.waiting)
                     lane.busy = True
                     return partial(self._read_on, lane)
-                if (help_out := self._help()) is not None:
-                    return help_out
                 self._work_wanted.wait()
             return None
-
-    def _help(self) -> Callable[[], None] | None:
-        """Find a part of a lane that another thread has."""
-        busy = sorted((lane for lane in self._lanes if lane.busy), key=lambda lane: lane.waiting)
-        return next((part for lane in busy if (part := lane.ahead.take()) is not None), None)
 
     def _last_job(self) -> Callable[[], None] | None:
         """When all lanes are read, one thread joins their tails."""
@@ -220,23 +206,16 @@ class ThreadServer:
             self._block_ready.notify()
 
 
-def begin_lanes(
-    work: EpochWork, start: int, *, to_the_end: bool, fetches: Sequence[Fetch] | None = None
-) -> list[LaneBatches]:
+def begin_lanes(work: EpochWork, start: int, *, to_the_end: bool) -> list[LaneBatches]:
     """Begin every lane where the plan stands.
 
     Args:
         work: the rank's.
         start: steps taken before; where rows are not counted, lanes begin at their start.
         to_the_end: see `LaneBatches`.
-        fetches: what reads each lane's parts; None reads one after another.
     """
     begun = work.plan.batches_before(start) if work.plan.counted else [0] * work.lanes
-    ways: Sequence[Fetch | None] = fetches or [None] * work.lanes
-    return [
-        LaneBatches(work, lane, batches, to_the_end=to_the_end, fetch=fetch)
-        for lane, (batches, fetch) in enumerate(zip(begun, ways, strict=True))
-    ]
+    return [LaneBatches(work, lane, batches, to_the_end=to_the_end) for lane, batches in enumerate(begun)]
 
 
 def rests_of(lanes: list[LaneBatches]) -> list[Rows]:

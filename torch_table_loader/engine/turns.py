@@ -13,8 +13,7 @@ from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.engine.lane import LaneClock
-    from torch_table_loader.engine.work import EpochWork
+    from torch_table_loader.engine.work import EpochWork, LaneClock
 
 
 class LaneServer(Protocol):

@@ -1,19 +1,19 @@
-"""The work of a rank in an epoch, as a value."""
+"""The work of a rank in an epoch, as a value, and how one lane of it is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.batching.window import WindowShuffle
 from torch_table_loader.errors import TableError
-from torch_table_loader.planning.parts import divide
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.windows import Stretch, permuted, stretches
 
@@ -25,30 +25,10 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.records import ReadTask
 
 PADDING_COLUMN = "padding"
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a lane that can be read apart from what is before it.
-
-    Args:
-        task: what to read.
-        name: the file's.
-        unpadded: how many of its rows come before the padding; None where batches do not mark it.
-        bounded: whether it is one read at most, so that it may be held until its turn comes.
-    """
-
-    task: ReadTask
-    name: str
-    unpadded: int | None
-    bounded: bool
-
-
-Fetch = Callable[[Iterable[Part]], Iterator["Rows"]]
-"""Yields the rows of parts in order."""
+_NO_PADDING = np.empty(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +49,6 @@ class EpochWork:
         drop_last: whether a short last batch is dropped; used only where rows are not counted.
         block_batches: batches that cross a process together.
         blocks_ahead: blocks of a lane that wait to be taken from a process.
-        part_rows: rows of a part that is worth a read of its own; None where only whole tasks are.
     """
 
     plan: RankPlan
@@ -85,7 +64,6 @@ class EpochWork:
     drop_last: bool
     block_batches: int
     blocks_ahead: int
-    part_rows: int | None = None
 
     @property
     def lanes(self) -> int:
@@ -96,24 +74,22 @@ class EpochWork:
         """Run the caller's `collate_fn`, if there is one, over finished batches."""
         return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
 
-    def rows(self, lane: int, start: int, fetch: Fetch | None = None) -> Iterator[Rows]:
+    def rows(self, lane: int, start: int) -> Iterator[Rows]:
         """Read a lane's rows in the order in which they are delivered.
 
         Args:
             lane: which.
             start: batches of the lane that were delivered before.
-            fetch: reads its parts; None reads one after another.
         """
-        fetch = fetch or self._in_turn
         for section in self.plan.sections(lane, start):
             for stretch in stretches(section, self.segments, self.window):
                 padded_from = section.padded_from - stretch.at
                 if stretch.unit is not None:
                     yield self._unit(stretch, padded_from)
                 elif stretch.size is not None:
-                    yield from self._windowed(stretch, stretch.size, padded_from, fetch)
+                    yield from self._windowed(stretch, stretch.size, padded_from)
                 else:
-                    yield from self._plain(stretch, stretch.start, padded_from, fetch)
+                    yield from self._plain(stretch, stretch.start, padded_from)
 
     def joins_tails(self, start: int) -> bool:
         """Whether whoever holds what all lanes left over can make the tail batches without reading rows again.
@@ -124,24 +100,21 @@ class EpochWork:
         plan = self.plan
         return plan.counted and not self.windows and start <= sum(plan.body_batches) < plan.steps
 
-    def rows_to_the_end(self, lane: int, start: int, fetch: Fetch | None = None) -> Iterator[Rows]:
+    def rows_to_the_end(self, lane: int, start: int) -> Iterator[Rows]:
         """Read a lane's rows, its tail included, so that a row group is decoded once.
 
         Args:
             lane: which.
             start: full batches of the lane that were delivered before.
-            fetch: see `rows`.
         """
-        fetch = fetch or self._in_turn
         whole = self.plan.whole(lane, start)
         full_rows = self.plan.body_batches[lane] * self.plan.batch_size
         for stretch in stretches(whole, self.segments, self.window):
             if stretch.size is None:
-                yield from self._plain(stretch, stretch.start, stretch.runs.num_rows, fetch)
+                yield from self._plain(stretch, stretch.start, stretch.runs.num_rows)
             else:
                 body = replace(stretch, runs=stretch.runs.slice(0, full_rows))
-                first = stretch.start // stretch.size * stretch.size
-                source = self._plain(stretch, first, stretch.runs.num_rows, fetch)
+                source = self._plain(stretch, stretch.start // stretch.size * stretch.size, stretch.runs.num_rows)
                 yield from self._permuted(body, stretch.size, source)
 
     def tail_batches(self, rests: Sequence[Rows]) -> list[Any]:
@@ -170,14 +143,18 @@ class EpochWork:
         shuffle = WindowShuffle(self.codec, self.window, partial(self._order, stretch))
         return cast("Rows", self.codec.concat([*shuffle.push(rows), *shuffle.finish()]))
 
-    def _plain(self, stretch: Stretch, start: int, padded_from: int, fetch: Fetch) -> Iterator[Rows]:
+    def _plain(self, stretch: Stretch, start: int, padded_from: int) -> Iterator[Rows]:
         """Read a stretch from a row on; where rows are not counted, all rows of its splits."""
+        at = start
         runs = stretch.runs.slice(start, stretch.runs.num_rows) if self.plan.counted else stretch.runs
-        return fetch(self._parts(stretch.segments, runs, padded_from - start if self.marks_padding else None))
+        for batch, name in self._read(stretch.segments, runs):
+            padding = np.arange(at, at + batch.num_rows) >= padded_from if self.marks_padding else _NO_PADDING
+            yield self._decode(batch, name, padding)
+            at += batch.num_rows
 
-    def _windowed(self, stretch: Stretch, size: int, padded_from: int, fetch: Fetch) -> Iterator[Rows]:
+    def _windowed(self, stretch: Stretch, size: int, padded_from: int) -> Iterator[Rows]:
         """Permute inside windows; reading begins where the open window begins, no earlier."""
-        return self._permuted(stretch, size, self._plain(stretch, stretch.start // size * size, padded_from, fetch))
+        return self._permuted(stretch, size, self._plain(stretch, stretch.start // size * size, padded_from))
 
     def _permuted(self, stretch: Stretch, size: int, source: Iterator[Rows]) -> Iterator[Rows]:
         """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
@@ -207,40 +184,16 @@ class EpochWork:
             at += batch.num_rows
         return cast("Rows", self.codec.concat(parts).take(places))
 
-    def _parts(self, segments: SegmentTable, runs: Runs, unpadded: int | None) -> Iterator[Part]:
-        """Divide pieces into parts, in order."""
+    def _read(self, segments: SegmentTable, runs: Runs) -> Iterator[tuple[pa.RecordBatch, str]]:
+        """Read pieces in order; says of each batch which file it is of."""
         for split, begin, end in runs:
             task = segments.task(split, begin, end if self.plan.counted else -1)
             name = segments.splits.layout.files[task.file_index].name
-            divided = [task] if self.part_rows is None else divide(task, self.part_rows)
-            for part in divided:
-                physical = sum(segment.row_stop - segment.row_start for segment in part.segments)
-                bounded = self.part_rows is not None and physical <= self.part_rows
-                yield Part(part, name, unpadded, bounded)
-                if unpadded is not None:
-                    unpadded -= (
-                        sum(segment.live for segment in part.segments) - part.skip if part.take < 0 else part.take
-                    )
+            for batch in self.reader.read(task):
+                yield batch, name
 
-    def _in_turn(self, parts: Iterable[Part]) -> Iterator[Rows]:
-        return chain.from_iterable(map(self.read_part, parts))
-
-    def read_part(self, part: Part) -> Iterator[Rows]:
-        """Read a part and decode it."""
-        at = 0
-        for batch in self.reader.read(part.task):
-            padding = None if part.unpadded is None else np.arange(at, at + batch.num_rows) >= part.unpadded
-            yield self._decode(batch, part.name, padding)
-            at += batch.num_rows
-
-    def _read(self, segments: SegmentTable, runs: Runs) -> Iterator[tuple[pa.RecordBatch, str]]:
-        """Read pieces in order; says of each batch which file it is of."""
-        for part in self._parts(segments, runs, None):
-            for batch in self.reader.read(part.task):
-                yield batch, part.name
-
-    def _decode(self, batch: pa.RecordBatch, name: str, padding: NDArray[np.bool_] | None) -> Rows:
-        if padding is not None and self.marks_padding:
+    def _decode(self, batch: pa.RecordBatch, name: str, padding: NDArray[np.bool_]) -> Rows:
+        if self.marks_padding:
             batch = batch.append_column(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False), pa.array(padding))
         try:
             return cast("Rows", self.codec.decode(batch))
@@ -263,4 +216,76 @@ def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows], left: int | No
     yield from shuffle.finish()
 
 
-__all__ = ["PADDING_COLUMN", "EpochWork", "Fetch", "Part"]
+@dataclass(slots=True)
+class LaneClock:
+    """What a lane has done, for `metrics()`.
+
+    Args:
+        rows: delivered to the engine.
+        batches: made.
+        num_bytes: of the output form.
+        working: seconds spent reading and decoding.
+    """
+
+    rows: int = 0
+    batches: int = 0
+    num_bytes: int = 0
+    working: float = 0.0
+
+
+class LaneBatches:
+    """One lane at work: an iterator over blocks, each the batches that one decoded run of rows completes.
+
+    Not safe for two threads at once; the engine sees to that.
+    """
+
+    def __init__(self, work: EpochWork, lane: int, start: int = 0, *, to_the_end: bool = False) -> None:
+        """Begin a lane.
+
+        Args:
+            work: the rank's.
+            lane: which.
+            start: batches of the lane that were delivered before.
+            to_the_end: leave the lane's tail in `rest`, instead of making the tail batches that fall to it.
+        """
+        self.clock = LaneClock()
+        self.rest: Rows | None = None
+        self._work = work
+        self._keeps_rest = to_the_end or not work.plan.counted
+        self._source = work.rows_to_the_end(lane, start) if to_the_end else work.rows(lane, start)
+        self._cutter = ExactBatches(work.codec, work.plan.batch_size)
+        self._done = False
+
+    def next_block(self) -> list[Any] | None:
+        """Make the next batches; None when the lane is done (what is left over is then in `rest`)."""
+        began = time.perf_counter()
+        try:
+            while not self._done:
+                rows = next(self._source, None)
+                if rows is None:
+                    self._done = True
+                    batches = self._last()
+                else:
+                    self.clock.rows += rows.num_rows
+                    self.clock.num_bytes += rows.num_bytes
+                    batches = self._cutter.push(rows)
+                if batches:
+                    self.clock.batches += len(batches)
+                    return self._work.finish(batches)
+            return None
+        finally:
+            self.clock.working += time.perf_counter() - began
+
+    def _last(self) -> list[Any]:
+        if not self._keeps_rest:
+            return self._cutter.finish()
+        self.rest = self._cutter.rest()
+        return []
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        self._done = True
+        self._source.close()  # type: ignore[attr-defined]
+
+
+__all__ = ["PADDING_COLUMN", "EpochWork", "LaneBatches", "LaneClock"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,35 +100,6 @@ class FilePlan(NamedTuple):
         return live
 
 
-class RecentPlans:
-    """The plans that were made last, since the parts of a file are read one by one. Pickles empty; threads share it."""
-
-    def __init__(self, most: int = 8) -> None:
-        """Hold nothing.
-
-        Args:
-            most: plans to keep; one holds the positions of its file's deletes.
-        """
-        self._most = most
-        self._plans: OrderedDict[Hashable, FilePlan] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type[RecentPlans], tuple[int]]:
-        """Pickle as an empty one."""
-        return RecentPlans, (self._most,)
-
-    def get(self, key: Hashable) -> FilePlan | None:
-        """Give a plan, if it is among the recent ones."""
-        return self._plans.get(key)
-
-    def put(self, key: Hashable, plan: FilePlan) -> None:
-        """Keep a plan; the oldest goes."""
-        with self._lock:
-            self._plans[key] = plan
-            while len(self._plans) > self._most:
-                self._plans.popitem(last=False)
-
-
 def plan_file(
     file: DataFile,
     meta: FileMeta,
@@ -195,4 +164,4 @@ def _beyond_partition(
     return None, not row_mask(constants.apply(one_row), filters)[0].as_py()
 
 
-__all__ = ["FilePlan", "RecentPlans", "plan_file"]
+__all__ = ["FilePlan", "plan_file"]

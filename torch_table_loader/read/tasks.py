@@ -13,7 +13,7 @@ from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure
-from torch_table_loader.read.file_plan import FilePlan, RecentPlans, plan_file
+from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.formats import COLUMNAR, reader_for
 from torch_table_loader.read.runs import Piece, Walk, group_at, plan_runs, trim_segments
 
@@ -96,7 +96,6 @@ class TaskReader:
         if row_id_bases is not None:
             fields.append(pa.field(ROW_ID, pa.int64(), nullable=False))
         self._schema = pa.schema(fields)
-        self._plans = RecentPlans()
 
     @property
     def schema(self) -> pa.Schema:
@@ -166,13 +165,9 @@ class TaskReader:
         return counts
 
     def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
-        plan = self._plans.get((file_index, columns))
-        if plan is None:
-            filters = (self._filters, self._filter_columns)
-            file, meta = self._files[file_index], self._metas[file_index]
-            plan = plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
-            self._plans.put((file_index, columns), plan)
-        return plan
+        filters = (self._filters, self._filter_columns)
+        file, meta = self._files[file_index], self._metas[file_index]
+        return plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
 
     def _delivered(self, part: _Masked, base: int | None) -> pa.RecordBatch:
         batch, mask = part.batch, part.mask

@@ -1,4 +1,4 @@
-"""One rank's share of a table in row mode; it stands where `Job` does."""
+"""One rank's share of a table in row mode."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ class RowJob:
             filters=options.filters,
             row_id_bases=table.layout.file_starts[:-1] if live_rows != table.layout.num_rows else None,
             max_rows=rows_of_a_read(row_bytes, 1),
+            deletes=table.deletes,
         )
         keeper = StoreKeeper(table, options, schema, segments, reader)
         topology = Topology(
@@ -153,6 +154,10 @@ class RowJob:
         said = identity(self.table, self.columns, self.options, "", "")
         kept = {name: said["options"][name] for name in ("columns", "filters", "shuffle_seed")}
         return {"table": said["table"], "options": kept | {"shuffle": "rows"}}
+
+    def close_clients(self) -> None:
+        """Close this process's client of the table's store."""
+        self.table.storage.close()
 
     def state(self, cursor: RowCursor) -> dict[str, Any]:
         """Write where the job stands, with what was excluded since."""

@@ -40,7 +40,7 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowWork:
-    """All that a thread or process needs to make its batches; it pickles. It stands where `EpochWork` does.
+    """All that a thread or process needs to make its batches; it pickles.
 
     Args:
         plan: what the rank delivers.
@@ -81,9 +81,8 @@ class RowWork:
         """Run the caller's `collate_fn`, if there is one, over finished batches."""
         return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
 
-    def joins_tails(self, start: int) -> bool:  # noqa: ARG002 the shape of EpochWork
-        """Whether lanes leave rows over: none does, since each batch is gathered whole."""
-        return False
+    def joining(self, start: int) -> None:
+        """Lanes leave no rows over, since each batch is gathered whole."""
 
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
         """Gather a lane's rows, some batches at a time.

@@ -131,7 +131,7 @@ class RowJob:
     @property
     def fork_safe(self) -> bool:
         """Whether planning left no threads behind that a fork would break."""
-        return bool(getattr(self.table.storage, "fork_safe", False))
+        return bool(getattr(self.table.storage, "fork_safe", False)) and self.keeper.fork_safe
 
     @property
     def servers(self) -> int:
@@ -156,8 +156,9 @@ class RowJob:
         return {"table": said["table"], "options": kept | {"shuffle": "rows"}}
 
     def close_clients(self) -> None:
-        """Close this process's client of the table's store."""
+        """Close this process's clients of the table's store, and of the row store's."""
         self.table.storage.close()
+        self.keeper.close_clients()
 
     def state(self, cursor: RowCursor) -> dict[str, Any]:
         """Write where the job stands, with what was excluded since."""

@@ -91,10 +91,7 @@ class RowWork:
             lane: which.
             start: batches of the lane that were delivered before.
         """
-        stored = self.keeper.rows()
-        for steps in self.plan.steps_of(lane, start, self.gather_batches):
-            places, padding = concat_places([self.plan.step(step) for step in steps])
-            found = self.order.take(places)
+        for stored, found, padding in self.keeper.rows().windows(self._blocks(lane, start)):
             columns = stored.gather(found)
             if self.row_id:
                 columns.append(pa.array(stored.ids(found)))
@@ -102,6 +99,12 @@ class RowWork:
                 columns.append(pa.array(padding))
             batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
             yield cast("Rows", self.codec.decode(batch))
+
+    def _blocks(self, lane: int, start: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        """Give the rows of the store that are gathered together, and which of them are padding."""
+        for steps in self.plan.steps_of(lane, start, self.gather_batches):
+            places, padding = concat_places([self.plan.step(step) for step in steps])
+            yield self.order.take(places), padding
 
 
 __all__ = ["RowOrder", "RowWork"]

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import pyarrow as pa
 import torch
@@ -31,8 +31,10 @@ from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.plan_cache import PlanCache
 
 if TYPE_CHECKING:
+    from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.ranks import RankInfo
+    from torch_table_loader.engine.roles import Place, TableShare
     from torch_table_loader.metrics import Metrics
-    from torch_table_loader.planning.cursor import Cursor
 
 P = ParamSpec("P")
 D = TypeVar("D", bound="TableDataset")
@@ -41,9 +43,9 @@ D = TypeVar("D", bound="TableDataset")
 class TableDataset(SingleRows, IterableDataset[Any]):
     """What the datasets share; make a `StructuredDataset`."""
 
-    _job: Job
+    _job: TableShare[Any]
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TableShare[Any]) -> None:
         """Take a job that is ready to be planned.
 
         Args:
@@ -52,7 +54,7 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         super().__init__()
         self._job = job
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._restored: Cursor | None = None
+        self._restored: Place | None = None
         self._begun: int | None = None
         """The epoch that was begun last, unless `set_epoch` or a state was heard since."""
         self._said_repetition = False
@@ -72,7 +74,7 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         return dataset._loader, dataset
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TableShare[Any]:
         """The rank's share of the table, for loaders and tools."""
         return self._job
 
@@ -92,11 +94,11 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         return self._job.schema(self.cursor)
 
     @property
-    def cursor(self) -> Cursor:
+    def cursor(self) -> Place:
         """Where the next iterator begins: at a position that was loaded, else at the start of the epoch."""
         return self._restored or self._job.start(self.epoch)
 
-    def begin(self) -> Cursor:
+    def begin(self) -> Place:
         """Take the position at which an iterator begins; one that was loaded serves once."""
         cursor, self._restored = self.cursor, None
         if self._begun == cursor.epoch and self.options.shuffle and not self._said_repetition:
@@ -110,11 +112,11 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         self._job.begin(cursor)
         return cursor
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
-        """Find the job that goes on from a state, and where; see `Job.resume`."""
+    def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[Any], Place]:
+        """Find the job that goes on from a state, and where; see `RankShare.resume`."""
         return self._job.resume(state)
 
-    def restore(self, cursor: Cursor, job: Job) -> None:
+    def restore(self, cursor: Place, job: TableShare[Any]) -> None:
         """Begin the next iterator at a position.
 
         Args:
@@ -160,8 +162,11 @@ class TableDataset(SingleRows, IterableDataset[Any]):
 
     def explain(self) -> Explanation:
         """Say what an epoch will read, and why; see `Explanation`."""
-        job: object = self._job
-        return explain_rows(job, self.epoch) if isinstance(job, RowJob) else explain(self._job, self.epoch)
+        job = self._job
+        if isinstance(job, RowJob):
+            return explain_rows(job, self.epoch)
+        assert isinstance(job, Job)  # noqa: S101 there are two
+        return explain(job, self.epoch)
 
     def metrics(self) -> Metrics:
         """Say what this rank's newest iterator has done; see `Metrics`.
@@ -204,7 +209,7 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         cls.create_dataloader = showing(signature, cls.create_dataloader.__func__)  # type: ignore[method-assign,attr-defined]
 
 
-def _lane_iterator(job: Job, epoch: int, lane: int) -> Iterator[Any]:
+def _lane_iterator(job: TableShare[Any], epoch: int, lane: int) -> Iterator[Any]:
     work = job.work(job.start(epoch))
     batches = LaneBatches(work, lane)
     try:
@@ -217,6 +222,15 @@ def _lane_iterator(job: Job, epoch: int, lane: int) -> Iterator[Any]:
                 yield from work.finish(batches.rest.slice(0, stop).batches(size))
     finally:
         batches.close()
+
+
+def open_share(
+    source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None, *, split_deletes: bool = False
+) -> TableShare[Any]:
+    """Open this rank's share of a table, in the order that the caller asked for; see `Job.open`."""
+    if options.shuffle == "rows":
+        return RowJob.open(source, options, ranks, cache)
+    return Job.open(source, options, ranks, cache, split_deletes=split_deletes)
 
 
 class StructuredDataset(TableDataset):
@@ -262,8 +276,7 @@ class StructuredDataset(TableDataset):
             scope = f"{source.storage.place} {asked.schema or ''}"
             same_store = parse_address(asked.plan_cache).protocol == source.storage.protocol
             cache = PlanCache.open(asked.plan_cache, asked.storage_options if same_store else None, scope)
-        kind = RowJob if asked.shuffle == "rows" else Job
-        job = cast("Job", kind.open(source, asked, ranks, cache))  # a RowJob stands where a Job does
+        job = open_share(source, asked, ranks, cache)
         agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
         source.storage.close()
         if cache is not None:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from torch_table_loader.dataset import TableDataset
+from torch_table_loader.dataset import TableDataset, open_share
 from torch_table_loader.engine.agreement import Agreement
-from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError, ResumeError
 from torch_table_loader.keywords import make_options
@@ -17,7 +16,7 @@ from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.source.plan_cache import PlanCache
 
 if TYPE_CHECKING:
-    from torch_table_loader.planning.cursor import Cursor
+    from torch_table_loader.engine.roles import Place, TableShare
 
 
 class IcebergDataset(TableDataset):
@@ -57,7 +56,7 @@ class IcebergDataset(TableDataset):
             as_of: the snapshot that was current then: a datetime or ISO text with time zone, or milliseconds.
             metadata_location: a metadata.json, instead of a catalog.
             location_override: prefixes of the metadata's paths, and what stands there now, of a table that moved.
-            split_deletes: cut files that have deletes, too.
+            split_deletes: cut files that have deletes, too; rows that are shuffled one by one need no cut.
             credentials: gives storage properties as pyiceberg names them (``s3.access-key-id`` …), called again
                 before ``s3.session-token-expires-at-ms`` and where the store refuses access; must pickle for worker
                 processes. Without it a catalog that vends credentials is asked again.
@@ -82,7 +81,7 @@ class IcebergDataset(TableDataset):
             ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=any(v is not None for v in chosen.values())
         )
 
-        def open_at(chosen: Mapping[str, Any], agree: Callable[[str, Any], Any]) -> Job:
+        def open_at(chosen: Mapping[str, Any], agree: Callable[[str, Any], Any]) -> TableShare[Any]:
             source, filters = open_source(
                 table,
                 catalog_config,
@@ -99,7 +98,7 @@ class IcebergDataset(TableDataset):
             cache = None
             if asked.plan_cache is not None:
                 cache = PlanCache.open(asked.plan_cache, asked.storage_options, source.storage.place)
-            job = Job.open(source, replace(asked, filters=filters), ranks, cache, split_deletes=split_deletes)
+            job = open_share(source, replace(asked, filters=filters), ranks, cache, split_deletes=split_deletes)
             source.storage.close()
             return job
 
@@ -109,7 +108,7 @@ class IcebergDataset(TableDataset):
         pinned = any(value is not None for value in chosen.values())
         self._open_at = None if pinned else open_at
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+    def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[Any], Place]:
         """Find the job that goes on from a state: of the state's own snapshot, where the caller chose none."""
         theirs = state.get("table", {}).get("snapshot_id") if isinstance(state, Mapping) else None
         if self._open_at is None or theirs is None or theirs == self.snapshot_id:
@@ -138,11 +137,6 @@ def _refuse_others(options: LoaderOptions) -> None:
     ):
         if getattr(options, name) is not None:
             raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
-    if options.shuffle == "rows":
-        raise ConfigError(
-            'shuffle="rows" is for tables of plain files so far; shuffle an Iceberg table by splits (shuffle=True), '
-            "with shuffle_buffer_size= to mix the rows inside them"
-        )
 
 
 __all__ = ["IcebergDataset"]

@@ -18,9 +18,7 @@ from torch_table_loader.metrics import LaneMetrics, Metrics
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.job import Job
-    from torch_table_loader.engine.work import EpochWork
-    from torch_table_loader.planning.cursor import Cursor
+    from torch_table_loader.engine.roles import LaneWork, Place, RankShare
 
 
 UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
@@ -30,24 +28,24 @@ class EpochDataset(Protocol):
     """What a loader needs of its dataset."""
 
     @property
-    def job(self) -> Job:
+    def job(self) -> RankShare[Any]:
         """The rank's share of the table."""
         ...
 
     @property
-    def cursor(self) -> Cursor:
+    def cursor(self) -> Place:
         """Where the next iterator begins."""
         ...
 
-    def begin(self) -> Cursor:
+    def begin(self) -> Place:
         """Take that position; one that was loaded serves once."""
         ...
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+    def resume(self, state: Mapping[str, Any]) -> tuple[RankShare[Any], Any]:
         """Find the job that goes on from a state, and where."""
         ...
 
-    def restore(self, cursor: Cursor, job: Job) -> None:
+    def restore(self, cursor: Any, job: Any) -> None:
         """Begin the next iterator at a position."""
         ...
 
@@ -128,7 +126,7 @@ class TableLoader(DataLoader[Any]):
         self._source.restore(cursor, job)
         self._newest = None
 
-    def _cursor(self) -> Cursor:
+    def _cursor(self) -> Place:
         """Where the newest iterator stands, unless the next one was told to begin elsewhere."""
         ahead = self._source.cursor
         if self._newest is None or ahead.epoch != self._newest.cursor.epoch:
@@ -163,9 +161,7 @@ class TableLoader(DataLoader[Any]):
 class Progress:
     """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
 
-    def __init__(
-        self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None, began: float
-    ) -> None:
+    def __init__(self, cursor: Place, work: LaneWork, turns: BatchesInTurn, longest: int | None, began: float) -> None:
         """Begin to count.
 
         Args:
@@ -183,7 +179,7 @@ class Progress:
         self._tally = turns.tally
         self._began = began
 
-    def now(self) -> Cursor:
+    def now(self) -> Place:
         """Say where the job stands."""
         taken = self.cursor.stage.steps + self.batches
         plan = self._plan
@@ -211,7 +207,7 @@ class Progress:
 class LoaderIterator(Iterator[Any]):
     """One pass over an epoch. Leaving it ends its threads and processes."""
 
-    def __init__(self, job: Job, cursor: Cursor) -> None:
+    def __init__(self, job: RankShare[Any], cursor: Place) -> None:
         """Plan the epoch and start the lanes.
 
         Args:
@@ -249,17 +245,17 @@ class LoaderIterator(Iterator[Any]):
         self._turns.close()
 
 
-def _server(job: Job, work: EpochWork, start: int) -> LaneServer:
+def _server(job: RankShare[Any], work: LaneWork, start: int) -> LaneServer:
     options = job.options
     if options.num_workers == 0:
         return CallerServer(work, start)
     if options.worker_type == "thread":
         return ThreadServer(work, start, job.servers, options.prefetch_batches)
-    job.table.storage.close()
+    job.close_clients()
     return ProcessServer(work, start, job.servers, _context(job))
 
 
-def _context(job: Job) -> Any:
+def _context(job: RankShare[Any]) -> Any:
     """Choose how worker processes start: never by fork where planning started threads that a fork breaks."""
     given = job.options.multiprocessing_context
     if job.fork_safe:

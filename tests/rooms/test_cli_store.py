@@ -82,3 +82,17 @@ def test_a_loader_opens_what_the_command_line_built(
     assert [path.parent for path in (tmp_path / "cache" / "row-stores").glob("*/manifest.json")] == [
         dataset.job.keeper.place  # type: ignore[attr-defined]
     ]
+
+
+def test_a_store_is_built_behind_a_url(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "cache"))
+    url = f"memory://{tmp_path.name}/stores"
+    assert main(["store", "build", table, "--store", url]) == 0
+    assert ": 500 rows" in capsys.readouterr().out
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "another"))
+    assert main(["store", "build", table, "--store", url]) == 0
+    assert ": is there already" in capsys.readouterr().out
+    assert main(["store", "list", "--store", url]) == 2
+    assert "list, verify and prune read a directory" in capsys.readouterr().err

@@ -36,23 +36,37 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     prune.add_argument("--older-than", type=float, metavar="DAYS", help="those that were finished so long ago")
     prune.add_argument("--name", action="append", default=[], metavar="NAME", help="those of this name")
     for action, run in ((build, _build), (listing, _list), (verify, _verify), (prune, _prune)):
-        action.add_argument("--store", metavar="DIR", help="the folder of stores (default: the cache directory)")
+        action.add_argument(
+            "--store", metavar="DIR", help="the folder of stores, for build also a URL (default: the cache directory)"
+        )
         action.set_defaults(run=run)
     return parser
 
 
+def _is_url(typed: argparse.Namespace) -> bool:
+    return typed.store is not None and "://" in typed.store
+
+
 def _folder(typed: argparse.Namespace) -> Path:
+    if _is_url(typed):
+        raise ConfigError(f"list, verify and prune read a directory, got {typed.store!r}; run them where it is one")
     return default_folder() if typed.store is None else Path(typed.store).expanduser().absolute()
 
 
 def _build(typed: argparse.Namespace) -> None:
     began = time.perf_counter()
     _, dataset = open_loader(
-        typed, shuffle="rows", row_store=str(_folder(typed)), output_format="arrow", show_progress=typed.progress
+        typed,
+        shuffle="rows",
+        row_store=typed.store if _is_url(typed) else str(_folder(typed)),
+        output_format="arrow",
+        show_progress=typed.progress,
     )
     place = store_place(dataset)
     manifest = read_manifest(place)
-    assert manifest is not None  # noqa: S101 it was just opened
+    if manifest is None:  # this machine keeps no copy of what another built
+        print(f"{place.name}: is there already")
+        return
     seconds = time.perf_counter() - began
     print(f"{place.name}: {manifest.num_rows:,} rows, {manifest.num_bytes:,} bytes, {seconds:.1f} s")
 

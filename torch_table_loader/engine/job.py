@@ -168,6 +168,10 @@ class Job:
             return self
         return replace(self, planner=self.planner.with_lanes(lanes))
 
+    def close_clients(self) -> None:
+        """Close this process's client of the table's store."""
+        self.table.storage.close()
+
     def state(self, cursor: Cursor) -> dict[str, Any]:
         """Write where the job stands."""
         return write_state(self.identity, cursor)

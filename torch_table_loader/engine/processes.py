@@ -21,7 +21,7 @@ from torch_table_loader.errors import TableLoaderError, WorkerError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.engine.work import EpochWork
+    from torch_table_loader.engine.roles import LaneWork
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Message:
 class _WorkerLanes(IterableDataset[_Message | None]):
     """The lanes of one worker process, one message a lane in each round, so that no lane runs far ahead."""
 
-    def __init__(self, work: EpochWork, begun: Sequence[int], marks: torch.Tensor) -> None:
+    def __init__(self, work: LaneWork, begun: Sequence[int], marks: torch.Tensor) -> None:
         self._work = work
         self._begun = begun
         self._marks = marks
@@ -130,7 +130,7 @@ def _as_is(message: Any) -> Any:
 class ProcessServer:
     """Worker processes that read the lanes; the consumer cuts their blocks."""
 
-    def __init__(self, work: EpochWork, start: int, processes: int, context: Any) -> None:
+    def __init__(self, work: LaneWork, start: int, processes: int, context: Any) -> None:
         """Start the processes.
 
         Args:

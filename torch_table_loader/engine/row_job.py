@@ -1,4 +1,4 @@
-"""One rank's share of a table in row mode; it stands where `Job` does."""
+"""One rank's share of a table in row mode."""
 
 from __future__ import annotations
 
@@ -114,6 +114,7 @@ class RowJob:
             filters=options.filters,
             row_id_bases=table.layout.file_starts[:-1] if live_rows != table.layout.num_rows else None,
             max_rows=rows_of_a_read(row_bytes, 1),
+            deletes=table.deletes,
         )
         keeper = StoreKeeper(table, options, schema, segments, reader)
         topology = Topology(
@@ -130,7 +131,7 @@ class RowJob:
     @property
     def fork_safe(self) -> bool:
         """Whether planning left no threads behind that a fork would break."""
-        return bool(getattr(self.table.storage, "fork_safe", False))
+        return bool(getattr(self.table.storage, "fork_safe", False)) and self.keeper.fork_safe
 
     @property
     def servers(self) -> int:
@@ -153,6 +154,11 @@ class RowJob:
         said = identity(self.table, self.columns, self.options, "", "")
         kept = {name: said["options"][name] for name in ("columns", "filters", "shuffle_seed")}
         return {"table": said["table"], "options": kept | {"shuffle": "rows"}}
+
+    def close_clients(self) -> None:
+        """Close this process's clients of the table's store, and of the row store's."""
+        self.table.storage.close()
+        self.keeper.close_clients()
 
     def state(self, cursor: RowCursor) -> dict[str, Any]:
         """Write where the job stands, with what was excluded since."""

@@ -40,7 +40,7 @@ class RowOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowWork:
-    """All that a thread or process needs to make its batches; it pickles. It stands where `EpochWork` does.
+    """All that a thread or process needs to make its batches; it pickles.
 
     Args:
         plan: what the rank delivers.
@@ -81,9 +81,8 @@ class RowWork:
         """Run the caller's `collate_fn`, if there is one, over finished batches."""
         return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
 
-    def joins_tails(self, start: int) -> bool:  # noqa: ARG002 the shape of EpochWork
-        """Whether lanes leave rows over: none does, since each batch is gathered whole."""
-        return False
+    def joining(self, start: int) -> None:
+        """Lanes leave no rows over, since each batch is gathered whole."""
 
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
         """Gather a lane's rows, some batches at a time.
@@ -92,10 +91,7 @@ class RowWork:
             lane: which.
             start: batches of the lane that were delivered before.
         """
-        stored = self.keeper.rows()
-        for steps in self.plan.steps_of(lane, start, self.gather_batches):
-            places, padding = concat_places([self.plan.step(step) for step in steps])
-            found = self.order.take(places)
+        for stored, found, padding in self.keeper.rows().windows(self._blocks(lane, start)):
             columns = stored.gather(found)
             if self.row_id:
                 columns.append(pa.array(stored.ids(found)))
@@ -103,6 +99,12 @@ class RowWork:
                 columns.append(pa.array(padding))
             batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
             yield cast("Rows", self.codec.decode(batch))
+
+    def _blocks(self, lane: int, start: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        """Give the rows of the store that are gathered together, and which of them are padding."""
+        for steps in self.plan.steps_of(lane, start, self.gather_batches):
+            places, padding = concat_places([self.plan.step(step) for step in steps])
+            yield self.order.take(places), padding
 
 
 __all__ = ["RowOrder", "RowWork"]

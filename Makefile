@@ -11,14 +11,17 @@ DOCS_READY := $(VENV)/.ready-docs
 
 RANKS ?= 2
 DEMO_ROWS ?= 2000000
+TRAIN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m demo.train
 TESTS := tests torch_table_loader strategies/tests
 PYTEST := $(BIN)/python -m pytest $(TESTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-all-deterministic lint format bench docs clean
+.PHONY: help demo demo-s3 demo-parquet test test-all test-all-deterministic lint format bench docs clean
 
 help:
-	@echo "make demo                    train a small model on two ranks and prove what was delivered"
+	@echo "make demo                    train on an Iceberg table on two ranks and prove what was delivered"
+	@echo "make demo-s3                 the same on S3 and Glue, which moto plays"
+	@echo "make demo-parquet            the same on plain Parquet"
 	@echo "make test                    the tests of every day (minutes)"
 	@echo "make test-all-deterministic  the laws with more examples, and what takes long (marked slow)"
 	@echo "make test-all                all of them, those that kill processes too"
@@ -46,8 +49,15 @@ $(DOCS_READY): $(READY)
 	@touch $@
 
 demo: $(READY)
+	$(BIN)/python -m demo.make_lake --rows $(DEMO_ROWS)
+	$(TRAIN) --data build/demo/lake
+
+demo-s3: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m demo.on_s3 --rows $(DEMO_ROWS) --ranks $(RANKS)
+
+demo-parquet: $(READY)
 	$(BIN)/python -m demo.make_clicks --rows $(DEMO_ROWS)
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m demo.train
+	$(TRAIN) --data build/demo/plain
 
 test: $(READY)
 	$(PYTEST) -m "not slow and not kills"

@@ -94,10 +94,17 @@ class IcebergWriter:
         self.columns = columns
         self.schemas.append({"type": "struct", "schema-id": len(self.schemas), "fields": list(columns)})
 
-    def append(self, rows: Iterable[Row], form: str = "parquet", partition: Any = None, **how: Any) -> str:
-        """Write a data file; returns its path."""
+    def append(
+        self,
+        rows: Iterable[Row],
+        form: str = "parquet",
+        partition: Any = None,
+        names: Sequence[str] | None = None,
+        **how: Any,
+    ) -> str:
+        """Write a data file, of all columns or of those named; returns its path."""
         rows = list(rows)
-        path = self._write(self._arrow(rows), form, **how)
+        path = self._write(self._arrow(rows, names), form, **how)
         by_id = [{c["id"]: row.get(c["name"]) for c in self.columns} for row in rows]
         entry = self._entry(path, form, len(rows), partition)
         if form == "parquet" and "bounds" not in how:

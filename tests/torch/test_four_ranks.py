@@ -59,27 +59,33 @@ def test_unequal_steps_are_said_with_the_remedy_in_the_callers_line(seen: Seen) 
         assert 'even_ranks="balance"' in rank["warnings"][0]
 
 
-def test_a_rank_with_another_seed_is_told_what_differs(seen: Seen) -> None:
-    errors = [rank["error"] for rank in seen["another_seed_on_rank_3"]]
-    assert errors[:3] == [None] * 3
-    assert errors[3].startswith("TableError: rank 3 plans another epoch than rank 0: they differ in shuffle_seed")
+@pytest.mark.parametrize(
+    ("scene", "said"),
+    [
+        ("another_seed_on_rank_3", "rank 3 plans another epoch than rank 0: they differ in shuffle_seed (there 7)"),
+        ("other_columns_on_rank_1", "rank 1 plans another epoch than rank 0: they differ in columns (there ['f: "),
+        ("another_filter_on_rank_2", "rank 2 plans another epoch than rank 0: they differ in filters"),
+        ("another_batch_size_on_rank_1", "rank 1 plans another epoch than rank 0: they differ in batch_size (there 8)"),
+        ("rank_1_misses_a_file", "rank 0 found 7 files, of which rank 1 misses '006.parquet'"),
+        ("rank_1_sees_a_file_of_another_size", "rank 1 plans another epoch than rank 0: they differ in bytes"),
+        (
+            "another_seed_in_a_tensor_parallel_pair",
+            "rank 3 plans another epoch than rank 0: they differ in shuffle_s",
+        ),
+    ],
+)
+def test_what_differs_is_said_on_every_rank(seen: Seen, scene: str, said: str) -> None:
+    errors = [rank["error"] for rank in seen[scene]]
+    assert all(error == errors[0] for error in errors)
+    assert errors[0].startswith("TableError: " + said)
+
+
+def test_a_difference_that_is_not_looked_for_is_not_found(seen: Seen) -> None:
     assert values(seen["another_seed_unchecked"])
 
 
 def test_a_rank_that_sees_more_files_takes_those_of_rank_0(seen: Seen) -> None:
     assert own_rows(values(seen["rank_2_sees_one_file_more"])) == list(range(TOTAL))
-
-
-def test_a_rank_that_misses_a_file_says_which(seen: Seen) -> None:
-    errors = [rank["error"] for rank in seen["rank_1_misses_a_file"]]
-    assert errors[0] is errors[2] is errors[3] is None
-    assert errors[1].startswith("TableError: rank 0 found 7 files, of which rank 1 misses '006.parquet'")
-
-
-def test_a_rank_that_sees_another_file_is_told(seen: Seen) -> None:
-    errors = [rank["error"] for rank in seen["rank_1_sees_a_file_of_another_size"]]
-    assert errors[0] is errors[2] is errors[3] is None
-    assert "TableError: rank 1 plans another epoch than rank 0: they differ in bytes" in errors[1]
 
 
 def test_one_rank_by_default_in_a_job_of_four_is_warned_about(seen: Seen) -> None:
@@ -104,3 +110,15 @@ def test_a_rank_0_that_says_nothing_is_not_waited_for_forever(seen: Seen) -> Non
     errors = [rank["error"] for rank in seen["silent_rank_0"]]
     assert errors[0] is None
     assert all("StorageError: rank" in error and "waited 0:00:01 for rank 0" in error for error in errors[1:])
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_forever(seen: Seen) -> None:
+    errors = [rank["error"] for rank in seen["absent_rank_3"]]
+    assert errors[3] is None
+    assert all("waited 0:00:01 for all 4 ranks to compare what they plan" in error for error in errors[:3])
+
+
+def test_ranks_that_are_not_in_the_group_are_not_waited_for(seen: Seen) -> None:
+    for rank in seen["more_ranks_than_processes"]:
+        assert rank["error"] is None
+        assert "there is no process group through which they could compare" in rank["warnings"][0]

@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -61,6 +62,34 @@ def another_seed_on_rank_3(root: Path) -> Any:
 
 
 @scene
+def other_columns_on_rank_1(root: Path) -> Any:
+    return epoch(root / "table", columns=["x", "f"] if dist.get_rank() == 1 else ["x"], even_ranks="balance")
+
+
+@scene
+def another_filter_on_rank_2(root: Path) -> Any:
+    return epoch(root / "table", filters=pc.field("k") < (7 if dist.get_rank() == 2 else 8), even_ranks="balance")
+
+
+@scene
+def another_batch_size_on_rank_1(root: Path) -> Any:
+    return epoch(root / "table", batch_size=8 if dist.get_rank() == 1 else 7, even_ranks="balance")
+
+
+@scene
+def another_seed_in_a_tensor_parallel_pair(root: Path) -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 2:
+        store.wait(["rank 3 has refused"])  # the part that both have is counted after that
+    try:
+        return epoch(root / "table", mesh=mesh, num_ranks=1, shuffle_seed=7 if dist.get_rank() == 3 else 42)["steps"]
+    finally:
+        if dist.get_rank() == 3:
+            store.set("rank 3 has refused", "")
+
+
+@scene
 def another_seed_unchecked(root: Path) -> Any:
     return epoch(root / "table", shuffle_seed=dist.get_rank(), even_ranks="balance", check_plan=False)["steps"]
 
@@ -109,6 +138,21 @@ def silent_rank_0(root: Path) -> Any:
             agreement.common_files([])
     finally:
         dist.barrier()
+
+
+@scene
+def absent_rank_3(root: Path) -> Any:
+    agreement = Agreement(dist.get_rank(), 4, check=True, pinned=False, timeout=timedelta(seconds=1))
+    try:
+        if dist.get_rank() < 3:
+            agreement.check({"seed": 1})
+    finally:
+        dist.barrier()
+
+
+@scene
+def more_ranks_than_processes(root: Path) -> Any:
+    return epoch(root / "table", num_ranks=8, rank=dist.get_rank(), even_ranks="balance")["steps"]
 
 
 if __name__ == "__main__":

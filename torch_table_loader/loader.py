@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch.utils.data import DataLoader
 
+from torch_table_loader.engine.device import check_placing, moved
 from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
@@ -90,6 +90,7 @@ class TableLoader(DataLoader[Any]):
         self._newest: Progress | None = None
         if self._source.job.options.worker_type == "process":
             _context(self._source.job)  # what the store cannot bear is refused here, not in the first epoch
+        check_placing(self._source.job.options.device, pin=self._source.job.options.pin_memory)
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch; TypeError where the caller gave the counting pass up."""
@@ -188,7 +189,8 @@ class Progress:
     def metrics(self) -> Metrics:
         """Say what was done so far."""
         plan = self._plan
-        rows = self.batches * plan.batch_size - self._tally.short
+        short = self._tally.short if self._tally.taken == self.batches else 0  # a device reads ahead
+        rows = self.batches * plan.batch_size - short
         if plan.counted and self.batches and self.cursor.stage.steps + self.batches == plan.steps:
             rows = plan.num_rows - min(self.cursor.stage.steps, plan.steps) * plan.batch_size
         return Metrics(
@@ -223,7 +225,7 @@ class LoaderIterator(Iterator[Any]):
         self._next: Iterator[Any] = self._turns
         options = job.options
         if options.pin_memory or options.device is not None:
-            self._next = map(_placer(options.device, pin=options.pin_memory), self._next)
+            self._next = moved(self._turns, options.device, pin=options.pin_memory)
         if options.show_progress:
             left = None if self._steps is None else self._steps - start
             self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, left))
@@ -241,8 +243,9 @@ class LoaderIterator(Iterator[Any]):
         return self._steps
 
     def close(self) -> None:
-        """End threads and processes now."""
+        """End threads and processes now, and let go of batches on their way to a device."""
         self._turns.close()
+        self._next = iter(())
 
 
 def _server(job: RankShare[Any], work: LaneWork, start: int) -> LaneServer:
@@ -267,24 +270,6 @@ def _context(job: RankShare[Any]) -> Any:
             'leave it out (forkserver is then used), or pass "spawn"'
         )
     return given or "forkserver"
-
-
-def _placer(device: Any, *, pin: bool) -> Any:
-    """Make a function that puts every tensor of a batch into page-locked memory and onto a device."""
-
-    def place(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            placed = value.pin_memory() if pin else value
-            return placed if device is None else placed.to(device, non_blocking=pin)
-        if isinstance(value, dict):
-            return {key: place(entry) for key, entry in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(place, value))
-        if isinstance(value, list | tuple):
-            return type(value)(map(place, value))
-        return value
-
-    return place
 
 
 __all__ = ["LoaderIterator", "TableLoader"]

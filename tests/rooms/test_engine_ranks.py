@@ -231,6 +231,13 @@ def test_a_mesh_without_a_data_parallel_dimension_is_refused() -> None:
         resolve(mesh=FakeMesh({"tp": 2, "pp": 2}, [0, 0]))
 
 
+def test_a_submesh_of_one_dimension_is_data_parallel_under_any_name_but_those_of_others() -> None:
+    assert resolve(mesh=FakeMesh({"batch": 3}, [2])) == (2, 3)
+    for name in ("tp", "pp", "tensor_parallel", "context_parallel", "ep"):
+        with pytest.raises(ConfigError, match="none is data-parallel"):
+            resolve(mesh=FakeMesh({name: 2}, [0]))
+
+
 def test_a_process_outside_the_mesh_is_refused() -> None:
     with pytest.raises(ConfigError, match="not part of the mesh"):
         resolve(mesh=FakeMesh({"dp": 2}, None))

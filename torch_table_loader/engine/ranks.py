@@ -16,6 +16,12 @@ DATA_PARALLEL_DIMS = frozenset(
 )
 """Names of mesh dimensions along which ranks read different rows."""
 
+OTHER_DIMS = frozenset(
+    {"context", "cp", "ep", "expert", "model", "pipeline", "pp", "sequence", "sp", "stage", "tensor", "tp"}
+)
+"""Names of dimensions along which they read the same; of a mesh with one dimension any other name is the caller's word
+for data-parallel."""
+
 
 class RankInfo(NamedTuple):
     """A rank among ranks, and who said so."""
@@ -129,7 +135,8 @@ def _of_mesh(mesh: Any) -> RankInfo:
     names = getattr(mesh, "mesh_dim_names", None)
     dims = list(range(mesh.ndim))
     if names is not None:
-        dims = [at for at, name in enumerate(names) if name in DATA_PARALLEL_DIMS]
+        alone = len(names) == 1 and names[0].removesuffix("_parallel") not in OTHER_DIMS
+        dims = [at for at, name in enumerate(names) if alone or name in DATA_PARALLEL_DIMS]
         if not dims:
             raise ConfigError(
                 f"mesh has the dimensions {tuple(names)}, of which none is data-parallel "

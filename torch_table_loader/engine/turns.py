@@ -45,10 +45,12 @@ class Tally:
     Args:
         waited: seconds that it waited for a block.
         short: rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this is 0.
+        taken: batches, by the trainer or by what carries them ahead to a device.
     """
 
     waited: float = 0.0
     short: int = 0
+    taken: int = 0
 
 
 class BatchesInTurn(Iterator[Any]):
@@ -77,6 +79,7 @@ class BatchesInTurn(Iterator[Any]):
         self._close = weakref.finalize(self, server.close)
         for _ in range(0 if work.plan.counted else start):
             next(self, None)
+        self.tally.taken = 0
 
     @property
     def clocks(self) -> Sequence[LaneClock]:
@@ -90,6 +93,7 @@ class BatchesInTurn(Iterator[Any]):
             self.close()
             raise StopIteration
         batch = ready.popleft()
+        self.tally.taken += 1
         if ready is self._joined and not ready:
             self.tally.short = self._short_at_end
         return batch

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import os
-import sys
-import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from torch_table_loader import StructuredDataset
+from tests.torch.scripts.stage import epoch, play_all, scene
 from torch_table_loader.engine.agreement import Agreement
-
-SCENES: dict[str, Callable[[Path], Any]] = {}
-
-
-def scene(play: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """Have a function played on every rank, under its name."""
-    SCENES[play.__name__] = play
-    return play
-
-
-def epoch(path: Path, **options: Any) -> dict[str, Any]:
-    """Deliver an epoch of this rank."""
-    chosen: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "num_ranks": "auto"} | options
-    loader, _ = StructuredDataset.create_dataloader(str(path), "parquet", **chosen)
-    told = len(loader)
-    rows: list[int] = []
-    padding: list[bool] = []
-    steps = 0
-    for batch in loader:
-        steps += 1
-        rows += batch["x"].tolist()
-        padding += batch["padding"].tolist() if "padding" in batch else [False] * len(batch["x"])
-    return {"rows": rows, "padding": padding, "steps": steps, "told": told}
 
 
 @scene
@@ -89,6 +62,34 @@ def another_seed_on_rank_3(root: Path) -> Any:
 
 
 @scene
+def other_columns_on_rank_1(root: Path) -> Any:
+    return epoch(root / "table", columns=["x", "f"] if dist.get_rank() == 1 else ["x"], even_ranks="balance")
+
+
+@scene
+def another_filter_on_rank_2(root: Path) -> Any:
+    return epoch(root / "table", filters=pc.field("k") < (7 if dist.get_rank() == 2 else 8), even_ranks="balance")
+
+
+@scene
+def another_batch_size_on_rank_1(root: Path) -> Any:
+    return epoch(root / "table", batch_size=8 if dist.get_rank() == 1 else 7, even_ranks="balance")
+
+
+@scene
+def another_seed_in_a_tensor_parallel_pair(root: Path) -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 2:
+        store.wait(["rank 3 has refused"])  # the part that both have is counted after that
+    try:
+        return epoch(root / "table", mesh=mesh, num_ranks=1, shuffle_seed=7 if dist.get_rank() == 3 else 42)["steps"]
+    finally:
+        if dist.get_rank() == 3:
+            store.set("rank 3 has refused", "")
+
+
+@scene
 def another_seed_unchecked(root: Path) -> Any:
     return epoch(root / "table", shuffle_seed=dist.get_rank(), even_ranks="balance", check_plan=False)["steps"]
 
@@ -111,12 +112,6 @@ def rank_1_sees_a_file_of_another_size(root: Path) -> Any:
 @scene
 def default_of_one_rank(root: Path) -> Any:
     return epoch(root / "table", num_ranks=1)["steps"]
-
-
-@scene
-def tensor_parallel_pairs(root: Path) -> Any:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return epoch(root / "table", num_ranks=1, mesh=mesh, even_ranks="balance")
 
 
 @scene
@@ -145,28 +140,20 @@ def silent_rank_0(root: Path) -> Any:
         dist.barrier()
 
 
-def main() -> None:
-    """Play every scene; an error or warning is part of what a rank saw."""
-    root, out = map(Path, sys.argv[1:])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    seen = {}
-    for name, play in SCENES.items():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                value, error = play(root), None
-            except Exception as raised:  # noqa: BLE001 - it is written down
-                value, error = None, f"{type(raised).__name__}: {raised}"
-        told = [f"{Path(entry.filename).name}: {entry.message}" for entry in caught]
-        mine = {"value": value, "error": error, "warnings": told}
-        seen[name] = [None] * 4
-        dist.all_gather_object(seen[name], mine)
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(seen))
-    dist.barrier()
-    dist.destroy_process_group()
-    gc.collect()  # gloo's threads end here: one that lets a tensor go while the interpreter ends aborts the process
+@scene
+def absent_rank_3(root: Path) -> Any:
+    agreement = Agreement(dist.get_rank(), 4, check=True, pinned=False, timeout=timedelta(seconds=1))
+    try:
+        if dist.get_rank() < 3:
+            agreement.check({"seed": 1})
+    finally:
+        dist.barrier()
+
+
+@scene
+def more_ranks_than_processes(root: Path) -> Any:
+    return epoch(root / "table", num_ranks=8, rank=dist.get_rank(), even_ranks="balance")["steps"]
 
 
 if __name__ == "__main__":
-    main()
+    play_all()

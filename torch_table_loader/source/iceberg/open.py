@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch_table_loader.source.iceberg.catalog import open_table
@@ -41,7 +42,8 @@ def open_source(
     Returns:
         The source, and the filter for rows.
     """
-    found = open_table(
+    find = partial(
+        open_table,
         table,
         catalog_config,
         metadata_location=metadata_location,
@@ -49,10 +51,13 @@ def open_source(
         storage_options=storage_options,
         credentials=credentials,
     )
+    found = find()
     snapshot = found.metadata.snapshot(**chosen)
-    common = agree("snapshot", snapshot.id)
-    if common != snapshot.id:
-        snapshot = found.metadata.snapshot(snapshot_id=common)
+    snapshot_id, schema_id = agree("snapshot", [snapshot.id, snapshot.schema_id])
+    if (snapshot_id, schema_id) != (snapshot.id, snapshot.schema_id):
+        if not found.metadata.has(snapshot_id, schema_id):
+            found = find()  # rank 0 came later, and saw a commit that this rank did not
+        snapshot = found.metadata.snapshot_as(snapshot_id, schema_id)
     return IcebergSource.open(
         found.metadata,
         found.storage,

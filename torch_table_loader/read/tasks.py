@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
@@ -18,6 +19,8 @@ from torch_table_loader.read.formats import COLUMNAR, reader_for
 from torch_table_loader.read.runs import Piece, Walk, group_at, plan_runs, trim_segments
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import OpenFile, Storage
     from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
 
@@ -33,7 +36,11 @@ class _Masked(NamedTuple):
     piece: Piece
     row: int
     batch: pa.RecordBatch
-    mask: pa.Array | None
+    mask: NDArray[np.bool_] | None
+
+    @property
+    def num_live(self) -> int:
+        return self.batch.num_rows if self.mask is None else int(np.count_nonzero(self.mask))
 
 
 class TaskReader:
@@ -127,16 +134,13 @@ class TaskReader:
         base = None if self._bases is None else int(self._bases[task.file_index])
         with closing(self._masked(plan, segments)) as parts:
             for part in parts:
-                batch = self._delivered(part, base)
-                if skip:
-                    dropped = min(skip, batch.num_rows)
-                    skip -= dropped
-                    batch = batch.slice(dropped)
-                if take >= 0:
-                    batch = batch.slice(0, take)
-                    take -= batch.num_rows
-                if batch.num_rows:
-                    yield batch
+                num_live = part.num_live
+                start = min(skip, num_live)
+                stop = num_live if take < 0 else min(num_live, start + take)
+                skip -= start
+                take -= 0 if take < 0 else stop - start
+                if start < stop:
+                    yield self._delivered(part, start, stop, base)
                 if take == 0:
                     self._check_version(plan.file)
                     return
@@ -161,7 +165,7 @@ class TaskReader:
             return [plan.live_rows(segment) for segment in task.segments]
         counts = [0] * len(task.segments)
         for part in self._masked(plan, task.segments):
-            counts[part.piece.segment] += part.mask.true_count if part.mask is not None else part.batch.num_rows
+            counts[part.piece.segment] += part.num_live
         return counts
 
     def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
@@ -169,16 +173,19 @@ class TaskReader:
         file, meta = self._files[file_index], self._metas[file_index]
         return plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
 
-    def _delivered(self, part: _Masked, base: int | None) -> pa.RecordBatch:
+    def _delivered(self, part: _Masked, start: int, stop: int, base: int | None) -> pa.RecordBatch:
+        """Give the live rows `start` to `stop` of a part."""
         batch, mask = part.batch, part.mask
         if batch.num_columns > len(self._columns):
             batch = batch.select(self._columns)
         if base is not None:
             ids = _ascending(base + part.row, batch.num_rows)
             batch = pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._schema)
-        if mask is None or mask.true_count == batch.num_rows:
-            return batch
-        return batch.filter(mask)
+        if mask is None or stop - start == batch.num_rows:
+            return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
+        # Filtering by the mask would cost more: a filter asks at each row, these indices were checked when made.
+        indices = np.flatnonzero(mask)[start:stop].astype(np.uint32)
+        return pc.take(batch, pa.array(indices), boundscheck=False)
 
     def _masked(self, plan: FilePlan, segments: Sequence[Segment]) -> Generator[_Masked, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
@@ -196,8 +203,9 @@ class TaskReader:
                 for piece, row, batch in walk.batches(handle, plan.conformer.reads, self._max_rows):
                     conformed = plan.conformer.apply(batch, row)
                     mask = plan.mask(conformed, row)
-                    found[piece.segment] += conformed.num_rows if mask is None else mask.true_count
-                    yield _Masked(piece, row, conformed, mask)
+                    part = _Masked(piece, row, conformed, mask)
+                    found[piece.segment] += part.num_live
+                    yield part
             if not plan.knows_live:
                 _check_found(plan.file, segments, found)
         except MemoryError:

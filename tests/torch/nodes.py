@@ -80,11 +80,6 @@ class Node:
         """Give the end of what its processes printed."""
         return self._log.read_text(errors="replace")[-9000:] if self._log.exists() else ""
 
-    def tell_stacks(self) -> None:
-        """Have every Python process print where its threads are, into the log; it ends by that."""
-        self.signal(signal.SIGABRT)
-        time.sleep(2)
-
 
 @contextmanager
 def two_nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
@@ -108,7 +103,9 @@ def two_nodes(folder: Path) -> Iterator[tuple[Node, Node]]:
         yield nodes[0], nodes[1]
     except BaseException:
         for node in nodes:
-            node.tell_stacks()
+            node.signal(signal.SIGABRT)  # Python then writes into the log where its threads are
+        time.sleep(2)
+        for node in nodes:
             print(f"--- {node.host} ---\n{node.said()}", file=sys.stderr)
         raise
     finally:

@@ -37,6 +37,15 @@ def test_ranks_that_share_a_row_store_have_one_order(seen: Seen) -> None:
     assert len({each["steps"] for each in shared}) == 1
 
 
+def test_ranks_build_a_store_together_each_chunk_once(seen: Seen) -> None:
+    epochs = values(seen["rows_of_a_store_that_all_build"])
+    built = [each["built"] for each in epochs]
+    assert all(built), "each rank its share"
+    assert sorted(sum(built, [])) == list(range(max(map(max, built)) + 1))
+    assert own_rows(epochs) == list(range(TOTAL))
+    assert [each["rows"] for each in epochs] == [each["rows"] for each in values(seen["rows_of_one_store"])]
+
+
 def test_balance_takes_equal_steps_and_no_more_than_needed(seen: Seen) -> None:
     assert [each["steps"] for each in values(seen["balance"])] == [-(-TOTAL // (4 * 7))] * 4
     assert seen["balance"][0]["warnings"] == []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow.compute as pc
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.torch.scripts.stage import epoch, play_all, scene
 from torch_table_loader.engine.agreement import Agreement
+from torch_table_loader.engine.row_store import StoreKeeper
 
 
 @scene
@@ -34,6 +37,24 @@ def processes(root: Path) -> Any:
 def rows_of_one_store(root: Path) -> Any:
     """All ranks begin at once, and build the store together."""
     return epoch(root / "table", shuffle="rows", row_store=str(root / "stores"), even_ranks="pad")
+
+
+@scene
+def rows_of_a_store_that_all_build(root: Path) -> Any:
+    """No rank reads its second chunk before every rank has begun its first."""
+    read, built, first = StoreKeeper._read, [], threading.Event()
+
+    def counted(keeper: StoreKeeper, chunk: int) -> Any:
+        built.append(chunk)
+        if len(built) == 1:
+            dist.barrier()
+            first.set()
+        first.wait()
+        return read(keeper, chunk)
+
+    where = "torch_table_loader.engine.row_store"
+    with patch(f"{where}.CHUNK_BYTES", 64), patch(f"{where}.StoreKeeper._read", counted):
+        return epoch(root / "table", shuffle="rows", row_store=str(root / "built"), even_ranks="pad") | {"built": built}
 
 
 @scene

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch_table_loader.source.iceberg.catalog import open_table
+from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
 from torch_table_loader.source.iceberg.source import IcebergSource
 
 
@@ -44,19 +44,18 @@ def open_source(
     """
     find = partial(
         open_table,
-        table,
-        catalog_config,
+        catalog_config=catalog_config,
         metadata_location=metadata_location,
         location_override=location_override,
         storage_options=storage_options,
         credentials=credentials,
     )
-    found = find()
+    found = find(table)
     snapshot = found.metadata.snapshot(**chosen)
     snapshot_id, schema_id = agree("snapshot", [snapshot.id, snapshot.schema_id])
     if (snapshot_id, schema_id) != (snapshot.id, snapshot.schema_id):
         if not found.metadata.has(snapshot_id, schema_id):
-            found = find()  # rank 0 came later, and saw a commit that this rank did not
+            found = find(as_it_is_now(table))  # rank 0 came later, and saw a commit that this rank did not
         snapshot = found.metadata.snapshot_as(snapshot_id, schema_id)
     return IcebergSource.open(
         found.metadata,

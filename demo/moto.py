@@ -25,7 +25,7 @@ def serving_moto(log: Path) -> Iterator[str]:
     Yields:
         The endpoint of all its services.
     """
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", str(port)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:  # noqa: S603
@@ -36,7 +36,8 @@ def serving_moto(log: Path) -> Iterator[str]:
             process.terminate()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Find a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -56,4 +57,4 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path
     raise RuntimeError(f"moto_server did not answer within {_PATIENCE_S} s: {log.read_text()}")
 
 
-__all__ = ["serving_moto"]
+__all__ = ["free_port", "serving_moto"]

@@ -227,6 +227,8 @@ class DataFile:
         partition: ``(column, value)`` pairs that hold for all its rows.
         columns: how its columns are found by id; None: by name.
         deletes: what says that rows of it are gone.
+        num_rows: before deletes, as the table's metadata says; None if it does not.
+        split_offsets: the bytes at which row groups begin, as the table's metadata says.
     """
 
     path: str = field(repr=False)  # a presigned URL is a credential
@@ -236,6 +238,8 @@ class DataFile:
     partition: tuple[tuple[str, Any], ...] = ()
     columns: FileColumns | None = field(default=None, repr=False, compare=False)
     deletes: tuple[DeleteFile, ...] = field(default=(), repr=False)
+    num_rows: int | None = field(default=None, repr=False)
+    split_offsets: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

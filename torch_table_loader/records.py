@@ -124,11 +124,7 @@ class FileVersion:
     immutable: bool = False
 
     def holds(self, now: FileVersion) -> bool:
-        """Say whether the file is still this one.
-
-        Args:
-            now: what the store says of it.
-        """
+        """Say whether the file is still this one, by what the store says of it now."""
         return self.immutable or self == now
 
 

@@ -27,8 +27,15 @@ _BYTES_BY_ID = {
         "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "bytes"}],
     },
 }
-_ARROW = {"int": pa.int32(), "long": pa.int64(), "double": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
-_PACKED = {"int": "<i", "long": "<q", "double": "<d"}
+_ARROW = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+}
+_PACKED = {"int": "<i", "long": "<q", "double": "<d", "float": "<f"}
 
 
 def column(field_id: int, name: str, kind: str, **more: Any) -> dict[str, Any]:
@@ -110,6 +117,14 @@ class IcebergWriter:
         if form == "parquet" and "bounds" not in how:
             self._add_bounds(entry, by_id)
         self.data.append(Written(path, by_id, self.sequence, partition, entry))
+        return path
+
+    def adopt(self, file: Path) -> str:
+        """Make a Parquet file that lies elsewhere a data file, unread; returns its path."""
+        path = f"file://{file.resolve()}"
+        self.data.append(
+            Written(path, [], self.sequence, None, self._entry(path, "parquet", pq.read_metadata(file).num_rows, None))
+        )
         return path
 
     def delete_rows(self, positions: Mapping[str, Iterable[int]], form: str = "parquet", partition: Any = None) -> str:

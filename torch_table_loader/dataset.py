@@ -225,12 +225,18 @@ def _lane_iterator(job: TableShare[Any], epoch: int, lane: int) -> Iterator[Any]
 
 
 def open_share(
-    source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None, *, split_deletes: bool = False
+    source: Source,
+    options: LoaderOptions,
+    ranks: RankInfo,
+    cache: PlanCache | None,
+    *,
+    split_deletes: bool = False,
+    lazy: bool = False,
 ) -> TableShare[Any]:
     """Open this rank's share of a table, in the order that the caller asked for; see `Job.open`."""
     if options.shuffle == "rows":
         return RowJob.open(source, options, ranks, cache)
-    return Job.open(source, options, ranks, cache, split_deletes=split_deletes)
+    return Job.open(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)
 
 
 class StructuredDataset(TableDataset):

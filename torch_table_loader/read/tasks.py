@@ -15,14 +15,16 @@ from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure
 from torch_table_loader.read.file_plan import FilePlan, plan_file
+from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import COLUMNAR, reader_for
-from torch_table_loader.read.runs import Piece, Walk, group_at, plan_runs, trim_segments
+from torch_table_loader.read.runs import Piece, Walk, fit_segments, group_at, plan_runs, trim_segments
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import OpenFile, Storage
-    from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
+    from torch_table_loader.read.footers import Footers
+    from torch_table_loader.records import DataFile, ReadTask, Segment
 
 ROW_ID = "row_id"
 """The column that says which physical row of the snapshot a row is."""
@@ -50,7 +52,7 @@ class TaskReader:
         self,
         storage: Storage,
         files: Sequence[DataFile],
-        metas: Sequence[FileMeta],
+        metas: Footers,
         table_schema: pa.Schema,
         columns: Sequence[str],
         *,
@@ -64,7 +66,7 @@ class TaskReader:
         Args:
             storage: where the files are.
             files: the table's data files in canonical order.
-            metas: what each file's reader said of it.
+            metas: what each file's reader said of it, or says when it is asked.
             table_schema: the unified schema, partition columns included.
             columns: names to deliver, in this order.
             filters: a pyarrow compute Expression over `table_schema`; rows for which it is false or null do
@@ -79,12 +81,6 @@ class TaskReader:
         """
         if len(files) != len(metas):
             raise ConfigError(f"TaskReader wants a FileMeta for each file, got {len(files)} and {len(metas)}")
-        if unknown := [name for name in columns if name not in table_schema.names]:
-            raise ConfigError(f"columns must be in the table's schema {table_schema.names}, got {unknown[0]!r}")
-        if row_id_bases is not None and ROW_ID in columns:
-            raise ConfigError(
-                f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
-            )
         if max_rows < 1:
             raise ConfigError(f"max_rows must be at least 1, got {max_rows}")
         if filters is not None:
@@ -99,10 +95,7 @@ class TaskReader:
         self._bases = row_id_bases
         self._max_rows = max_rows
         self._deletes = Deletes(storage) if deletes is None else deletes
-        fields = [table_schema.field(name) for name in columns]
-        if row_id_bases is not None:
-            fields.append(pa.field(ROW_ID, pa.int64(), nullable=False))
-        self._schema = pa.schema(fields)
+        self._schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
 
     @property
     def schema(self) -> pa.Schema:
@@ -128,7 +121,8 @@ class TaskReader:
         if plan.empty:
             return
         _check_live(plan, task.segments)
-        segments, skip, take = trim_segments(task.segments, task.skip, task.take, every_row_lives=not plan.masks)
+        planned, _ = self._fitted(plan, task.segments)
+        segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not plan.masks)
         if not segments or take == 0:
             return
         base = None if self._bases is None else int(self._bases[task.file_index])
@@ -164,9 +158,16 @@ class TaskReader:
         if plan.knows_live:
             return [plan.live_rows(segment) for segment in task.segments]
         counts = [0] * len(task.segments)
-        for part in self._masked(plan, task.segments):
-            counts[part.piece.segment] += part.num_live
+        segments, owners = self._fitted(plan, task.segments)
+        for part in self._masked(plan, segments):
+            counts[owners[part.piece.segment]] += part.num_live
         return counts
+
+    def _fitted(self, plan: FilePlan, segments: Sequence[Segment]) -> tuple[Sequence[Segment], Sequence[int]]:
+        """Cut segments to the file's row groups, where the plan only estimated those."""
+        if not isinstance(self._metas, LazyFooters):
+            return segments, range(len(segments))
+        return fit_segments(segments, plan.group_starts, plan.live_rows if plan.knows_live else None)
 
     def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
         filters = (self._filters, self._filter_columns)
@@ -239,6 +240,17 @@ class TaskReader:
                 groups = range(group, group_at(row + self._max_rows, plan.group_starts) + 1)
                 group, column = _find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)
         return as_reading_error(error, file, is_local=is_local, group=group, column=column)
+
+
+def _delivered_schema(table_schema: pa.Schema, columns: Sequence[str], *, row_ids: bool) -> pa.Schema:
+    if unknown := [name for name in columns if name not in table_schema.names]:
+        raise ConfigError(f"columns must be in the table's schema {table_schema.names}, got {unknown[0]!r}")
+    if row_ids and ROW_ID in columns:
+        raise ConfigError(
+            f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
+        )
+    fields = [table_schema.field(name) for name in columns]
+    return pa.schema([*fields, pa.field(ROW_ID, pa.int64(), nullable=False)] if row_ids else fields)
 
 
 def _ascending(start: int, length: int) -> pa.Array:

@@ -86,7 +86,7 @@ class Entry:
     deletes: DeletesInfo | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class DeletesInfo:
     """What a manifest says of a delete file.
 

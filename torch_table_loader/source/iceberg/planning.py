@@ -54,7 +54,8 @@ class Naming:
             raise TableError(f"{name} is of the format {entry.format}, which this library does not read")
         columns, partition = self._columns(entry)
         version = FileVersion(entry.num_bytes, immutable=True)
-        return DataFile(entry.path, name, version, FORMATS[entry.format], partition, columns, deletes)
+        told = (entry.num_rows, entry.split_offsets)
+        return DataFile(entry.path, name, version, FORMATS[entry.format], partition, columns, deletes, *told)
 
     def _columns(self, entry: Entry) -> tuple[FileColumns, tuple[tuple[str, Any], ...]]:
         """How an entry's columns are found, and its partition values: of many files one and the same."""

@@ -2,19 +2,16 @@
 
 Places are cut into blocks. After n places that make whole blocks, source i has had ``floor(n * W_i) - floor(n *
 W_(i-1))`` of them, where W are the cumulative shares: always within one of its share ``n * w_i``. Inside a block the
-places of the sources are shuffled. A block is so long that each source has a place in it: with shorter ones the floors would at times have
-to take a row back. Nothing but the seed, the epoch, and what the weights were since which place decides what comes.
+places of the sources are shuffled. A block is so long that each source has a place in it: with shorter ones the floors
+would at times have to take a row back. Nothing but seed, epoch, weights and where these changed decides what comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
-from math import gcd, lcm
-from numbers import Rational, Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -23,6 +20,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key, hashes_of
 from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.weights import smallest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +33,6 @@ StopRule = Literal["first_exhausted", "all_exhausted", "forever"]
 
 BLOCK_ROWS = 256
 _MOST_BLOCK_ROWS = 1 << 16
-_LEAST_SHARE = 1 << 20
 _SLOTS_AT_ONCE = 1 << 18
 """Places that are shuffled together, so that memory stays small where places are far from each other."""
 _LONG_BLOCK = 1 << 14
@@ -281,41 +278,6 @@ def _permutation(rows: int, seed: int, epoch: int, name: str, wrap: int) -> Perm
     return Permutation(rows, derive_key(seed, epoch, f"mixture source {wrap} {name}"))
 
 
-def smallest(weights: Mapping[str, float]) -> dict[str, int]:
-    """Write weights as the smallest integers, by name, sorted; a float counts as the decimal that it prints.
-
-    Raises:
-        ConfigError: no source, or a weight that is negative, not finite or too small beside the others.
-
-    >>> smallest({"b": 0.3, "a": 0.7})
-    {'a': 7, 'b': 3}
-    """
-    names = sorted(weights)
-    shares = [_exact(weights[name]) for name in names]
-    if None in shares or not any(shares) or min(shares, default=0) < 0:  # type: ignore[operator, type-var]
-        raise ConfigError(
-            f"weights must be numbers by source name, at least 0, and one of them above it, got {dict(weights)!r}"
-        )
-    exact = [share for share in shares if share is not None]
-    if sum(exact) / min(share for share in exact if share) > _LEAST_SHARE:
-        raise ConfigError(
-            f"the smallest weight must be at least 1/{_LEAST_SHARE} of their sum, got {dict(weights)!r}; "
-            "leave that source out"
-        )
-    common = lcm(*(share.denominator for share in exact))
-    whole = [int(share * common) for share in exact]
-    return dict(zip(names, (number // gcd(*whole) for number in whole), strict=True))
-
-
-def _exact(weight: object) -> Fraction | None:
-    if isinstance(weight, bool) or not isinstance(weight, Real):
-        return None
-    try:
-        return Fraction(weight) if isinstance(weight, Rational) else Fraction(str(weight))
-    except ValueError:
-        return None
-
-
 def _first(over: Any) -> int:
     """Find the first number for which something holds that then holds for ever."""
     low, high = 0, 1
@@ -327,4 +289,4 @@ def _first(over: Any) -> int:
     return low
 
 
-__all__ = ["BLOCK_ROWS", "Mixture", "Place", "Shares", "SourceOrder", "StopRule", "smallest"]
+__all__ = ["BLOCK_ROWS", "Mixture", "Place", "Shares", "SourceOrder", "StopRule"]

@@ -178,6 +178,11 @@ class GlobalBatches:
         for first in range(0, len(steps), block):
             yield list(steps[first : first + block])
 
+    def rows_of(self, lane: int) -> int:
+        """Count the rows of a lane."""
+        steps = range(lane, self.steps, self.topology.lanes)
+        return max(0, len(steps) - 1) * self.batch_size + sum(len(self.step(step).places) for step in steps[-1:])
+
 
 def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: int) -> int:
     """Divide a global batch over ranks.

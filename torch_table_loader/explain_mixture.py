@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torch_table_loader.engine.exclusion_book import ExclusionBook
 from torch_table_loader.explain import Explanation, WorkerLoad
 from torch_table_loader.explain_rows import explain_rows
 from torch_table_loader.planning.global_batches import ENDLESS, steps_of_ranks
@@ -20,7 +21,8 @@ def explain_mixture(job: MixedJob, epoch: int) -> Explanation:
         job: the rank's share of the sources.
         epoch: from 0.
     """
-    told = {name: explain_rows(source, epoch) for name, source in job.sources.items()}
+    tables = {name: replace(source, book=ExclusionBook()) for name, source in job.sources.items()}
+    told = {name: explain_rows(table, epoch) for name, table in tables.items()}
     cursor = job.start(epoch)
     plan, ranks = job.planned(cursor).plan, range(job.topology.num_ranks)
     endless, lanes = plan.endless, job.topology.lanes

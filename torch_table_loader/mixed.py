@@ -99,6 +99,11 @@ class MixedDataset(RankDataset):
         self._sources = dict(sources)
 
     @property
+    def job(self) -> MixedJob:
+        """The rank's share of the sources, for loaders and tools."""
+        return self._job
+
+    @property
     def source_names(self) -> tuple[str, ...]:
         """The sources, in the order that the column ``source`` counts."""
         return tuple(self._job.sources)

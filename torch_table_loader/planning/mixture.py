@@ -43,11 +43,11 @@ class Place(NamedTuple):
     """What comes at some places of a mixture.
 
     Args:
-        source: the source of each, as its number among the names.
-        turn: how many rows of that source came before in the epoch.
+        source: int16[n] the source, as its number among the names.
+        turn: int64[n] how many rows of that source came before in the epoch.
     """
 
-    source: NDArray[np.signedinteger[Any]]
+    source: NDArray[np.int16]
     turn: Ints
 
 
@@ -152,8 +152,8 @@ class Mixture:
             places: int64[n], none before the shares' start.
         """
         blocks, slots = np.divmod(places - self.shares.start, self.block_rows)
-        touched, which = np.unique(blocks, return_inverse=True)
-        source, turn = np.empty_like(places), np.empty_like(places)
+        touched, which = _distinct(blocks)
+        source, turn = np.empty(len(places), dtype=np.int16), np.empty_like(places)
         step = 1 if self.block_rows >= _LONG_BLOCK else _SLOTS_AT_ONCE // self.block_rows
         for first in range(0, len(touched), step):
             inside = np.flatnonzero((which >= first) & (which < first + step))
@@ -219,7 +219,7 @@ class Mixture:
         return counts
 
     def shuffled(self, blocks: Ints) -> Place:
-        """Shuffle some blocks: int16 source and int64 turn of each slot, [n, block_rows]."""
+        """Shuffle some blocks: source and turn of each slot, [n, block_rows]."""
         before, number = self._had(blocks), len(self.names)
         counts = (self._had(blocks + 1) - before).reshape(-1)
         slots = np.arange(self.block_rows)
@@ -267,10 +267,19 @@ class SourceOrder:
         rows = self.remaining.num_rows
         wraps, places = np.divmod(turns, rows)
         taken = np.empty_like(turns)
-        for wrap in np.unique(wraps).tolist():
+        for wrap in _distinct(wraps)[0].tolist():
             inside = wraps == wrap
             taken[inside] = _permutation(rows, self.seed, self.epoch, self.name, wrap).take(places[inside])
         return self.remaining.select(taken)
+
+
+def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
+    """Give the distinct numbers, rising, and which of them each is; without a sort where they are near each other."""
+    low = int(numbers.min(initial=1 << 62))
+    if int(numbers.max(initial=0)) - low >= 4 * len(numbers):
+        return np.unique(numbers, return_inverse=True)
+    found = np.bincount(numbers - low) > 0
+    return np.flatnonzero(found) + low, (np.cumsum(found) - 1)[numbers - low]
 
 
 @lru_cache(maxsize=16)

@@ -94,7 +94,7 @@ class MixedDataset(RankDataset):
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         job = MixedJob.open(jobs, asked, ranks, weights, stop, block)
-        agreement.check(job.state(job.start(0)) | asdict(job.topology))
+        agreement.check(job.said | asdict(job.topology))
         super().__init__(job)
         self._sources = dict(sources)
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.exclusion_book import ExclusionBook
 from torch_table_loader.engine.fitting import with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.mixed_state import MixedPosition, check_mixture, resumed, write_mixed_state
@@ -96,7 +95,7 @@ class MixedJob:
             even_ranks=options.even_ranks,
             drop_last=options.drop_last,
         )
-        own = {name: replace(job, book=_copied(job.book)) for name, job in sources.items()}
+        own = {name: replace(job, book=job.book.apart()) for name, job in sources.items()}
         given = smallest(weights)
         job = cls(options, own, common_columns(own, options), topology, ranks.rank, given, stop, block)
         make_codec(job.schema(None), TypePolicy.of(options))
@@ -143,13 +142,21 @@ class MixedJob:
         options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block}
         return {"sources": sources, "options": options}
 
+    @property
+    def said(self) -> dict[str, Any]:
+        """All that decides the order, by name: what ranks compare."""
+        excluded = {name: job.book.newest.digest for name, job in self.sources.items()}
+        said = self.identity
+        return {**said["options"], "sources": said["sources"], "weights": dict(self.given), "exclusions": excluded}
+
     def with_lanes(self, lanes: int) -> MixedJob:
         """Give the same job with another number of lanes, which decides no batch."""
         return self._changed(topology=replace(self.topology, lanes=lanes))
 
     def with_sources(self, sources: Mapping[str, RowJob]) -> MixedJob:
         """Give the same job over other versions of its sources."""
-        return self._changed(sources={**self.sources, **sources})
+        both = {**self.sources, **sources}
+        return self._changed(sources=both, columns=common_columns(both, self.options))
 
     def _changed(self, **changes: Any) -> MixedJob:
         job = replace(self, **changes)
@@ -307,11 +314,6 @@ class MixedJob:
     def _rows(self, versions: Mapping[str, ExclusionVersions]) -> dict[str, int]:
         """Count what is left of each source in an epoch."""
         return {name: job.remaining(versions[name].running).num_rows for name, job in self.sources.items()}
-
-
-def _copied(book: ExclusionBook) -> ExclusionBook:
-    """Begin with what a source has excluded; from there on the two are told apart."""
-    return ExclusionBook(ExclusionVersions(book.newest, book.newest))
 
 
 __all__ = ["MixedJob", "WeightBook"]

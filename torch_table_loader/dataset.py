@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, Unpack
 
 import pyarrow as pa
 import torch
@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
+from torch_table_loader.engine.lengths import UNCOUNTED, steps_of
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.engine.row_job import RowJob
 from torch_table_loader.engine.work import LaneBatches
@@ -21,7 +22,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.explain import Explanation, explain
 from torch_table_loader.explain_rows import explain_rows
 from torch_table_loader.keywords import make_options, showing, with_options
-from torch_table_loader.loader import UNCOUNTED, TableLoader
+from torch_table_loader.loader import LoaderIterator, TableLoader
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.single_rows import SingleRows
@@ -33,23 +34,25 @@ from torch_table_loader.source.plan_cache import PlanCache
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.ranks import RankInfo
-    from torch_table_loader.engine.roles import Place, TableShare
+    from torch_table_loader.engine.roles import Place, RankShare, TableShare
     from torch_table_loader.metrics import Metrics
 
 P = ParamSpec("P")
-D = TypeVar("D", bound="TableDataset")
+D = TypeVar("D", bound="RankDataset")
 
 
-class TableDataset(SingleRows, IterableDataset[Any]):
-    """What the datasets share; make a `StructuredDataset`."""
+class RankDataset(IterableDataset[Any]):
+    """What a loader iterates: a rank's share of a table, or of several."""
 
-    _job: TableShare[Any]
+    _job: RankShare[Any]
+    _takes: ClassVar[frozenset[str] | None] = None
+    """The options that the class takes; None for all."""
 
-    def __init__(self, job: TableShare[Any]) -> None:
+    def __init__(self, job: RankShare[Any]) -> None:
         """Take a job that is ready to be planned.
 
         Args:
-            job: this rank's share of a table.
+            job: this rank's share.
         """
         super().__init__()
         self._job = job
@@ -74,8 +77,8 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         return dataset._loader, dataset
 
     @property
-    def job(self) -> TableShare[Any]:
-        """The rank's share of the table, for loaders and tools."""
+    def job(self) -> RankShare[Any]:
+        """The rank's share, for loaders and tools."""
         return self._job
 
     @property
@@ -112,11 +115,15 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         self._job.begin(cursor)
         return cursor
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[Any], Place]:
+    def iterate(self, cursor: Place) -> LoaderIterator:
+        """Begin an iterator for the loader."""
+        return LoaderIterator(self._job, cursor)
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[RankShare[Any], Place]:
         """Find the job that goes on from a state, and where; see `RankShare.resume`."""
         return self._job.resume(state)
 
-    def restore(self, cursor: Place, job: TableShare[Any]) -> None:
+    def restore(self, cursor: Place, job: RankShare[Any]) -> None:
         """Begin the next iterator at a position.
 
         Args:
@@ -135,14 +142,6 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         """Go on from a state; see `TableLoader.load_state_dict`."""
         self._own_loader("state").load_state_dict(state)
 
-    def save_files(self, path: str) -> None:
-        """Keep the list of the table's files, so that ``files=path`` pins it.
-
-        Args:
-            path: where, on any fsspec file system; `storage_options` are used if it is the table's.
-        """
-        write_files(path, self._job.table.files, self.options.storage_options)
-
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads, here and in worker processes that exist.
 
@@ -159,14 +158,6 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         self._begun = None
         if self._restored is not None and self._restored.epoch != epoch:
             self._restored = None
-
-    def explain(self) -> Explanation:
-        """Say what an epoch will read, and why; see `Explanation`."""
-        job = self._job
-        if isinstance(job, RowJob):
-            return explain_rows(job, self.epoch)
-        assert isinstance(job, Job)  # noqa: S101 there are two
-        return explain(job, self.epoch)
 
     def metrics(self) -> Metrics:
         """Say what this rank's newest iterator has done; see `Metrics`.
@@ -192,7 +183,7 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         """
         if not self._job.counted:
             raise TypeError(UNCOUNTED)
-        return self._job.planned(self.cursor).plan.steps
+        return steps_of(self._job.planned(self.cursor).plan)
 
     def __iter__(self) -> Iterator[Any]:
         """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader."""
@@ -204,12 +195,47 @@ class TableDataset(SingleRows, IterableDataset[Any]):
     def __init_subclass__(cls) -> None:
         """Show the options in the signature, where help() and inspect look for them."""
         super().__init_subclass__()
-        signature = with_options(cls.__init__)
+        signature = with_options(cls.__init__, cls._takes)
         cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
         cls.create_dataloader = showing(signature, cls.create_dataloader.__func__)  # type: ignore[method-assign,attr-defined]
 
 
-def _lane_iterator(job: TableShare[Any], epoch: int, lane: int) -> Iterator[Any]:
+class TableDataset(SingleRows, RankDataset):
+    """What the datasets of one table share; make a `StructuredDataset`."""
+
+    _job: TableShare[Any]
+
+    def __init__(self, job: TableShare[Any]) -> None:
+        """Take a job that is ready to be planned; see `RankDataset`."""
+        super().__init__(job)
+
+    @property
+    def job(self) -> TableShare[Any]:
+        """The rank's share of the table, for loaders and tools."""
+        return self._job
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[Any], Place]:
+        """Find the job that goes on from a state, and where; see `RankShare.resume`."""
+        return self._job.resume(state)
+
+    def save_files(self, path: str) -> None:
+        """Keep the list of the table's files, so that ``files=path`` pins it.
+
+        Args:
+            path: where, on any fsspec file system; `storage_options` are used if it is the table's.
+        """
+        write_files(path, self._job.table.files, self.options.storage_options)
+
+    def explain(self) -> Explanation:
+        """Say what an epoch will read, and why; see `Explanation`."""
+        job = self._job
+        if isinstance(job, RowJob):
+            return explain_rows(job, self.epoch)
+        assert isinstance(job, Job)  # noqa: S101 there are two
+        return explain(job, self.epoch)
+
+
+def _lane_iterator(job: RankShare[Any], epoch: int, lane: int) -> Iterator[Any]:
     work = job.work(job.start(epoch))
     batches = LaneBatches(work, lane)
     try:
@@ -290,4 +316,4 @@ class StructuredDataset(TableDataset):
         super().__init__(job)
 
 
-__all__ = ["StructuredDataset", "TableDataset"]
+__all__ = ["RankDataset", "StructuredDataset", "TableDataset", "open_share"]

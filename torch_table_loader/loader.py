@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import DataLoader
 
 from torch_table_loader.engine.device import check_placing, moved
+from torch_table_loader.engine.lengths import steps_of
 from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
 from torch_table_loader.engine.turns import BatchesInTurn, LaneServer
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.metrics import LaneMetrics, Metrics
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.roles import LaneWork, Place, RankShare
-
-
-UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
 
 
 class EpochDataset(Protocol):
@@ -47,6 +45,10 @@ class EpochDataset(Protocol):
 
     def restore(self, cursor: Any, job: Any) -> None:
         """Begin the next iterator at a position."""
+        ...
+
+    def iterate(self, cursor: Any) -> LoaderIterator:
+        """Begin an iterator."""
         ...
 
     def set_epoch(self, epoch: int) -> None:
@@ -99,7 +101,7 @@ class TableLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         """Begin the epoch, or go on where a state that was loaded stands."""
         cursor = self._source.begin()
-        batches = LoaderIterator(self._source.job, cursor)
+        batches = self._source.iterate(cursor)
         self._newest = batches.progress
         return batches
 
@@ -138,14 +140,14 @@ class TableLoader(DataLoader[Any]):
         """Choose the epoch that the next iterator reads."""
         self._source.set_epoch(epoch)
 
-    def rows_of(self, step: int) -> list[RowSpan | LiveSpan]:
+    def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Say which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
         Args:
-            step: counted as the state counts: from 0 at the epoch's start, or where the topology last changed.
+            step: counted as the state counts: from 0 at the epoch's start, or where topology or weights last changed.
 
         Returns:
-            `RowSpan` and `LiveSpan` in delivery order, padding left out.
+            `RowSpan` and `LiveSpan`, of a mixture `SourceRow`, in delivery order, padding left out.
 
         Raises:
             ConfigError: there is no such step, or rows are not counted.
@@ -172,13 +174,22 @@ class Progress:
             longest: steps of the rank that takes most; None if nobody knows.
             began: when, before the lanes did; as `time.perf_counter` says it.
         """
+        self._began = began
+        self._earlier: Metrics | None = None
+        self._count(cursor, work, turns, longest)
+
+    def go_on(self, cursor: Place, work: LaneWork, turns: BatchesInTurn, longest: int | None) -> None:
+        """Count on from a position that changed while batches were taken."""
+        self._earlier = self.metrics()
+        self._count(cursor, work, turns, longest)
+
+    def _count(self, cursor: Place, work: LaneWork, turns: BatchesInTurn, longest: int | None) -> None:
         self.cursor = cursor
         self.batches = 0
         self._plan = work.plan
         self._longest = longest
         self._clocks = turns.clocks
         self._tally = turns.tally
-        self._began = began
 
     def now(self) -> Place:
         """Say where the job stands."""
@@ -193,7 +204,7 @@ class Progress:
         rows = self.batches * plan.batch_size - short
         if plan.counted and self.batches and self.cursor.stage.steps + self.batches == plan.steps:
             rows = plan.num_rows - min(self.cursor.stage.steps, plan.steps) * plan.batch_size
-        return Metrics(
+        since = Metrics(
             epoch=self.cursor.epoch,
             batches=self.batches,
             rows=rows,
@@ -204,6 +215,7 @@ class Progress:
                 for worker, clock in enumerate(self._clocks)
             ),
         )
+        return since if self._earlier is None else since.after(self._earlier)
 
 
 class LoaderIterator(Iterator[Any]):
@@ -217,18 +229,28 @@ class LoaderIterator(Iterator[Any]):
             cursor: where to begin.
         """
         began = time.perf_counter()
+        self._job = job
+        work, longest = self._start(cursor)
+        self.progress = Progress(cursor, work, self._turns, longest, began)
+
+    def go_on(self, cursor: Place) -> None:
+        """Leave what was read ahead, and go on at another position of the epoch."""
+        self._turns.close()
+        work, longest = self._start(cursor)
+        self.progress.go_on(cursor, work, self._turns, longest)
+
+    def _start(self, cursor: Place) -> tuple[LaneWork, int | None]:
+        job, options, start = self._job, self._job.options, cursor.stage.steps
         work = job.work(cursor)
-        start = cursor.stage.steps
         self._turns = BatchesInTurn(work, _server(job, work, start), start)
-        self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest, began)
-        self._steps = work.plan.steps if work.plan.counted else None
+        self._plan = work.plan
         self._next: Iterator[Any] = self._turns
-        options = job.options
         if options.pin_memory or options.device is not None:
             self._next = moved(self._turns, options.device, pin=options.pin_memory)
         if options.show_progress:
-            left = None if self._steps is None else self._steps - start
+            left = work.plan.steps - start if work.plan.counted and not work.plan.endless else None
             self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, left))
+        return work, job.planned(cursor).longest
 
     def __next__(self) -> Any:
         """Give the next batch."""
@@ -238,9 +260,7 @@ class LoaderIterator(Iterator[Any]):
 
     def __len__(self) -> int:
         """Batches of the epoch; TypeError where the caller gave the counting pass up."""
-        if self._steps is None:
-            raise TypeError(UNCOUNTED)
-        return self._steps
+        return steps_of(self._plan)
 
     def close(self) -> None:
         """End threads and processes now, and let go of batches on their way to a device."""

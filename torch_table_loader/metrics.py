@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,25 @@ class Metrics:
     def num_bytes(self) -> int:
         """Bytes decoded by all workers."""
         return sum(worker.num_bytes for worker in self.workers)
+
+    def after(self, earlier: Metrics) -> Metrics:
+        """Add what the iterator had done before, with as many workers, when it changed its course."""
+        return replace(
+            self,
+            batches=self.batches + earlier.batches,
+            rows=self.rows + earlier.rows,
+            seconds_waiting=self.seconds_waiting + earlier.seconds_waiting,
+            workers=tuple(
+                LaneMetrics(
+                    new.worker,
+                    new.rows + old.rows,
+                    new.batches + old.batches,
+                    new.num_bytes + old.num_bytes,
+                    new.seconds_working + old.seconds_working,
+                )
+                for new, old in zip(self.workers, earlier.workers, strict=True)
+            ),
+        )
 
     def __str__(self) -> str:
         """Lay the numbers out as a table."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.cursor import Stage
     from torch_table_loader.planning.ranks import Topology
-    from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
+    from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 
 
 class Place(Protocol):
@@ -58,6 +58,11 @@ class Steps(Protocol):
     @property
     def counted(self) -> bool:
         """Whether live rows are known before reading."""
+        ...
+
+    @property
+    def endless(self) -> bool:
+        """Whether the epoch has no end."""
         ...
 
     def schedule(self, start: int = 0) -> Iterator[int]:
@@ -219,7 +224,7 @@ class RankShare(Protocol[P]):
         """Make a value that threads and processes can work on."""
         ...
 
-    def rows_of(self, cursor: P, step: int) -> Sequence[RowSpan | LiveSpan]:
+    def rows_of(self, cursor: P, step: int) -> Sequence[RowSpan | LiveSpan | SourceRow]:
         """Say which rows a batch delivers; see `TableLoader.rows_of`."""
         ...
 

@@ -88,7 +88,7 @@ class StoreKeeper:
         """Say in which folder the store is; None keeps it in memory."""
         if self.url is not None:
             return default_folder() / self.spec.name
-        crosses = _crosses_by_fork(options, fork_safe=fork_safe)
+        crosses = crosses_by_fork(options, fork_safe=fork_safe)
         if options.row_store == "memory":
             if not crosses:
                 raise ConfigError(
@@ -214,7 +214,7 @@ def default_folder() -> Path:
     return Path(base).expanduser().absolute() / "torch-table-loader" / "row-stores"
 
 
-def _crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
+def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     """Say whether what this process holds is there in its workers too."""
     if options.worker_type == "thread" or options.num_workers == 0:
         return True
@@ -225,4 +225,4 @@ def _crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     return bool(method == "fork")
 
 
-__all__ = ["CACHE_VARIABLE", "StoreKeeper", "default_folder"]
+__all__ = ["CACHE_VARIABLE", "StoreKeeper", "crosses_by_fork", "default_folder"]

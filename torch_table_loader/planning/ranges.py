@@ -47,7 +47,7 @@ def coalesce(records: NDArray[np.int64], gap: int, most: int) -> Ranges:
 
 
 def in_windows(
-    blocks: Iterator[tuple[NDArray[np.int64], T]], least: int, most: int
+    blocks: Iterator[tuple[NDArray[np.int64], T]], least: int, most: int, most_blocks: int | None = None
 ) -> Iterator[list[tuple[NDArray[np.int64], T]]]:
     """Join blocks of records into windows that grow, so that the first is there soon.
 
@@ -55,13 +55,14 @@ def in_windows(
         blocks: what is wanted next, and a note of the caller's.
         least: records that the first window aims at; each later one aims at twice as many.
         most: records that no window aims beyond.
+        most_blocks: blocks that no window has more of, however few records they want.
     """
     aim, rows = min(least, most), 0
     window: list[tuple[NDArray[np.int64], T]] = []
     for block in blocks:
         window.append(block)
         rows += len(block[0])
-        if rows >= aim:
+        if rows >= aim or len(window) == most_blocks:
             yield window
             window, rows, aim = [], 0, min(2 * aim, most)
     if window:

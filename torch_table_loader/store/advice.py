@@ -43,14 +43,15 @@ class Advice:
         self._files = [(os.open(path, os.O_RDONLY), width) for path, width in files]
         self._window_rows = max(LEAST_ROWS, window_bytes // PAGE)
 
-    def windows(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[Ints, T]]:
+    def windows(self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None) -> Iterator[tuple[Ints, T]]:
         """Pass blocks on; the pages of the next window are asked for while one is taken.
 
         Args:
             blocks: the places of each, and a note of the caller's.
+            most_blocks: blocks that are made ready together at most.
         """
         current: list[tuple[Ints, T]] = []
-        for window in in_windows(blocks, LEAST_ROWS, self._window_rows):
+        for window in in_windows(blocks, LEAST_ROWS, self._window_rows, most_blocks):
             self.expect(np.concatenate([places for places, _ in window]))
             yield from current
             current = window

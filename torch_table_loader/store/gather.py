@@ -65,16 +65,19 @@ class Rows:
         np.cumsum([batch.num_rows for batch in self.heap], out=starts[1:])
         object.__setattr__(self, "_heap_starts", starts)
 
-    def windows(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[Rows, Ints, T]]:
+    def windows(
+        self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
+    ) -> Iterator[tuple[Rows, Ints, T]]:
         """Make ready the rows of blocks that come after each other.
 
         Args:
             blocks: the places of each, and a note of the caller's.
+            most_blocks: blocks that are made ready together at most.
 
         Yields:
             The rows to gather from, the places of the block among them, and the note.
         """
-        for places, note in blocks if self.advice is None else self.advice.windows(blocks):
+        for places, note in blocks if self.advice is None else self.advice.windows(blocks, most_blocks):
             yield self, places, note
 
     def ids(self, places: Ints) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import subprocess
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ def run_job(command: Sequence[str], seconds: float = 110, **environment: str) ->
     Raises:
         AssertionError: it failed; the message is what it printed.
     """
+    if seconds > 100:
+        faulthandler.cancel_dump_traceback_later()  # it would speak up after 100 s
     done = subprocess.run(
         command,
         cwd=ROOT,

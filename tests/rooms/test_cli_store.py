@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader import StructuredDataset
+from torch_table_loader import StorageError, StructuredDataset
 from torch_table_loader.cli.main import main
+from torch_table_loader.engine.ray_build import _build_share
+from torch_table_loader.single_rows import store_keeper
 
 
 @pytest.fixture
@@ -96,3 +100,46 @@ def test_a_store_is_built_behind_a_url(
     assert ": is there already" in capsys.readouterr().out
     assert main(["store", "list", "--store", url]) == 2
     assert "list, verify and prune read a directory" in capsys.readouterr().err
+
+
+def test_ranks_of_a_launcher_are_not_warned_that_they_plan_the_whole_table(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert main(["store", "build", table, "--store", str(tmp_path / "stores")]) == 0
+    said = capsys.readouterr()
+    assert "this process built 1 of 1 chunks" in said.out
+    assert said.err == ""
+
+
+def test_an_engine_that_is_not_installed_is_named_with_its_extra(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["store", "build", table, "--store", str(tmp_path / "stores"), "--engine", "ray"]) == 2
+    assert "pip install 'torch-table-loader[engines]'" in capsys.readouterr().err
+
+
+def test_the_address_of_a_cluster_wants_its_engine(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "build", table, "--address", "head:6379"]) == 2
+    assert "pass --engine ray" in capsys.readouterr().err
+
+
+def test_a_cluster_builds_in_a_folder(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "build", table, "--store", "memory://stores", "--engine", "ray"]) == 2
+    assert "--engine ray builds in a folder that all nodes share, got --store 'memory://" in capsys.readouterr().err
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = ModuleType("ray")
+    vars(ray)["get_runtime_context"] = lambda: SimpleNamespace(get_node_id=lambda: "0123456789")
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    keeper = store_keeper(StructuredDataset(table, shuffle="rows", row_store=str(tmp_path)))
+    assert keeper.place is not None
+    with pytest.raises(StorageError, match=r"\(01234567\) does not see .*elsewhere; pass --store a folder that all"):
+        _build_share(keeper, str(keeper.place), str(tmp_path / "elsewhere" / "mark"))
+    (tmp_path / "mark").touch()
+    assert _build_share(keeper, str(keeper.place), str(tmp_path / "mark"))[1] == 1

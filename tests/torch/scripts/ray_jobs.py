@@ -26,12 +26,12 @@ EPOCHS, EVERY = 2, 3
 
 
 @contextmanager
-def two_nodes() -> Iterator[str]:
-    """Run two Ray nodes, which share nothing but this machine's disk; give their address."""
+def two_nodes(**settings: Any) -> Iterator[str]:
+    """Run two Ray nodes, which share nothing but this machine's disk, and connect to them; give their address."""
     cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
     try:
         cluster.add_node(**NODE)
-        ray.init(address=cluster.address, log_to_driver=False)
+        ray.init(address=cluster.address, log_to_driver=False, **settings)
         yield str(cluster.address)
     finally:
         ray.shutdown()

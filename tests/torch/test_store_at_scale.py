@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -37,11 +39,13 @@ def shares(printed: str) -> list[int]:
     return built
 
 
-def check(table: Path, stores: Path) -> None:
+def check(table: Path, stores: Path, **options: Any) -> None:
     """Open the one store that was built, and hold every value in it against the table."""
     (made,) = stores.glob("rows-*/manifest.json")
     before = made.stat().st_mtime_ns
-    loader, _ = StructuredDataset.create_dataloader(table, shuffle="rows", batch_size=64, row_store=str(stores))
+    loader, _ = StructuredDataset.create_dataloader(
+        table, shuffle="rows", batch_size=64, row_store=str(stores), **options
+    )
     seen = np.zeros(CHUNKS * ROWS, dtype=int)
     for batch in loader:
         np.add.at(seen, batch["x"].numpy(), 1)
@@ -62,10 +66,12 @@ def test_each_rank_of_torchrun_builds_its_share(table: Path, tmp_path: Path) -> 
 
 def test_each_node_of_a_ray_cluster_builds_its_share(table: Path, tmp_path: Path) -> None:
     printed = run_job([sys.executable, SCRIPT, str(tmp_path), str(table), "ray"], seconds=250)
-    meeting, dying = re.split(r"^rows-", printed, flags=re.MULTILINE)[1:]
+    meeting, dying, planning = re.split(r"^rows-", printed, flags=re.MULTILINE)[1:]
     assert len(shares(meeting)) == 2
     assert min(shares(meeting)) > 0
     check(table, tmp_path / "meet-stores")
     assert shares(dying), "a worker was killed, its task was started again, and its chunk was built by somebody"
     assert (tmp_path / "die_once" / "died").exists()
     check(table, tmp_path / "die_once-stores")
+    assert sum(map(int, re.findall(rf"planned (\d+) of {CHUNKS} files", planning))) == CHUNKS
+    check(table, tmp_path / "plan-stores", filters=pc.field("x") >= 0)

@@ -7,19 +7,15 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch_table_loader.cli.arguments import add_arguments, open_loader
+from torch_table_loader.cli.arguments import add_arguments
+from torch_table_loader.cli.build import add_builder_arguments, build_store
 from torch_table_loader.cli.tables import render
 from torch_table_loader.engine.machine import usable_cpus
-from torch_table_loader.engine.ray_build import build_over_ray
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.single_rows import store_keeper
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
-
-if TYPE_CHECKING:
-    from torch_table_loader.engine.row_store import StoreKeeper
 
 _KEYWORDS = ("path", "format", "columns", "filters", "partitioning", "storage_options", "plan_cache")
 _PREFIX = "rows-"
@@ -31,9 +27,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     build = actions.add_parser("build", help="build the store of a table, which later runs then open")
     add_arguments(build, _KEYWORDS)
-    build.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
-    build.add_argument("--engine", choices=["ray"], help="build over a cluster (default: this process)")
-    build.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one that Ray finds)")
+    add_builder_arguments(build)
     listing = actions.add_parser("list", help="list the stores of a folder")
     verify = actions.add_parser("verify", help="read whole stores and compare their checksums")
     prune = actions.add_parser("prune", help="remove stores")
@@ -60,42 +54,7 @@ def _folder(typed: argparse.Namespace) -> Path:
 
 
 def _build(typed: argparse.Namespace) -> None:
-    if typed.address is not None and typed.engine is None:
-        raise ConfigError("--address is of a Ray cluster; pass --engine ray too, or leave it out")
-    began = time.perf_counter()
-    # Which rows a rank would read is no part of the store; drop_last is what no rank is warned about.
-    _, dataset = open_loader(
-        typed,
-        shuffle="rows",
-        row_store=typed.store if _is_url(typed) else str(_folder(typed)),
-        output_format="arrow",
-        num_ranks="auto",
-        drop_last=True,
-        show_progress=typed.progress,
-    )
-    keeper = store_keeper(dataset)
-    nodes = _build_over_cluster(typed, keeper) if typed.engine == "ray" else {}
-    keeper.rows()
-    place = keeper.place
-    assert place is not None  # noqa: S101 a folder was named
-    manifest = read_manifest(place)
-    if manifest is None:  # this machine keeps no copy of what another built
-        print(f"{place.name}: is there already")
-        return
-    seconds, chunks = time.perf_counter() - began, len(manifest.parts)
-    lines = [f"{place.name}: {manifest.num_rows:,} rows, {manifest.num_bytes:,} bytes, {seconds:.1f} s"]
-    for builder, count in sorted(nodes.items()) if nodes else [("this process", len(keeper.built))]:
-        lines.append(f"  {builder} built {count} of {chunks} chunks")
-    print("\n".join(lines), flush=True)
-
-
-def _build_over_cluster(typed: argparse.Namespace, keeper: StoreKeeper) -> dict[str, int]:
-    if keeper.url is not None or keeper.place is None:
-        raise ConfigError(
-            f"--engine ray builds in a folder that all nodes share, got --store {keeper.url and keeper.url.shown!r}; "
-            "pass --store DIR, and copy the folder that this makes to the URL"
-        )
-    return {} if read_manifest(keeper.place) is not None else build_over_ray(keeper, keeper.place, typed.address)
+    build_store(typed, typed.store if _is_url(typed) else str(_folder(typed)))
 
 
 def _list(typed: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_table_loader.cli.main import main
+from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
 
@@ -40,7 +41,7 @@ def die_once(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-SCENES = {"meet": meet, "die_once": die_once}
+SCENES = {"meet": meet, "die_once": die_once, "plan": Path.exists}
 
 
 def disturb(work: Path) -> None:
@@ -64,15 +65,17 @@ def play(work: Path, table: str, name: str, *options: str) -> None:
 
 def on_ray(work: Path, table: str) -> None:
     """Play every scene on a cluster of two nodes with a CPU each."""
-    import ray
-
     from tests.torch.scripts.ray_jobs import two_nodes
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("what the tasks have planned is in the cache, and is read by nobody else")
 
     hook: Callable[[], Any] = lambda: disturb(work)  # noqa: E731 it is sent by value
     with two_nodes(runtime_env={"worker_process_setup_hook": hook}):
-        assert ray.is_initialized()
-        for name in SCENES:
-            play(work, table, name, "--engine", "ray")
+        play(work, table, "meet", "--engine", "ray")
+        play(work, table, "die_once", "--engine", "ray")
+        ParquetReader.inspect = TaskReader.read = refuse  # type: ignore[method-assign, assignment]
+        play(work, table, "plan", "--engine", "ray", "--plan-cache", str(work / "cache"), "--filter", "x >= 0")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ READY := $(VENV)/.ready
 WRITERS_READY := $(VENV)/.ready-writers
 BENCH_READY := $(VENV)/.ready-bench
 DOCS_READY := $(VENV)/.ready-docs
+ENGINES_READY := $(VENV)/.ready-engines
+HOROVOD_READY := $(VENV)/.ready-horovod
 
 RANKS ?= 2
 DEMO_ROWS ?= 2000000
@@ -17,7 +19,7 @@ TESTS := tests torch_table_loader strategies/tests
 PYTEST := $(BIN)/python -m pytest $(TESTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 demo-parquet test test-all test-all-deterministic lint format bench docs clean
+.PHONY: help demo demo-s3 demo-parquet test test-all test-all-deterministic horovod lint format bench docs clean
 
 help:
 	@echo "make demo                    train on an Iceberg table on two ranks and prove what was delivered"
@@ -26,6 +28,7 @@ help:
 	@echo "make test                    the tests of every day (minutes)"
 	@echo "make test-all-deterministic  the laws with more examples, and what takes long (marked slow)"
 	@echo "make test-all                all of them, those that kill processes or need Java 17 too"
+	@echo "make horovod                 build Horovod for the torch that is installed, and install it (minutes, once)"
 	@echo "make lint | format           style and types"
 	@echo "make bench                   measure, and write bench/RESULTS.md"
 	@echo "make docs                    HTML under build/docs"
@@ -55,6 +58,16 @@ $(DOCS_READY): $(READY)
 	$(PIP) install --quiet -c constraints.txt -e ".[docs]"
 	@touch $@
 
+$(ENGINES_READY): $(READY)
+	$(PIP) install --quiet -c constraints.txt -e ".[engines]"
+	@touch $@
+
+$(HOROVOD_READY): $(READY) tools/build_horovod.py
+	$(BIN)/python tools/build_horovod.py
+	@touch $@
+
+horovod: $(HOROVOD_READY)
+
 demo: $(READY)
 	$(BIN)/python -m demo.make_lake --rows $(DEMO_ROWS)
 	$(TRAIN) --data build/demo/lake
@@ -72,14 +85,14 @@ test: $(READY)
 test-all-deterministic: $(READY)
 	LAWS_EFFORT=3 $(PYTEST) -m "not kills and not heavy" -k "laws or slow" --timeout 900
 
-test-all: $(WRITERS_READY)
+test-all: $(WRITERS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --explicit-package-bases tests demo bench
+	$(BIN)/mypy --explicit-package-bases tests demo bench examples tools
 	$(BIN)/mypy strategies/tests
 
 format: $(READY)

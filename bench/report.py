@@ -143,7 +143,7 @@ def write(
             "",
             "The files of A, B and E (two files of 1 GB: 8 float64 columns, row groups of 61 MiB) as Iceberg tables:",
             "plain, with 5 % of rows deleted by position or by deletion vector, or with 5 % of an int column's values",
-            "deleted. Rows per second count live rows, and the files hold all: 0.95 is what decoding alone would leave.",
+            "deleted. Rows per second count live rows, and the files hold all: 0.95 is what decoding alone leaves.",
             "",
             *_duels(iceberg),
         ]

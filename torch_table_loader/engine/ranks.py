@@ -110,12 +110,19 @@ def _of_horovod(modules: Mapping[str, Any]) -> RankInfo | None:
 
 
 def _of_ray(modules: Mapping[str, Any]) -> RankInfo | None:
-    session = getattr(modules.get("ray.train._internal.session"), "get_session", None)
     train = modules.get("ray.train")
-    if train is None or session is None or session() is None:
+    if train is None or not _is_a_ray_worker(modules):
         return None
     context = train.get_context()
     return RankInfo(context.get_world_rank(), context.get_world_size(), "Ray Train")
+
+
+def _is_a_ray_worker(modules: Mapping[str, Any]) -> bool:
+    """Look where each engine of Ray Train keeps its worker: asked elsewhere, the context of V1 warns, of V2 raises."""
+    session = getattr(modules.get("ray.train._internal.session"), "get_session", None)
+    if session is not None and session() is not None:
+        return True
+    return getattr(modules.get("ray.train.v2._internal.execution.train_fn_utils"), "_train_fn_utils", None) is not None
 
 
 def _of_environment(environ: Mapping[str, str], rank: str, size: str) -> RankInfo | None:

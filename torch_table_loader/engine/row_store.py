@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,8 @@ class StoreKeeper:
             keeps_ids=rows != table.layout.num_rows,
             variable_bytes=rows * sum(width_of(kind) for kind in schema.types if is_variable(kind)),
         )
+        self.built: list[int] = []
+        """The chunks that this process built, or began to."""
         self._reader = reader
         self._show_progress = options.show_progress
         self._lock = threading.Lock()
@@ -171,8 +173,23 @@ class StoreKeeper:
         return remote
 
     def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:
+        self.built.append(chunk)
         for task in self._chunks.tasks(chunk):
             yield from self._reader.read(task)
+
+    def build_share(self, place: Path, threads: int) -> list[int]:
+        """Build the store in a folder together with all who are at it; give the chunks that this process built.
+
+        Args:
+            place: the store's folder.
+            threads: how many read and write here.
+        """
+        build_files(place, self.spec, self._read, threads)
+        return self.built
+
+    def progress(self) -> AbstractContextManager[Report | None]:
+        """Draw how many chunks are done, where the caller wants to see it."""
+        return self._reporting()
 
     @contextmanager
     def _reporting(self) -> Iterator[Report | None]:

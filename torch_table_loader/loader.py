@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.engine.device import check_placing, moved
+from torch_table_loader.engine.lengths import steps_of
 from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
@@ -19,31 +20,26 @@ from torch_table_loader.engine.turns import BatchesInTurn, LaneServer
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.job import Job
-    from torch_table_loader.engine.work import EpochWork
-    from torch_table_loader.planning.cursor import Cursor
-
-
-UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
+    from torch_table_loader.engine.roles import LaneWork, Place, RankShare
 
 
 class EpochDataset(Protocol):
     """What a loader needs of its dataset."""
 
     @property
-    def job(self) -> Job:
+    def job(self) -> RankShare[Any]:
         """The rank's share of the table."""
         ...
 
     @property
-    def cursor(self) -> Cursor:
+    def cursor(self) -> Place:
         """Where the next iterator begins."""
         ...
 
-    def begin(self) -> Cursor:
+    def begin(self) -> Place:
         """Take that position; one that was loaded serves once."""
         ...
 
@@ -51,12 +47,16 @@ class EpochDataset(Protocol):
         """Note that an iterator gives its first batch of an epoch."""
         ...
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+    def resume(self, state: Mapping[str, Any]) -> tuple[RankShare[Any], Any]:
         """Find the job that goes on from a state, and where."""
         ...
 
-    def restore(self, cursor: Cursor, job: Job) -> None:
+    def restore(self, cursor: Any, job: Any) -> None:
         """Begin the next iterator at a position."""
+        ...
+
+    def iterate(self, cursor: Any, loader: TableLoader) -> LoaderIterator:
+        """Begin an iterator for a loader."""
         ...
 
     def set_epoch(self, epoch: int) -> None:
@@ -102,6 +102,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         self._newest: Progress | None = None
         if self._source.job.options.worker_type == "process":
             _context(self._source.job)  # what the store cannot bear is refused here, not in the first epoch
+        check_placing(self._source.job.options.device, pin=self._source.job.options.pin_memory)
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch; TypeError where the caller gave the counting pass up."""
@@ -119,7 +120,9 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
                 "that counts steps itself (Lightning, the Hugging Face Trainer) ends it too early where fewer ranks "
                 "had begun it"
             )
-        return LoaderIterator(self, cursor)
+        batches = self._source.iterate(cursor, self)
+        self._newest = batches.progress
+        return batches
 
     def state_dict(self) -> dict[str, Any]:
         """Say what the job has done, as plain data that is the same on every rank.
@@ -145,7 +148,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         self._source.restore(cursor, job)
         self._newest = None
 
-    def _cursor(self) -> Cursor:
+    def _cursor(self) -> Place:
         """Where the newest iterator stands, unless the next one was told to begin elsewhere."""
         ahead = self._source.cursor
         if self._newest is None or ahead.epoch != self._newest.cursor.epoch:
@@ -156,14 +159,14 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         """Choose the epoch that the next iterator reads."""
         self._source.set_epoch(epoch)
 
-    def rows_of(self, step: int) -> list[RowSpan | LiveSpan]:
+    def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Say which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
         Args:
-            step: counted as the state counts: from 0 at the epoch's start, or where the topology last changed.
+            step: counted as the state counts: from 0 at the epoch's start, or where topology or weights last changed.
 
         Returns:
-            `RowSpan` and `LiveSpan` in delivery order, padding left out.
+            `RowSpan` and `LiveSpan`, of a mixture `SourceRow`, in delivery order, padding left out.
 
         Raises:
             ConfigError: there is no such step, or rows are not counted.
@@ -180,37 +183,42 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
 class LoaderIterator(Iterator[Any]):
     """One pass over an epoch. Leaving it ends its threads and processes."""
 
-    def __init__(self, loader: TableLoader, cursor: Cursor) -> None:
+    def __init__(self, job: RankShare[Any], cursor: Place, loader: TableLoader) -> None:
         """Plan the epoch and start the lanes.
 
         Args:
-            loader: whose newest iterator this becomes.
+            job: the rank's share of the table.
             cursor: where to begin.
+            loader: whose newest iterator this is.
         """
+        began = time.perf_counter()
+        self._job = job
         self._loader = loader
         self._entry: EpochOfAccelerate | None = None
-        self._ahead: list[Any] = []
-        self._start(cursor)
-
-    def _start(self, cursor: Cursor) -> None:
-        began = time.perf_counter()
-        job = self._loader._source.job
-        work = job.work(cursor)
-        start = cursor.stage.steps
-        self._turns = BatchesInTurn(work, _server(job, work, start), start)
+        work, longest = self._start(cursor)
         resumed = cursor != job.start(cursor.epoch)
-        self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest, began, resumed=resumed)
-        self._steps = work.plan.steps if work.plan.counted else None
-        self._remainder = _remainder(work.plan)
+        self.progress = Progress(cursor, work, self._turns, longest, began, resumed=resumed)
+
+    def go_on(self, cursor: Place) -> None:
+        """Leave what was read ahead, and go on at another position."""
+        self._turns.close()
+        work, longest = self._start(cursor)
+        self.progress.go_on(cursor, work, self._turns, longest)
+
+    def _start(self, cursor: Place) -> tuple[LaneWork, int | None]:
+        job, options, start = self._job, self._job.options, cursor.stage.steps
+        work = job.work(cursor)
+        self._turns = BatchesInTurn(work, _server(job, work, start), start)
+        self._plan = work.plan
+        self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._turns
-        options = job.options
         device = self._loader._device_of_accelerate if options.device is None else options.device
         if options.pin_memory or device is not None:
-            self._next = map(_placer(device, pin=options.pin_memory), self._next)
+            self._next = moved(self._turns, device, pin=options.pin_memory)
         if options.show_progress:
-            left = None if self._steps is None else self._steps - start
+            left = work.plan.steps - start if work.plan.counted and not work.plan.endless else None
             self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, left))
-        self._loader._newest = self.progress
+        return work, job.planned(cursor).longest
 
     def __next__(self) -> Any:
         """Give the next batch."""
@@ -220,10 +228,8 @@ class LoaderIterator(Iterator[Any]):
         except StopIteration:
             entry.leave()
             raise
-        if entry.runs and self._steps is None:
-            self._ahead.extend(islice(self._next, 1))
         self.progress.batches += 1
-        if self._has_given_all(peeked=entry.runs):
+        if entry.runs and self._is_over():
             self._loader.end_of_dataloader = True
         return batch
 
@@ -231,26 +237,26 @@ class LoaderIterator(Iterator[Any]):
         """Follow an epoch that was set since ``iter()``, and say to Accelerate that the epoch begins."""
         source = self._loader._source
         if self._loader._newest is self.progress and source.cursor.epoch != self.progress.cursor.epoch:
-            self.close()
-            self._start(source.begin())
+            self.go_on(source.begin())
         source.note_begun(self.progress.cursor.epoch)
-        self._entry = EpochOfAccelerate(self._loader, self._remainder)
+        self._entry = EpochOfAccelerate(self._loader, _remainder(self._plan))
         return self._entry
 
-    def _has_given_all(self, *, peeked: bool) -> bool:
-        if self._steps is None:
-            return peeked and not self._ahead
-        return self.progress.cursor.stage.steps + self.progress.batches >= self._steps
+    def _is_over(self) -> bool:
+        """Look whether the last batch was given; where rows are not counted one is read ahead for it."""
+        if self._plan.counted:
+            return not self._plan.endless and not self.progress.left
+        self._ahead.extend(islice(self._next, 1))
+        return not self._ahead
 
     def __len__(self) -> int:
         """Batches of the epoch; TypeError where the caller gave the counting pass up."""
-        if self._steps is None:
-            raise TypeError(UNCOUNTED)
-        return self._steps
+        return steps_of(self._plan)
 
     def close(self) -> None:
-        """End threads and processes now."""
+        """End threads and processes now, and let go of batches on their way to a device."""
         self._turns.close()
+        self._next = iter(())
 
 
 def _remainder(plan: object) -> int:
@@ -258,17 +264,17 @@ def _remainder(plan: object) -> int:
     return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1
 
 
-def _server(job: Job, work: EpochWork, start: int) -> LaneServer:
+def _server(job: RankShare[Any], work: LaneWork, start: int) -> LaneServer:
     options = job.options
     if options.num_workers == 0:
         return CallerServer(work, start)
     if options.worker_type == "thread":
         return ThreadServer(work, start, job.servers, options.prefetch_batches)
-    job.table.storage.close()
+    job.close_clients()
     return ProcessServer(work, start, job.servers, _context(job))
 
 
-def _context(job: Job) -> Any:
+def _context(job: RankShare[Any]) -> Any:
     """Choose how worker processes start: never by fork where planning started threads that a fork breaks."""
     given = job.options.multiprocessing_context
     if job.fork_safe:
@@ -280,24 +286,6 @@ def _context(job: Job) -> Any:
             'leave it out (forkserver is then used), or pass "spawn"'
         )
     return given or "forkserver"
-
-
-def _placer(device: Any, *, pin: bool) -> Any:
-    """Make a function that puts every tensor of a batch into page-locked memory and onto a device."""
-
-    def place(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            placed = value.pin_memory() if pin else value
-            return placed if device is None else placed.to(device, non_blocking=pin)
-        if isinstance(value, dict):
-            return {key: place(entry) for key, entry in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(place, value))
-        if isinstance(value, list | tuple):
-            return type(value)(map(place, value))
-        return value
-
-    return place
 
 
 __all__ = ["LoaderIterator", "TableLoader"]

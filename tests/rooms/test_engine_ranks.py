@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.engine.ranks import DATA_PARALLEL_DIMS, resolve_ranks
 
-SAYERS = ["accelerate.state", "horovod.torch", "ray.train", "ray.train._internal.session"]
+RAY_V1, RAY_V2 = "ray.train._internal.session", "ray.train.v2._internal.execution.train_fn_utils"
+SAYERS = ["accelerate.state", "horovod.torch", "ray.train", RAY_V1, RAY_V2]
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +64,14 @@ def run_horovod(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, initia
     module(monkeypatch, "horovod.torch", is_initialized=lambda: initialised, rank=lambda: rank, size=lambda: size)
 
 
-def run_ray(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, in_session: bool = True) -> None:
+def run_ray(
+    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, in_session: bool = True, version: int = 2
+) -> None:
+    """Run Ray Train: both engines are imported, and one of them may have made this process a worker."""
     context = SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: size)
     module(monkeypatch, "ray.train", get_context=lambda: context)
-    module(monkeypatch, "ray.train._internal.session", get_session=lambda: object() if in_session else None)
+    module(monkeypatch, RAY_V1, get_session=lambda: object() if in_session and version == 1 else None)
+    module(monkeypatch, RAY_V2, _train_fn_utils=object() if in_session and version == 2 else None)
 
 
 def run_accelerate(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, mesh: Any = None) -> None:
@@ -135,11 +140,12 @@ def test_an_environment_that_makes_no_sense_is_refused(
         resolve(num_ranks="auto")
 
 
-def test_auto_asks_horovod_and_ray_only_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_auto_asks_horovod_and_ray_only_where_they_run(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_horovod(monkeypatch, 3, 8, initialised=False)
     run_ray(monkeypatch, 2, 4, in_session=False)
     assert resolve(num_ranks="auto") == (0, 1)
-    run_ray(monkeypatch, 2, 4)
+    run_ray(monkeypatch, 2, 4, version=version)
     assert resolve(num_ranks="auto") == (2, 4)
     monkeypatch.delitem(sys.modules, "ray.train")
     run_horovod(monkeypatch, 3, 8)
@@ -244,6 +250,13 @@ def test_a_mesh_without_a_data_parallel_dimension_is_refused() -> None:
         ConfigError, match=r"\('tp', 'pp'\), of which none is data-parallel .*pass the data-parallel submesh"
     ):
         resolve(mesh=FakeMesh({"tp": 2, "pp": 2}, [0, 0]))
+
+
+def test_a_submesh_of_one_dimension_is_data_parallel_under_any_name_but_those_of_others() -> None:
+    assert resolve(mesh=FakeMesh({"batch": 3}, [2])) == (2, 3)
+    for name in ("tp", "pp", "tensor_parallel", "context_parallel", "ep"):
+        with pytest.raises(ConfigError, match="none is data-parallel"):
+            resolve(mesh=FakeMesh({name: 2}, [0]))
 
 
 def test_a_process_outside_the_mesh_is_refused() -> None:

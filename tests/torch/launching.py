@@ -1,53 +1,49 @@
-"""Jobs of several ranks on this machine, by the real torchrun."""
+"""Starts the jobs of other launchers, with everything of this machine's own jobs taken out of their environment."""
 
 from __future__ import annotations
 
-import json
+import faulthandler
 import os
 import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
+_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE", "RAY_ADDRESS")
 
 
-def torchrun(ranks: int, *command: str | Path, timeout: float = 110) -> str:
-    """Run a command on so many ranks, one thread each; gives what it printed.
+def clean_environment(**own: str) -> dict[str, str]:
+    """Give the environment of a job that is nobody's part; `own` wins."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OTHERS}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path} | own
+
+
+def run_job(command: Sequence[str], seconds: float = 110, **environment: str) -> str:
+    """Run a job to its end; give what it printed.
 
     Args:
-        ranks: how many.
-        command: a script and its arguments, or ``"-m", module``.
-        timeout: seconds.
+        command: of the launcher.
+        seconds: how long it may take.
+        environment: variables that it gets beside the machine's.
+
+    Raises:
+        AssertionError: it failed; the message is what it printed.
     """
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    if seconds > 100:
+        faulthandler.cancel_dump_traceback_later()  # it would speak up after 100 s
     done = subprocess.run(
-        [*launcher, *map(str, command)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT))},
+        command,
         cwd=ROOT,
-        capture_output=True,
+        env=clean_environment(**environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
+        timeout=seconds,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
     return done.stdout
 
 
-def play_scenes(ranks: int, script: str, root: Path) -> dict[str, Any]:
-    """Let ranks play the scenes of a script of `tests/torch/scripts`; gives what each rank saw of each.
-
-    Args:
-        ranks: how many.
-        script: its name.
-        root: a folder that they share.
-    """
-    torchrun(ranks, ROOT / "tests/torch/scripts" / script, root, root / "seen.json")
-    found: dict[str, Any] = json.loads((root / "seen.json").read_text())
-    return found
-
-
-def values(ranks: list[dict[str, Any]]) -> list[Any]:
-    """Give what the ranks returned from a scene; none may have failed."""
-    assert [rank["error"] for rank in ranks] == [None] * len(ranks)
-    return [rank["value"] for rank in ranks]
+__all__ = ["ROOT", "clean_environment", "run_job"]

@@ -13,22 +13,19 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState
 
-from tests.torch.launching import play_scenes, values
+from tests.torch.scenes import GROUPS, TOTAL, Seen, play, values
 from tests.torch.scripts.accelerate_scenes import every_configuration
 from tests.torch.tables import write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 
-GROUPS = [[20, 5], [31], [], [13, 13, 13], [40], [1], [0, 6]]
-TOTAL = sum(map(sum, GROUPS))
 EVERY = list(range(TOTAL))
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """Give what each of three ranks saw in each scene."""
     root = tmp_path_factory.mktemp("accelerate")
-    write_table(root / "table", GROUPS)
-    return play_scenes(3, "accelerate_scenes.py", root)
+    return play("accelerate_scenes.py", root, 3)
 
 
 def together(ranks: list[list[int]]) -> list[int]:
@@ -36,26 +33,26 @@ def together(ranks: list[list[int]]) -> list[int]:
     return sorted(row for rows in ranks for row in rows)
 
 
-def test_every_configuration_delivers_every_row_once(seen: dict[str, Any]) -> None:
+def test_every_configuration_delivers_every_row_once(seen: Seen) -> None:
     ranks = values(seen["every_configuration"])
     assert len(ranks[0]) == 48
     wrong = [name for name in ranks[0] if together([rank[name] for rank in ranks]) != EVERY]
     assert wrong == []
 
 
-def test_every_mode_delivers_every_row_once(seen: dict[str, Any]) -> None:
+def test_every_mode_delivers_every_row_once(seen: Seen) -> None:
     assert [together(list(rows)) for rows in zip(*values(seen["every_mode"]), strict=True)] == [EVERY] * 5
 
 
-def test_auto_finds_accelerates_rank(seen: dict[str, Any]) -> None:
+def test_auto_finds_accelerates_rank(seen: Seen) -> None:
     assert values(seen["said_ranks"]) == [[0, 3], [1, 3], [2, 3]]
 
 
-def test_ranks_of_one_model_share_a_part(seen: dict[str, Any]) -> None:
+def test_ranks_of_one_model_share_a_part(seen: Seen) -> None:
     assert [sorted(rows) for rows in values(seen["tensor_parallel_ranks"])] == [EVERY] * 3
 
 
-def test_a_checkpoint_goes_on_at_the_next_batch(seen: dict[str, Any]) -> None:
+def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen) -> None:
     ranks = values(seen["save_and_load"])
     assert together([rank["before"] + rank["after"] for rank in ranks]) == EVERY
     assert [rank["again"] for rank in ranks] == [rank["after"] for rank in ranks]
@@ -63,24 +60,24 @@ def test_a_checkpoint_goes_on_at_the_next_batch(seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("skipped", ["skipped", "unloaded"])
-def test_skipping_batches_is_not_needed_and_does_no_harm(seen: dict[str, Any], skipped: str) -> None:
+def test_skipping_batches_is_not_needed_and_does_no_harm(seen: Seen, skipped: str) -> None:
     ranks = values(seen["save_and_load"])
     assert [rank[skipped] for rank in ranks] == [rank["after"] for rank in ranks]
 
 
-def test_a_metric_sees_every_row_once(seen: dict[str, Any]) -> None:
+def test_a_metric_sees_every_row_once(seen: Seen) -> None:
     whole, dropped, two_steps, one_column = values(seen["gathered_rows"])[0]
     assert sorted(whole) == sorted(two_steps) == sorted(one_column) == EVERY
     assert len(set(dropped)) == len(dropped) == TOTAL // 21 * 21
 
 
-def test_elsewhere_the_mask_leaves_padding_out(seen: dict[str, Any]) -> None:
+def test_elsewhere_the_mask_leaves_padding_out(seen: Seen) -> None:
     for rank in values(seen["gathered_with_the_mask"]):
         assert sorted(rank["rows"]) == EVERY
         assert set(rank["remainders"]) == {-1}
 
 
-def test_gradients_are_synchronised_with_the_last_batch(seen: dict[str, Any]) -> None:
+def test_gradients_are_synchronised_with_the_last_batch(seen: Seen) -> None:
     ranks = values(seen["accumulated"])
     assert [rank["synced"] for rank in ranks] == [([False] * 3 + [True] + [False] * 2 + [True]) * 2] * 3
     first, second = ranks[0]["weights"]
@@ -88,7 +85,7 @@ def test_gradients_are_synchronised_with_the_last_batch(seen: dict[str, Any]) ->
     assert [rank["weights"] for rank in ranks] == [ranks[0]["weights"]] * 3
 
 
-def test_canary_of_what_the_wrapper_loses(seen: dict[str, Any]) -> None:
+def test_canary_of_what_the_wrapper_loses(seen: Seen) -> None:
     """When this fails, Accelerate has learnt of loaders that are sharded already: see whether it knows ours then."""
     dispatched, sharded = map(list, zip(*values(seen["plain_loaders"]), strict=True))
     assert len(set(together(dispatched))) == 17

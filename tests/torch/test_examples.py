@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.launching import ROOT, torchrun
+from tests.torch.launching import ROOT, run_job
 
 EXAMPLES = ("ddp", "accelerate", "lightning")
 FILES, ROWS = 7, 1200
@@ -28,22 +29,26 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def run_example(example: str, *arguments: Path) -> str:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return run_job([*launcher, "-m", f"examples.{example}", *map(str, arguments)])
+
+
 def rows_of_epochs(printed: str) -> list[tuple[int, int]]:
     return [(int(epoch), int(rows)) for epoch, rows in re.findall(r"^epoch (\d+): (\d+) rows$", printed, re.MULTILINE)]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_trains_on_every_row(table: Path, tmp_path: Path, example: str) -> None:
-    printed = torchrun(2, "-m", f"examples.{example}", table, tmp_path / "checkpoint")
+    printed = run_example(example, table, tmp_path / "checkpoint")
     assert rows_of_epochs(printed) == [(0, FILES * ROWS), (1, FILES * ROWS)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_that_is_run_again_goes_on_at_its_last_checkpoint(table: Path, tmp_path: Path, example: str) -> None:
-    command = ("-m", f"examples.{example}", table, tmp_path / "checkpoint")
-    torchrun(2, *command)
-    ((epoch, rows),) = rows_of_epochs(torchrun(2, *command))
+    run_example(example, table, tmp_path / "checkpoint")
+    ((epoch, rows),) = rows_of_epochs(run_example(example, table, tmp_path / "checkpoint"))
     assert epoch == 1
     assert 0 < rows < FILES * ROWS
 

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.torch.launching import play_scenes, values
+from tests.torch.scenes import GROUPS, TOTAL, Seen, own_rows, play, values
 from tests.torch.tables import write_table
-
-GROUPS = [[20, 5], [31], [], [13, 13, 13], [40], [1], [0, 6]]
-TOTAL = sum(map(sum, GROUPS))
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """Give what each of four ranks saw in each scene."""
     root = tmp_path_factory.mktemp("ranks")
-    write_table(root / "table", GROUPS)
     write_table(root / "grown", [*GROUPS, [17]])
     write_table(root / "shrunk", GROUPS[:-1])
     write_table(root / "rewritten", [*GROUPS[:-1], [0, 5]])
-    return play_scenes(4, "four_ranks.py", root)
-
-
-def own_rows(epochs: list[dict[str, Any]]) -> list[int]:
-    """Give all rows but padding, sorted."""
-    return sorted(row for each in epochs for row, pads in zip(each["rows"], each["padding"], strict=True) if not pads)
+    return play("four_ranks.py", root, 4)
 
 
 @pytest.mark.parametrize(
     "scene", ["plain", "explicit", "processes", "balance", "pad", "rows_of_one_store", "rows_in_memory"]
 )
-def test_every_row_comes_once(seen: dict[str, Any], scene: str) -> None:
+def test_every_row_comes_once(seen: Seen, scene: str) -> None:
     epochs = values(seen[scene])
     assert own_rows(epochs) == list(range(TOTAL))
     assert all(each["told"] == each["steps"] for each in epochs)
@@ -41,19 +30,43 @@ def test_every_row_comes_once(seen: dict[str, Any], scene: str) -> None:
         assert [sorted(each["rows"]) for each in epochs] == [sorted(each["rows"]) for each in plain]
 
 
-def test_ranks_that_share_a_row_store_have_one_order(seen: dict[str, Any]) -> None:
+def test_ranks_that_share_a_row_store_have_one_order(seen: Seen) -> None:
     shared, alone = values(seen["rows_of_one_store"]), values(seen["rows_in_memory"])
     full = TOTAL // (4 * 7) * 7
     assert [each["rows"][:full] for each in shared] == [each["rows"][:full] for each in alone]
     assert len({each["steps"] for each in shared}) == 1
 
 
-def test_balance_takes_equal_steps_and_no_more_than_needed(seen: dict[str, Any]) -> None:
+def test_ranks_build_a_store_together_each_chunk_once(seen: Seen) -> None:
+    epochs = values(seen["rows_of_a_store_that_all_build"])
+    built = [each["built"] for each in epochs]
+    assert all(built), "each rank its share"
+    assert sorted(sum(built, [])) == list(range(max(map(max, built)) + 1))
+    assert own_rows(epochs) == list(range(TOTAL))
+    assert [each["rows"] for each in epochs] == [each["rows"] for each in values(seen["rows_of_one_store"])]
+
+
+def test_a_mixture_is_one_order_that_four_ranks_share(seen: Seen) -> None:
+    epochs = values(seen["mixture"])
+    assert len({each["steps"] for each in epochs}) == len({each["told"] for each in epochs}) == 1
+    assert all(each["state"] == epochs[0]["state"] for each in epochs)
+    own = [tuple(row) for each in epochs for row, pads in zip(each["rows"], each["padding"], strict=True) if not pads]
+    assert {x for source, x in own if source == 0} == set(range(TOTAL))
+    assert sorted(x for source, x in own if source == 1) == list(range(TOTAL + 17))
+    assert seen["mixture"][0]["warnings"] == []
+
+
+def test_ranks_with_other_weights_are_told(seen: Seen) -> None:
+    said = "TableError: rank 2 plans another epoch than rank 0: they differ in weights (there {"
+    assert all(rank["error"].startswith(said) for rank in seen["other_weights_on_rank_2"])
+
+
+def test_balance_takes_equal_steps_and_no_more_than_needed(seen: Seen) -> None:
     assert [each["steps"] for each in values(seen["balance"])] == [-(-TOTAL // (4 * 7))] * 4
     assert seen["balance"][0]["warnings"] == []
 
 
-def test_drop_stops_at_the_smallest_and_pad_goes_to_the_largest(seen: dict[str, Any]) -> None:
+def test_drop_stops_at_the_smallest_and_pad_goes_to_the_largest(seen: Seen) -> None:
     uneven = [each["steps"] for each in values(seen["plain"])]
     assert len(set(uneven)) > 1
     dropped, padded = values(seen["drop"]), values(seen["pad"])
@@ -62,48 +75,47 @@ def test_drop_stops_at_the_smallest_and_pad_goes_to_the_largest(seen: dict[str, 
     assert len(set(own_rows(dropped))) == len(own_rows(dropped))
 
 
-def test_unequal_steps_are_said_with_the_remedy_in_the_callers_line(seen: dict[str, Any]) -> None:
+def test_unequal_steps_are_said_with_the_remedy_in_the_callers_line(seen: Seen) -> None:
     steps = ", ".join(str(each["steps"]) for each in values(seen["plain"]))
     for rank in seen["plain"]:
         assert len(rank["warnings"]) == 1
-        assert rank["warnings"][0].startswith("four_ranks.py: ranks take unequally many steps: " + steps)
+        assert rank["warnings"][0].startswith("stage.py: ranks take unequally many steps: " + steps)
         assert 'even_ranks="balance"' in rank["warnings"][0]
 
 
-def test_a_rank_with_another_seed_is_told_what_differs(seen: dict[str, Any]) -> None:
-    errors = [rank["error"] for rank in seen["another_seed_on_rank_3"]]
-    assert errors[:3] == [None] * 3
-    assert errors[3].startswith("TableError: rank 3 plans another epoch than rank 0: they differ in shuffle_seed")
+@pytest.mark.parametrize(
+    ("scene", "said"),
+    [
+        ("another_seed_on_rank_3", "rank 3 plans another epoch than rank 0: they differ in shuffle_seed (there 7)"),
+        ("other_columns_on_rank_1", "rank 1 plans another epoch than rank 0: they differ in columns (there ['f: "),
+        ("another_filter_on_rank_2", "rank 2 plans another epoch than rank 0: they differ in filters"),
+        ("another_batch_size_on_rank_1", "rank 1 plans another epoch than rank 0: they differ in batch_size (there 8)"),
+        ("rank_1_misses_a_file", "rank 0 found 7 files, of which rank 1 misses '006.parquet'"),
+        ("rank_1_sees_a_file_of_another_size", "rank 1 plans another epoch than rank 0: they differ in bytes"),
+        (
+            "another_seed_in_a_tensor_parallel_pair",
+            "rank 3 plans another epoch than rank 0: they differ in shuffle_s",
+        ),
+    ],
+)
+def test_what_differs_is_said_on_every_rank(seen: Seen, scene: str, said: str) -> None:
+    errors = [rank["error"] for rank in seen[scene]]
+    assert all(error == errors[0] for error in errors)
+    assert errors[0].startswith("TableError: " + said)
+
+
+def test_a_difference_that_is_not_looked_for_is_not_found(seen: Seen) -> None:
     assert values(seen["another_seed_unchecked"])
 
 
-def test_a_rank_that_sees_more_files_takes_those_of_rank_0(seen: dict[str, Any]) -> None:
+def test_a_rank_that_sees_more_files_takes_those_of_rank_0(seen: Seen) -> None:
     assert own_rows(values(seen["rank_2_sees_one_file_more"])) == list(range(TOTAL))
 
 
-def test_a_rank_that_misses_a_file_says_which(seen: dict[str, Any]) -> None:
-    errors = [rank["error"] for rank in seen["rank_1_misses_a_file"]]
-    assert errors[0] is errors[2] is errors[3] is None
-    assert errors[1].startswith("TableError: rank 0 found 7 files, of which rank 1 misses '006.parquet'")
-
-
-def test_a_rank_that_sees_another_file_is_told(seen: dict[str, Any]) -> None:
-    errors = [rank["error"] for rank in seen["rank_1_sees_a_file_of_another_size"]]
-    assert errors[0] is errors[2] is errors[3] is None
-    assert "TableError: rank 1 plans another epoch than rank 0: they differ in bytes" in errors[1]
-
-
-def test_one_rank_by_default_in_a_job_of_four_is_warned_about(seen: dict[str, Any]) -> None:
+def test_one_rank_by_default_in_a_job_of_four_is_warned_about(seen: Seen) -> None:
     for rank in seen["default_of_one_rank"]:
         assert any("reads the whole table (num_ranks=1) in a job of 4 ranks" in text for text in rank["warnings"])
-        assert all(text.startswith("four_ranks.py") for text in rank["warnings"])
-
-
-def test_ranks_of_one_tensor_parallel_group_share_a_part(seen: dict[str, Any]) -> None:
-    epochs = values(seen["tensor_parallel_pairs"])
-    assert epochs[0] == epochs[1]
-    assert epochs[2] == epochs[3]
-    assert own_rows([epochs[0], epochs[2]]) == list(range(TOTAL))
+        assert all(text.startswith("stage.py") for text in rank["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -113,12 +125,24 @@ def test_ranks_of_one_tensor_parallel_group_share_a_part(seen: dict[str, Any]) -
         ("environment_that_disagrees", 'ConfigError: num_ranks="auto" found ranks that disagree'),
     ],
 )
-def test_numbers_that_disagree_are_refused_on_every_rank(seen: dict[str, Any], scene: str, said: str) -> None:
+def test_numbers_that_disagree_are_refused_on_every_rank(seen: Seen, scene: str, said: str) -> None:
     for rank in seen[scene]:
         assert rank["error"].startswith(said)
 
 
-def test_a_rank_0_that_says_nothing_is_not_waited_for_forever(seen: dict[str, Any]) -> None:
+def test_a_rank_0_that_says_nothing_is_not_waited_for_forever(seen: Seen) -> None:
     errors = [rank["error"] for rank in seen["silent_rank_0"]]
     assert errors[0] is None
     assert all("StorageError: rank" in error and "waited 0:00:01 for rank 0" in error for error in errors[1:])
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_forever(seen: Seen) -> None:
+    errors = [rank["error"] for rank in seen["absent_rank_3"]]
+    assert errors[3] is None
+    assert all("waited 0:00:01 for all 4 ranks to compare what they plan" in error for error in errors[:3])
+
+
+def test_ranks_that_are_not_in_the_group_are_not_waited_for(seen: Seen) -> None:
+    for rank in seen["more_ranks_than_processes"]:
+        assert rank["error"] is None
+        assert "there is no process group through which they could compare" in rank["warnings"][0]

@@ -8,14 +8,16 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.records import DataFile
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a rank waits for rank 0 to say what it saw."""
+"""How long a rank waits for another to say what it saw."""
+
+AGREED = "agreed"
 
 _constructed = itertools.count()
 
@@ -34,15 +36,17 @@ class Agreement:
             num_ranks: how many those are.
             check: the caller's `check_plan`.
             pinned: whether the caller said which files there are.
-            timeout: how long to wait for rank 0.
+            timeout: how long to wait for another rank.
         """
-        self._rank = rank
+        self._rank = self._part = rank
+        self._num_ranks = num_ranks
         self._timeout = timeout
         self._store: Any = None
         if not check or num_ranks == 1:
             return
         distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        running = distributed is not None and distributed.is_available() and distributed.is_initialized()
+        if distributed is not None and running and distributed.get_world_size() >= num_ranks:
             self._rank = distributed.get_rank()
             base = distributed.distributed_c10d._get_default_store()
             self._store = distributed.PrefixStore(f"torch_table_loader/{next(_constructed)}", base)
@@ -60,7 +64,7 @@ class Agreement:
             files: those that this rank saw.
 
         Raises:
-            TableError: rank 0 saw a file that is not here.
+            TableError: rank 0 saw a file that is not here; on the other ranks `check` raises it.
         """
         if self._store is None:
             return tuple(files)
@@ -68,7 +72,7 @@ class Agreement:
         here = {file.name: file for file in files}
         wanted: list[str] = json.loads(names)
         if missing := [name for name in wanted if name not in here]:
-            raise TableError(
+            self._refuse(
                 f"rank 0 found {len(wanted)} files, of which rank {self._rank} misses {missing[0]!r} and "
                 f"{len(missing) - 1} more; check that the ranks read one and the same place"
             )
@@ -84,13 +88,14 @@ class Agreement:
         return value if self._store is None else json.loads(self._from_rank_0(name, json.dumps(value)))
 
     def check(self, plan: Mapping[str, Any]) -> None:
-        """Compare the plan with rank 0's.
+        """Compare the plan with rank 0's, and wait until every rank has done so.
 
         Args:
             plan: what decides the order, by name; JSON-able.
 
         Raises:
-            TableError: names what differs.
+            TableError: on every rank, where the plan of any differs; names what.
+            StorageError: a rank did not come.
         """
         if self._store is None:
             return
@@ -98,22 +103,36 @@ class Agreement:
         theirs = json.loads(self._from_rank_0("plan", json.dumps(own)))
         differing = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
         if differing:
-            shown = ", ".join(f"{name} (here {plan.get(name)!r})" for name in differing)
-            raise TableError(
+            shown = ", ".join(f"{name} (there {plan.get(name)!r})" for name in differing)
+            self._refuse(
                 f"rank {self._rank} plans another epoch than rank 0: they differ in {shown}; give every rank the same "
                 "table and options"
             )
+        # Ranks of one tensor-parallel group have one part: the first of them counts for it.
+        if self._store.add(f"compared/{self._part}", 1) == 1 and self._store.add("compared", 1) == self._num_ranks:
+            self._store.compare_set("verdict", "", AGREED)  # unless one has refused
+        verdict = self._wait_for("verdict", f"all {self._num_ranks} ranks to compare what they plan")
+        if verdict != AGREED:
+            raise TableError(verdict)
+
+    def _refuse(self, message: str) -> NoReturn:
+        """Raise on this rank, and let the others do so."""
+        self._store.set("verdict", message)
+        raise TableError(message)
 
     def _from_rank_0(self, key: str, value: str) -> str:
         if self._rank == 0:
             self._store.set(key, value)
             return value
+        return self._wait_for(key, "rank 0 to say what it plans")
+
+    def _wait_for(self, key: str, what: str) -> str:
         try:
             self._store.wait([key], self._timeout)
         except RuntimeError as error:
             raise StorageError(
-                f"rank {self._rank} waited {self._timeout} for rank 0 to say what it plans; every rank must construct "
-                "its loaders in the same order (check_plan=False switches the comparison off)"
+                f"rank {self._rank} waited {self._timeout} for {what}; every rank must construct its loaders, and in "
+                "the same order (check_plan=False switches the comparison off)"
             ) from error
         return str(self._store.get(key), "utf-8")
 

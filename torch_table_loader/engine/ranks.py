@@ -19,6 +19,12 @@ DATA_PARALLEL_DIMS = frozenset(
 ACCELERATES_MESH = "Accelerate's mesh"
 """Which alone may say another rank than the launcher does: ranks of one model share a part."""
 
+OTHER_DIMS = frozenset(
+    {"context", "cp", "ep", "expert", "model", "pipeline", "pp", "sequence", "sp", "stage", "tensor", "tp"}
+)
+"""Names of dimensions along which they read the same; of a mesh with one dimension any other name is the caller's word
+for data-parallel."""
+
 
 class RankInfo(NamedTuple):
     """A rank among ranks, and who said so."""
@@ -109,12 +115,19 @@ def _of_horovod(modules: Mapping[str, Any]) -> RankInfo | None:
 
 
 def _of_ray(modules: Mapping[str, Any]) -> RankInfo | None:
-    session = getattr(modules.get("ray.train._internal.session"), "get_session", None)
     train = modules.get("ray.train")
-    if train is None or session is None or session() is None:
+    if train is None or not _is_a_ray_worker(modules):
         return None
     context = train.get_context()
     return RankInfo(context.get_world_rank(), context.get_world_size(), "Ray Train")
+
+
+def _is_a_ray_worker(modules: Mapping[str, Any]) -> bool:
+    """Look where each engine of Ray Train keeps its worker: asked elsewhere, the context of V1 warns, of V2 raises."""
+    session = getattr(modules.get("ray.train._internal.session"), "get_session", None)
+    if session is not None and session() is not None:
+        return True
+    return getattr(modules.get("ray.train.v2._internal.execution.train_fn_utils"), "_train_fn_utils", None) is not None
 
 
 def _of_environment(environ: Mapping[str, str], rank: str, size: str) -> RankInfo | None:
@@ -134,7 +147,8 @@ def _of_mesh(mesh: Any) -> RankInfo:
     names = getattr(mesh, "mesh_dim_names", None)
     dims = list(range(mesh.ndim))
     if names is not None:
-        dims = [at for at, name in enumerate(names) if name in DATA_PARALLEL_DIMS]
+        alone = len(names) == 1 and names[0].removesuffix("_parallel") not in OTHER_DIMS
+        dims = [at for at, name in enumerate(names) if alone or name in DATA_PARALLEL_DIMS]
         if not dims:
             raise ConfigError(
                 f"mesh has the dimensions {tuple(names)}, of which none is data-parallel "

@@ -13,7 +13,8 @@ from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.engine.work import EpochWork, LaneClock
+    from torch_table_loader.engine.roles import LaneWork
+    from torch_table_loader.engine.work import LaneClock
 
 
 class LaneServer(Protocol):
@@ -44,10 +45,12 @@ class Tally:
     Args:
         waited: seconds that it waited for a block.
         short: rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this is 0.
+        taken: batches, by the trainer or by what carries them ahead to a device.
     """
 
     waited: float = 0.0
     short: int = 0
+    taken: int = 0
 
 
 class BatchesInTurn(Iterator[Any]):
@@ -56,7 +59,7 @@ class BatchesInTurn(Iterator[Any]):
     Leaving it (an exception, `close`, garbage collection) ends the server's threads and processes.
     """
 
-    def __init__(self, work: EpochWork, server: LaneServer, start: int = 0) -> None:
+    def __init__(self, work: LaneWork, server: LaneServer, start: int = 0) -> None:
         """Begin to take.
 
         Args:
@@ -76,6 +79,7 @@ class BatchesInTurn(Iterator[Any]):
         self._close = weakref.finalize(self, server.close)
         for _ in range(0 if work.plan.counted else start):
             next(self, None)
+        self.tally.taken = 0
 
     @property
     def clocks(self) -> Sequence[LaneClock]:
@@ -89,6 +93,7 @@ class BatchesInTurn(Iterator[Any]):
             self.close()
             raise StopIteration
         batch = ready.popleft()
+        self.tally.taken += 1
         if ready is self._joined and not ready:
             self.tally.short = self._short_at_end
         return batch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.torch.scripts.staging import leave, play_all
+from tests.torch.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset, TableLoader
 
 
@@ -40,6 +39,7 @@ def rows(loader: Any) -> list[int]:
     ]
 
 
+@scene
 def every_configuration(root: Path) -> Any:
     """Deliver an epoch under each configuration that an accelerator can have."""
     names = ("dispatch_batches", "split_batches", "even_batches", "use_stateful_dataloader")
@@ -53,6 +53,7 @@ def every_configuration(root: Path) -> Any:
     return seen
 
 
+@scene
 def every_mode(root: Path) -> Any:
     modes: list[dict[str, Any]] = [
         {},
@@ -64,11 +65,13 @@ def every_mode(root: Path) -> Any:
     return [rows(accelerator().prepare(make(root, **mode))) for mode in modes]
 
 
+@scene
 def said_ranks(root: Path) -> Any:
     job = make(root, even_ranks="balance").dataset.job  # type: ignore[attr-defined]
     return [job.rank, job.topology.num_ranks]
 
 
+@scene
 def save_and_load(root: Path) -> Any:
     """Save after some steps, finish, go on from the checkpoint in a new loader, and once more by skipping."""
     saving = accelerator()
@@ -98,6 +101,7 @@ def save_and_load(root: Path) -> Any:
     }
 
 
+@scene
 def gathered_rows(root: Path) -> Any:
     """Gather what a metric would see: each row once, with nothing cut by hand."""
     found = []
@@ -109,6 +113,7 @@ def gathered_rows(root: Path) -> Any:
     return found
 
 
+@scene
 def gathered_with_the_mask(root: Path) -> Any:
     training = accelerator()
     loader = training.prepare(make(root, even_ranks="pad"))
@@ -120,6 +125,7 @@ def gathered_with_the_mask(root: Path) -> Any:
     return {"rows": found, "remainders": remainders}
 
 
+@scene
 def accumulated(root: Path) -> Any:
     """Train on seven batches, four to an update; the last three make an update too."""
     training = accelerator(steps=4)
@@ -144,6 +150,7 @@ def accumulated(root: Path) -> Any:
     return {"synced": synced, "weights": weights}
 
 
+@scene
 def tensor_parallel_ranks(root: Path) -> Any:
     """All ranks are one tensor-parallel group, which reads one part: all of the table."""
     AcceleratorState._reset_state()
@@ -165,6 +172,7 @@ class DealtRows(IterableDataset[torch.Tensor]):
         return (torch.tensor(row) for row in range(self._rank, 50, 3))
 
 
+@scene
 def plain_loaders(root: Path) -> Any:
     """What a plain DataLoader over rows that were dealt already delivers under prepare(): by default, and sharded."""
     found = []
@@ -175,29 +183,5 @@ def plain_loaders(root: Path) -> Any:
     return found
 
 
-SCENES = {
-    scene.__name__: scene
-    for scene in (
-        every_configuration,
-        every_mode,
-        said_ranks,
-        save_and_load,
-        gathered_rows,
-        gathered_with_the_mask,
-        accumulated,
-        tensor_parallel_ranks,
-        plain_loaders,
-    )
-}
-
-
-def main() -> None:
-    """Play every scene."""
-    root, out = map(Path, sys.argv[1:])
-    accelerator()
-    play_all(SCENES, root, out)
-    leave()
-
-
 if __name__ == "__main__":
-    main()
+    play_all_and_leave()

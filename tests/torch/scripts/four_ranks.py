@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pyarrow.compute as pc
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.torch.scripts.staging import leave, play_all
-from torch_table_loader import StructuredDataset
+from tests.torch.scripts.stage import epoch, play_all, scene
+from torch_table_loader import MixedDataset, StructuredDataset
 from torch_table_loader.engine.agreement import Agreement
-
-SCENES: dict[str, Callable[[Path], Any]] = {}
-
-
-def scene(play: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """Have a function played on every rank, under its name."""
-    SCENES[play.__name__] = play
-    return play
-
-
-def epoch(path: Path, **options: Any) -> dict[str, Any]:
-    """Deliver an epoch of this rank."""
-    chosen: dict[str, Any] = {"batch_size": 7, "num_workers": 2, "num_ranks": "auto"} | options
-    loader, _ = StructuredDataset.create_dataloader(str(path), "parquet", **chosen)
-    told = len(loader)
-    rows: list[int] = []
-    padding: list[bool] = []
-    steps = 0
-    for batch in loader:
-        steps += 1
-        rows += batch["x"].tolist()
-        padding += batch["padding"].tolist() if "padding" in batch else [False] * len(batch["x"])
-    return {"rows": rows, "padding": padding, "steps": steps, "told": told}
+from torch_table_loader.engine.row_store import StoreKeeper
 
 
 @scene
@@ -62,6 +41,24 @@ def rows_of_one_store(root: Path) -> Any:
 
 
 @scene
+def rows_of_a_store_that_all_build(root: Path) -> Any:
+    """No rank reads its second chunk before every rank has begun its first."""
+    read, built, first = StoreKeeper._read, [], threading.Event()
+
+    def counted(keeper: StoreKeeper, chunk: int) -> Any:
+        built.append(chunk)
+        if len(built) == 1:
+            dist.barrier()
+            first.set()
+        first.wait()
+        return read(keeper, chunk)
+
+    where = "torch_table_loader.engine.row_store"
+    with patch(f"{where}.CHUNK_BYTES", 64), patch(f"{where}.StoreKeeper._read", counted):
+        return epoch(root / "table", shuffle="rows", row_store=str(root / "built"), even_ranks="pad") | {"built": built}
+
+
+@scene
 def rows_in_memory(root: Path) -> Any:
     return epoch(root / "table", shuffle="rows", row_store="memory")
 
@@ -81,9 +78,67 @@ def pad(root: Path) -> Any:
     return epoch(root / "table", even_ranks="pad")
 
 
+def mixed_epoch(root: Path, weights: dict[str, float], **options: Any) -> dict[str, Any]:
+    """Deliver an epoch of a mixture, whose ranks are its sources'."""
+    ranks: dict[str, Any] = {"num_ranks": "auto", "even_ranks": "pad"}
+    sources = {
+        name: StructuredDataset(str(root / name), shuffle="rows", row_store=str(root / "stores"), **ranks)
+        for name in ("table", "grown")
+    }
+    loader, _ = MixedDataset.create_dataloader(
+        sources, weights, batch_size=7, even_ranks="pad", stop="all_exhausted", **options
+    )
+    batches = list(loader)
+    return {
+        "rows": [row for batch in batches for row in zip(batch["source"].tolist(), batch["x"].tolist(), strict=True)],
+        "padding": [pads for batch in batches for pads in batch["padding"].tolist()],
+        "steps": len(batches),
+        "told": len(loader),
+        "state": loader.state_dict(),
+    }
+
+
+@scene
+def mixture(root: Path) -> Any:
+    return mixed_epoch(root, {"table": 1, "grown": 1})
+
+
+@scene
+def other_weights_on_rank_2(root: Path) -> Any:
+    return mixed_epoch(root, {"table": 1, "grown": 2 if dist.get_rank() == 2 else 1})
+
+
 @scene
 def another_seed_on_rank_3(root: Path) -> Any:
     return epoch(root / "table", shuffle_seed=7 if dist.get_rank() == 3 else 42, even_ranks="balance")
+
+
+@scene
+def other_columns_on_rank_1(root: Path) -> Any:
+    return epoch(root / "table", columns=["x", "f"] if dist.get_rank() == 1 else ["x"], even_ranks="balance")
+
+
+@scene
+def another_filter_on_rank_2(root: Path) -> Any:
+    return epoch(root / "table", filters=pc.field("k") < (7 if dist.get_rank() == 2 else 8), even_ranks="balance")
+
+
+@scene
+def another_batch_size_on_rank_1(root: Path) -> Any:
+    return epoch(root / "table", batch_size=8 if dist.get_rank() == 1 else 7, even_ranks="balance")
+
+
+@scene
+def another_seed_in_a_tensor_parallel_pair(root: Path) -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 2:
+        store.wait(["rank 3 has refused"])  # the part that both have is counted after that
+    try:
+        return epoch(root / "table", mesh=mesh, num_ranks=1, shuffle_seed=7 if dist.get_rank() == 3 else 42)["steps"]
+    finally:
+        if dist.get_rank() == 3:
+            store.set("rank 3 has refused", "")
 
 
 @scene
@@ -112,12 +167,6 @@ def default_of_one_rank(root: Path) -> Any:
 
 
 @scene
-def tensor_parallel_pairs(root: Path) -> Any:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    return epoch(root / "table", num_ranks=1, mesh=mesh, even_ranks="balance")
-
-
-@scene
 def mesh_beside_other_numbers(root: Path) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     return epoch(root / "table", num_ranks=4, mesh=mesh)["steps"]
@@ -143,13 +192,20 @@ def silent_rank_0(root: Path) -> Any:
         dist.barrier()
 
 
-def main() -> None:
-    """Play every scene."""
-    root, out = map(Path, sys.argv[1:])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    play_all(SCENES, root, out)
-    leave()
+@scene
+def absent_rank_3(root: Path) -> Any:
+    agreement = Agreement(dist.get_rank(), 4, check=True, pinned=False, timeout=timedelta(seconds=1))
+    try:
+        if dist.get_rank() < 3:
+            agreement.check({"seed": 1})
+    finally:
+        dist.barrier()
+
+
+@scene
+def more_ranks_than_processes(root: Path) -> Any:
+    return epoch(root / "table", num_ranks=8, rank=dist.get_rank(), even_ranks="balance")["steps"]
 
 
 if __name__ == "__main__":
-    main()
+    play_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.torch.scripts.staging import leave, play_all
+from tests.torch.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset
 
 
@@ -78,14 +77,17 @@ def trainer(**options: Any) -> lightning.Trainer:
     )
 
 
+@scene
 def with_a_sampler(root: Path) -> Any:
     return fit(root, Model(root / "table"), use_distributed_sampler=True).rows
 
 
+@scene
 def without_a_sampler(root: Path) -> Any:
     return fit(root, Model(root / "table"), use_distributed_sampler=False).rows
 
 
+@scene
 def validated(root: Path) -> Any:
     """Validate inside an epoch and after it."""
     options: dict[str, Any] = {"limit_val_batches": 1.0, "val_check_interval": 4, "max_epochs": 1}
@@ -93,6 +95,7 @@ def validated(root: Path) -> Any:
     return {"rows": model.rows, "validated": model.validated}
 
 
+@scene
 def gone_on(root: Path) -> Any:
     whole = fit(root, Model(root / "table"), keep=True).rows
     dist.barrier()
@@ -102,6 +105,7 @@ def gone_on(root: Path) -> Any:
     return {"whole": whole, "gone on": found}
 
 
+@scene
 def one_loader_for_two_trainers(root: Path) -> Any:
     model = Model(root / "table")
     loader = model.train_dataloader()
@@ -113,6 +117,7 @@ def one_loader_for_two_trainers(root: Path) -> Any:
     return found
 
 
+@scene
 def on_more_ranks(root: Path) -> Any:
     """Go on from what one rank saved after three steps: Lightning counts them among the steps of two ranks."""
     path = root / f"of one rank {dist.get_rank()}.ckpt"
@@ -125,12 +130,14 @@ def on_more_ranks(root: Path) -> Any:
     return {"before": before, "after": fit(root, Model(root / "table"), resume=str(path)).rows}
 
 
+@scene
 def predicted(root: Path) -> Any:
     model = Model(root / "table")
     batches: Any = trainer().predict(model, model.val_dataloader())
     return [row for rows in batches for row in rows]
 
 
+@scene
 def uncounted(root: Path) -> Any:
     """Where rows are not counted Lightning reads a batch ahead, which the state takes for trained."""
     options: dict[str, Any] = {"filters": pc.field("k") < 9, "count_filtered": False, "even_ranks": None}
@@ -139,28 +146,5 @@ def uncounted(root: Path) -> Any:
     return {"trained": len(model.rows[0]) // 7, "taken": loader.state_dict()["history"][-1][6]}
 
 
-SCENES = {
-    scene.__name__: scene
-    for scene in (
-        with_a_sampler,
-        without_a_sampler,
-        validated,
-        gone_on,
-        one_loader_for_two_trainers,
-        on_more_ranks,
-        predicted,
-        uncounted,
-    )
-}
-
-
-def main() -> None:
-    """Play every scene."""
-    root, out = map(Path, sys.argv[1:])
-    dist.init_process_group("gloo")
-    play_all(SCENES, root, out)
-    leave()
-
-
 if __name__ == "__main__":
-    main()
+    play_all_and_leave()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
 import time
 import warnings
@@ -42,15 +44,17 @@ class Journal:
         self._pending.setdefault(str(epoch), []).extend(rows)
 
     def checkpoint(self, loader: TableLoader) -> None:
-        """Write where the job stands, and for a reader how many rows each rank trained on since it stood elsewhere."""
+        """Write where the job stands, and for a reader who trained on how many rows since it stood elsewhere."""
         said: list[Any] = [None] * dist.get_world_size()
-        dist.gather_object((loader.state_dict(), self._pending), said if dist.get_rank() == 0 else None)
+        own = (loader.state_dict(), self._pending, socket.gethostname())
+        dist.gather_object(own, said if dist.get_rank() == 0 else None)
         self._pending = {}
         if dist.get_rank() == 0:
-            state = self._saved["state"] = of_a_running_rank([state for state, _ in said])
-            trained = [{epoch: len(rows) for epoch, rows in pending.items()} for _, pending in said]
-            self._saved["story"].setdefault(str(state["epoch"]), []).append([state["history"][-1], trained])
-            for _, pending in said:
+            state = self._saved["state"] = of_a_running_rank([state for state, _, _ in said])
+            trained = [[host, {epoch: len(rows) for epoch, rows in pending.items()}] for _, pending, host in said]
+            restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+            self._saved["story"].setdefault(str(state["epoch"]), []).append([state["history"][-1], trained, restarts])
+            for _, pending, _ in said:
                 for epoch, rows in pending.items():
                     self._saved["trained"].setdefault(epoch, []).extend(rows)
             unfinished = self._path.with_suffix(".tmp")
@@ -58,8 +62,8 @@ class Journal:
             unfinished.replace(self._path)
 
 
-def train(table: Path, work: Path, options: dict[str, Any], every: int) -> None:
-    """Train epoch after epoch, from the last checkpoint on."""
+def train(table: Path, work: Path, options: dict[str, Any], every: int, pause: float) -> None:
+    """Train epoch after epoch, from the last checkpoint on; a step takes `pause` seconds, until told to stop."""
     journal = Journal(work / "checkpoint.json")
     loader, _ = StructuredDataset.create_dataloader(str(table), "parquet", num_ranks="auto", row_id=True, **options)
     epoch = 0
@@ -75,7 +79,7 @@ def train(table: Path, work: Path, options: dict[str, Any], every: int) -> None:
                 break
             if batch is not None:
                 journal.train(epoch, own_rows([batch]))
-            time.sleep(0.002)
+            time.sleep(0 if (work / "stop").exists() else pause)
             (work / "started").touch()
             if step % every == 0:
                 journal.checkpoint(loader)
@@ -104,9 +108,9 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="ranks take unequally many steps")
     table, work = Path(sys.argv[1]), Path(sys.argv[2])
     options = json.loads(sys.argv[3])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    every = options.pop("every")
-    train(table, work, options, every)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=options.pop("patience", 60)))
+    every, pause = options.pop("every"), options.pop("pause", 0.002)
+    train(table, work, options, every, pause)
     dist.destroy_process_group()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 
 from tests.rooms.test_docs import ROOT, blocks_of
-from tests.torch.scripts.staging import leave, play_all
+from tests.torch.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset, TableLoader
 
 RECIPE: dict[str, Any] = {"__name__": "recipe"}
@@ -54,14 +53,17 @@ def train(root: Path, resume: Path | None = None, **options: Any) -> dict[str, A
     return {"batches": model.rows, "steps": done.global_step, "place": trainer.state.epoch}
 
 
+@scene
 def two_epochs(root: Path) -> Any:
     return train(root)
 
 
+@scene
 def some_steps(root: Path) -> Any:
     return train(root, max_steps=13)
 
 
+@scene
 def accumulated_and_gone_on(root: Path) -> Any:
     """Eleven batches, four to an update: three updates an epoch, the last one of three batches."""
     options: dict[str, Any] = {"gradient_accumulation_steps": 4}
@@ -71,16 +73,5 @@ def accumulated_and_gone_on(root: Path) -> Any:
     return {"whole": whole, "gone on": found}
 
 
-SCENES = {scene.__name__: scene for scene in (two_epochs, some_steps, accumulated_and_gone_on)}
-
-
-def main() -> None:
-    """Play every scene."""
-    root, out = map(Path, sys.argv[1:])
-    TrainingArguments(str(root / "trained"), use_cpu=True, report_to=[])._setup_devices  # noqa: B018 it joins the ranks
-    play_all(SCENES, root, out)
-    leave()
-
-
 if __name__ == "__main__":
-    main()
+    play_all_and_leave()

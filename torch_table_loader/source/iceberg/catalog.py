@@ -12,7 +12,7 @@ from typing import Any
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
-from pyiceberg.table import Table
+from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
@@ -127,6 +127,12 @@ def open_table(
     provider = credentials or _reloading(table, catalog_config)
     storage = IcebergStorage(metadata.location, {**found.io.properties, **given}, options, overrides, provider)
     return OpenTable(".".join(found.name()), metadata, storage)
+
+
+def as_it_is_now(table: Any) -> Any:
+    """Load a pyiceberg Table anew, where it has a catalog; a name stays a name."""
+    known = isinstance(table, Table) and not isinstance(table, StaticTable)
+    return _from_catalog(table.name(), table.catalog) if known else table
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,4 +256,4 @@ def _scrub(text: str, properties: Mapping[str, Any]) -> str:
     return text
 
 
-__all__ = ["OpenTable", "open_table"]
+__all__ = ["OpenTable", "as_it_is_now", "open_table"]

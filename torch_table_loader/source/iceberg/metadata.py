@@ -137,9 +137,25 @@ class TableMetadata:
         current = self.raw.get("current-snapshot-id")
         return self._at(NO_SNAPSHOT if current is None else current, self.current_schema_id)
 
+    def has(self, snapshot_id: int | None, schema_id: int) -> bool:
+        """Whether `snapshot_as` finds both."""
+        return schema_id in self.schemas and (snapshot_id is None or snapshot_id in self.snapshot_ids)
+
+    def snapshot_as(self, snapshot_id: int | None, schema_id: int) -> Snapshot:
+        """Take the snapshot and schema that another process chose.
+
+        Args:
+            snapshot_id: its id; None for a table that has none.
+            schema_id: the schema to read it as.
+
+        Raises:
+            ConfigError: there is no such snapshot.
+        """
+        return self._at(NO_SNAPSHOT if snapshot_id is None else snapshot_id, schema_id)
+
     def _at(self, snapshot_id: int, schema_id: int | None) -> Snapshot:
         if snapshot_id == NO_SNAPSHOT:
-            return Snapshot(None, None, self.current_schema_id)
+            return Snapshot(None, None, schema_id if schema_id in self.schemas else self.current_schema_id)
         for raw in self.raw.get("snapshots") or []:
             if raw["snapshot-id"] == snapshot_id:
                 own = raw.get("schema-id", self.current_schema_id) if schema_id is None else schema_id

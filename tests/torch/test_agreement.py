@@ -1,0 +1,33 @@
+"""Ranks that open an Iceberg table at different moments read one snapshot of it: rank 0's."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torch.scenes import Seen, own_rows, play, values
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Give what each of two ranks saw in each scene."""
+    return play("two_ranks.py", tmp_path_factory.mktemp("agreement"), 2)
+
+
+@pytest.mark.parametrize(
+    ("scene", "num_rows"),
+    [
+        ("rank_1_sees_a_newer_snapshot", 40),
+        ("rank_0_sees_a_newer_snapshot", 50),
+        ("rank_0_has_a_newer_table_object", 50),
+        ("rank_1_sees_a_new_column", 40),
+        ("rank_0_sees_the_first_rows", 30),
+    ],
+)
+def test_the_snapshot_of_rank_0_is_read_once_by_both(seen: Seen, scene: str, num_rows: int) -> None:
+    epochs = values(seen[scene])
+    for each in epochs:
+        each["padding"] = each["padding"] or [False] * len(each["rows"])
+    assert own_rows(epochs) == list(range(num_rows))
+    assert epochs[0]["snapshot"] == epochs[1]["snapshot"]
+    assert epochs[0]["steps"] == epochs[1]["steps"]
+    assert epochs[0]["columns"] == epochs[1]["columns"] == ["x"]

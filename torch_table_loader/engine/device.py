@@ -1,0 +1,274 @@
+"""Batches on their way to a device: copied ahead of the trainer, on a stream beside the trainer's own.
+
+A batch is packed into one page-locked buffer and crosses in one copy; its tensors are views of what arrives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.errors import ConfigError
+
+BATCHES_AHEAD = 1
+"""Batches that are copied while the trainer works on the one before."""
+
+ALIGNMENT = 256
+"""Where a tensor begins in the buffer, in bytes: as the device's own allocator aligns."""
+
+
+class Mark(Protocol):
+    """A moment on a stream."""
+
+    def synchronize(self) -> None:
+        """Wait until the stream has come there."""
+        ...
+
+
+class Copier(Protocol):
+    """A stream beside the trainer's own, which copies."""
+
+    def page_locked(self, num_bytes: int) -> torch.Tensor:
+        """Allocate uint8[num_bytes] that the device can read by itself."""
+        ...
+
+    def send(self, data: torch.Tensor) -> tuple[torch.Tensor, Mark]:
+        """Begin to copy page-locked bytes; gives what they will be on the device, and when."""
+        ...
+
+    def receive(self, data: torch.Tensor, mark: Mark) -> None:
+        """Let the trainer's stream wait for a copy, and keep its memory until that stream is done with it."""
+        ...
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor on the trainer's own stream."""
+        ...
+
+
+class CudaCopier:
+    """Copies to a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Make the stream.
+
+        Args:
+            device: a CUDA device; without an index the current one.
+        """
+        self._device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+        self._stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def page_locked(self, num_bytes: int) -> torch.Tensor:
+        """See `Copier`."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def send(self, data: torch.Tensor) -> tuple[torch.Tensor, Mark]:
+        """See `Copier`."""
+        with torch.cuda.stream(self._stream):
+            return data.to(self._device, non_blocking=True), self._stream.record_event()
+
+    def receive(self, data: torch.Tensor, mark: Any) -> None:
+        """See `Copier`."""
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(mark)
+        data.record_stream(stream)
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Copier`."""
+        return tensor.to(self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A tensor's place in the buffer."""
+
+    start: int
+    stop: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def view(self, data: torch.Tensor) -> torch.Tensor:
+        return data[self.start : self.stop].view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """A nested tensor's values and offsets in the buffer."""
+
+    values: _Piece
+    offsets: _Piece
+
+    def view(self, data: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor_from_jagged(self.values.view(data), offsets=self.offsets.view(data))
+
+
+@dataclass(frozen=True, slots=True)
+class _Odd:
+    """A tensor that stays where it is until it is handed over."""
+
+    tensor: torch.Tensor
+
+
+class _Packing:
+    """Finds a place for each tensor of a batch."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._placed: list[tuple[_Piece, torch.Tensor]] = []
+
+    def place(self, tensor: Any) -> _Piece | _Lists | _Odd:
+        if tensor.device.type != "cpu" or tensor.requires_grad or tensor.is_quantized:
+            return _Odd(tensor)
+        if tensor.layout == torch.strided and type(tensor) is torch.Tensor:
+            return self._piece(tensor)
+        plain = tensor.layout == torch.jagged and getattr(tensor, "_lengths", 0) is None
+        if plain and getattr(tensor, "_ragged_idx", 0) == 1:
+            return _Lists(self._piece(tensor.values()), self._piece(tensor.offsets()))
+        return _Odd(tensor)
+
+    def _piece(self, tensor: torch.Tensor) -> _Piece:
+        start = -(-self.num_bytes // ALIGNMENT) * ALIGNMENT
+        self.num_bytes = start + tensor.numel() * tensor.element_size()
+        piece = _Piece(start, self.num_bytes, tensor.dtype, tensor.shape)
+        self._placed.append((piece, tensor))
+        return piece
+
+    def write(self, data: torch.Tensor) -> None:
+        for piece, tensor in self._placed:
+            piece.view(data).copy_(tensor)
+
+
+class _Slot:
+    """A page-locked buffer that is used again, once what was in it has crossed."""
+
+    def __init__(self) -> None:
+        self._memory: torch.Tensor | None = None
+        self._crossed: Mark | None = None
+
+    def send(self, packing: _Packing, copier: Copier) -> tuple[torch.Tensor, Mark]:
+        if self._crossed is not None:
+            self._crossed.synchronize()
+        if self._memory is None or self._memory.numel() < packing.num_bytes:
+            self._memory = copier.page_locked(packing.num_bytes + packing.num_bytes // 4)
+        data = self._memory[: packing.num_bytes]
+        packing.write(data)
+        sent, self._crossed = copier.send(data)
+        return sent, self._crossed
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A batch on its way: as it was, but with places instead of tensors."""
+
+    batch: Any
+    data: torch.Tensor
+    mark: Mark
+
+
+class BatchMover(Iterator[Any]):
+    """Hands over batches on the device, and has those that follow copied meanwhile.
+
+    An error of the batches comes where its batch would have.
+    """
+
+    def __init__(self, batches: Iterator[Any], copier: Copier, ahead: int = BATCHES_AHEAD) -> None:
+        """Begin with the first batch that is asked for.
+
+        Args:
+            batches: where they come from; tensors in dicts, lists and tuples.
+            copier: who copies.
+            ahead: batches that are copied ahead, at least 1; each takes its bytes on the device.
+        """
+        self._batches = batches
+        self._copier = copier
+        self._ahead = ahead
+        self._slots = deque(_Slot() for _ in range(ahead + 1))
+        self._sent: deque[_Sent] = deque()
+        self._end: Exception | None = None
+
+    def __next__(self) -> Any:
+        """Give the next batch."""
+        while self._end is None and len(self._sent) <= self._ahead:
+            self._send_next()
+        if not self._sent:
+            end, self._end = self._end, StopIteration()
+            raise end or StopIteration
+        sent = self._sent.popleft()
+        self._copier.receive(sent.data, sent.mark)
+        moved = mapped(sent.batch, _Piece | _Lists, lambda piece: piece.view(sent.data))
+        return mapped(moved, _Odd, lambda odd: self._copier.move(odd.tensor))
+
+    def _send_next(self) -> None:
+        try:
+            batch = next(self._batches)
+        except Exception as error:  # noqa: BLE001 it is raised when the batches before it are taken
+            self._end = error
+            return
+        packing = _Packing()
+        batch = mapped(batch, torch.Tensor, packing.place)
+        self._slots.rotate(-1)
+        self._sent.append(_Sent(batch, *self._slots[0].send(packing, self._copier)))
+
+
+def check_placing(device: Any, *, pin: bool) -> None:
+    """Refuse a device that is not there, and say where `pin_memory` does nothing.
+
+    Args:
+        device: the caller's; None leaves batches where they are.
+        pin: the caller's `pin_memory`.
+
+    Raises:
+        ConfigError: torch sees no such device.
+    """
+    target = None if device is None else torch.device(device)
+    if target is not None and target.type == "cuda":
+        if (target.index or 0) >= (count := torch.cuda.device_count()):
+            raise ConfigError(f"device={device!r} must be one of the {count} CUDA devices that torch sees here")
+    elif pin and not torch.cuda.is_available():
+        warn_caller("pin_memory=True does nothing: torch sees no CUDA device that could read page-locked memory")
+
+
+def moved(batches: Iterator[Any], device: Any, *, pin: bool) -> Iterator[Any]:
+    """Put the tensors of batches onto a device, or into page-locked memory.
+
+    Args:
+        batches: of tensors in dicts, lists and tuples.
+        device: where to; None leaves them where they are.
+        pin: whether those that stay on the CPU come in page-locked memory.
+
+    Returns:
+        The batches; where they go to a CUDA device, `BATCHES_AHEAD` of them are read and copied ahead.
+    """
+    target = None if device is None else torch.device(device)
+    if target is not None and target.type == "cuda":
+        return BatchMover(batches, CudaCopier(target))
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        placed = tensor.pin_memory() if pin and torch.cuda.is_available() else tensor
+        return placed if target is None else placed.to(target)
+
+    return map(partial(mapped, kind=torch.Tensor, function=place), batches)
+
+
+def mapped(value: Any, kind: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to every instance of a type, inside dicts, lists and tuples too.
+
+    >>> mapped({"a": 1, "b": ["x", (2, None)]}, int, lambda number: -number)
+    {'a': -1, 'b': ['x', (-2, None)]}
+    """
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: mapped(entry, kind, function) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        entries = [mapped(entry, kind, function) for entry in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
+    return value
+
+
+__all__ = ["BATCHES_AHEAD", "BatchMover", "Copier", "CudaCopier", "Mark", "check_placing", "mapped", "moved"]

@@ -27,7 +27,7 @@ def serving_moto(log: Path) -> Iterator[str]:
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:  # noqa: S603
         try:
             _wait_until_it_answers(url, process, log)

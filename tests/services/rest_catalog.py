@@ -41,11 +41,13 @@ class RestCatalog:
         tables: where the tables are.
         credential: "client:secret" that gets the token; None lets everybody in.
         vend: gives the credentials of each loaded table.
+        by_prefix: whether they are said for a prefix of paths, as newer catalogs do, and not for the table.
     """
 
     tables: Catalog
     credential: str | None = None
     vend: Callable[[], Mapping[str, str]] = dict
+    by_prefix: bool = False
     loads: int = 0
     calls: list[str] = field(default_factory=list)
     token: str = "the-token"  # noqa: S105 - of nobody
@@ -60,7 +62,8 @@ class RestCatalog:
             return 200, {"access_token": self.token, "token_type": "bearer", "expires_in": 3600}
         if self.credential is not None and token != f"Bearer {self.token}":
             return _error(401, "NotAuthorizedException", "bad or missing token")
-        return self._route(method, parts, json.loads(body) if body else {})
+        above = parse_qs(urlsplit(path).query).get("parent", [])
+        return self._route(method, parts, (json.loads(body) if body else {}) | {"parent": above})
 
     def _route(self, method: str, parts: Sequence[str], asked: Mapping[str, Any]) -> tuple[int, Any]:
         space = tuple(parts[1].split("\x1f")) if len(parts) > 1 else ()
@@ -85,7 +88,8 @@ class RestCatalog:
             self.tables.create_namespace(tuple(asked["namespace"]))
             return 200, {"namespace": asked["namespace"], "properties": {}}
         if not space:
-            return 200, {"namespaces": [list(each) for each in self.tables.list_namespaces()]}
+            above = tuple(asked["parent"][0].split("\x1f")) if asked["parent"] else ()
+            return 200, {"namespaces": [list(each) for each in self.tables.list_namespaces(above)]}
         return 200, {"namespace": list(space), "properties": dict(self.tables.load_namespace_properties(space))}
 
     def _tables(self, method: str, space: tuple[str, ...], asked: Mapping[str, Any]) -> tuple[int, Any]:
@@ -106,7 +110,10 @@ class RestCatalog:
 
     def _loaded(self, table: Table) -> dict[str, Any]:
         location, metadata = table.metadata_location, as_json(table.metadata)
-        return {"metadata-location": location, "metadata": metadata, "config": dict(self.vend())}
+        said: dict[str, Any] = {"metadata-location": location, "metadata": metadata}
+        if self.by_prefix:
+            return said | {"storage-credentials": [{"prefix": table.location(), "config": dict(self.vend())}]}
+        return said | {"config": dict(self.vend())}
 
 
 def _credential(authorization: str | None, body: bytes) -> str:

@@ -497,6 +497,7 @@ def test_weights_change_at_the_next_step(tables: Tables, worker_type: str, at: i
     assert loader.metrics().rows == sum(map(len, [*taken, *rest]))
     fresh = make(tables, **options)[0]
     fresh.load_state_dict(state)
+    assert fresh.state_dict() == state
     assert batches(fresh) == rest
     fresh.set_epoch(1)
     assert {name for batch in batches(fresh) for name, _ in batch} == {"b"}, "the epochs to come have them too"

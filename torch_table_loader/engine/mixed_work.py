@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.work import PADDING_COLUMN
@@ -87,7 +88,7 @@ def _joined(parts: list[list[pa.Array]], source: NDArray[np.int16]) -> list[pa.A
     back = np.empty(len(source), dtype=np.int64)
     back[np.argsort(source, kind="stable")] = np.arange(len(source))
     indices = pa.array(back)
-    return [pa.concat_arrays(column).take(indices) for column in zip(*parts, strict=True)]
+    return [pc.take(pa.concat_arrays(column), indices, boundscheck=False) for column in zip(*parts, strict=True)]
 
 
 def common_columns(sources: Mapping[str, RowJob], options: LoaderOptions) -> pa.Schema:

@@ -169,6 +169,17 @@ def test_each_epoch_starts_every_source_anew(tables: Sources, first: dict[str, f
         assert one != other or len(set(one)) < 8
 
 
+@given(new=weights, ranks=st.integers(2, 8))
+def test_padding_repeats_from_where_the_weights_changed(new: dict[str, float], ranks: int) -> None:
+    tables = Sources(dict.fromkeys("abcde", 20), {name: set() for name in "abcde"})
+    before = start(tables, {"a": 1, "e": 1}, 0, 1, "all_exhausted").on(Topology(1, 1, 2))
+    cursor = before.after(1).reweighted(new, tables.left, "all_exhausted")
+    cursor = cursor.on(Topology(ranks, 1, 1000, even_ranks="pad"))
+    tails = [cursor.batches(rank).tail for rank in range(ranks)]
+    padding = [place for places, real in tails for place in places[real:].tolist()]
+    assert padding == [2 + number % (cursor.total - 2) for number in range(len(padding))]
+
+
 @given(tables=sources(), first=weights, new=weights)
 def test_a_finished_epoch_stays_finished_whatever_the_weights_become(
     tables: Sources, first: dict[str, float], new: dict[str, float]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -126,6 +127,20 @@ def test_the_order_is_frozen() -> None:
         3,
         0,
     ]
+
+
+def test_every_order_inside_a_block_is_as_likely() -> None:
+    """Chi-square over the 6 patterns of a block of 2 + 2, and over the 36 pairs of two epochs' patterns."""
+    blocks, patterns = 20_000, {pattern: at for at, pattern in enumerate(sorted(set(permutations("aabb"))))}
+    numbers = []
+    for epoch in (0, 1):
+        mixture = Mixture.of({"a": 1, "b": 1}, 5, epoch, 4)
+        source = mixture.places(0, 4 * blocks).source.reshape(-1, 4)
+        numbers.append(np.array([patterns[tuple(mixture.names[s] for s in row)] for row in source.tolist()]))
+    for found, kinds in ((numbers[0], 6), (numbers[1], 6), (numbers[0] * 6 + numbers[1], 36)):
+        expected = blocks / kinds
+        square = float(((np.bincount(found, minlength=kinds) - expected) ** 2 / expected).sum())
+        assert square < kinds - 1 + 6 * (2 * (kinds - 1)) ** 0.5
 
 
 def test_huge_places_are_arithmetic() -> None:

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
@@ -27,6 +28,7 @@ from tests.laws.effort import examples
 from tests.torch.tables import meant_warnings, write_table
 from tests.torch.test_rows import plain
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
+from torch_table_loader.engine import row_store, sizes
 from torch_table_loader.errors import ConfigTypeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
 
@@ -58,7 +60,8 @@ def open_sources(paths: Mapping[str, str], **options: Any) -> dict[str, Structur
 def make(
     paths: Mapping[str, str], weights: Mapping[str, float] | None = None, **options: Any
 ) -> tuple[TableLoader, MixedDataset]:
-    of_sources = {name: options.pop(name) for name in ("filters", "row_store", "columns") if name in options}
+    own = ("filters", "row_store", "row_store_memory", "columns")
+    of_sources = {name: options.pop(name) for name in own if name in options}
     weights = {name: WEIGHTS[name] for name in paths} if weights is None else weights
     with meant_warnings():
         sources = open_sources(paths, **of_sources)
@@ -158,6 +161,35 @@ def test_batches_are_the_same_whoever_makes_them(tables: Tables, options: dict[s
     for one, other in zip(wanted, found, strict=True):
         assert rows(one) == rows(other)
         assert one["text"] == other["text"] == [f"row {i}" for i in one["id"].tolist()]
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("where", ["behind a URL", "larger than memory"])
+def test_stores_that_are_not_in_memory_give_the_same(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, worker_type: str
+) -> None:
+    """One source is so rare that most blocks have nothing of it."""
+    chosen: dict[str, Any] = {"weights": {"a": 300, "b": 100, "c": 1}, "batch_size": 8, "worker_type": worker_type}
+    wanted = batches(make(tables, **chosen)[0])
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "first"))
+    monkeypatch.setattr(sizes, "_GATHER_ROWS", 16)
+    folder = uuid.uuid4().hex
+    place = f"memory://{folder}" if where == "behind a URL" else str(tmp_path / "stores")
+    if where == "larger than memory":
+        monkeypatch.setattr(row_store, "available_memory", lambda: 1)
+    store: dict[str, Any] = {
+        "row_store": place,
+        "row_store_memory": 1,
+        "num_workers": 2,
+        "multiprocessing_context": "fork",
+    }
+    assert batches(make(tables, **chosen, **store)[0]) == wanted
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))
+    again, dataset = make(tables, **chosen, **store)
+    assert batches(again) == wanted
+    assert type(dataset.job.sources["a"].keeper.rows()).__name__ == (
+        "RemoteRows" if where == "behind a URL" else "Rows"
+    )
 
 
 def test_ranks_stride_the_order_of_one_rank(tables: Tables) -> None:
@@ -272,8 +304,10 @@ def run_stage(
 ) -> tuple[list[Row], dict[str, Any]]:
     """Let every rank of a job go on from a state; after its first step each is told the same."""
     seen, states = [], []
+    sources, weights = open_sources(paths), options.pop("weights")
     for rank in range(options["num_ranks"]):
-        loader, dataset = make(paths, rank=rank, **options)
+        with meant_warnings():
+            loader, dataset = MixedDataset.create_dataloader(sources, weights, rank=rank, check_plan=False, **options)
         if state is not None:
             loader.load_state_dict(json.loads(json.dumps(state)))
         told = taken = 0
@@ -308,7 +342,7 @@ stages = st.lists(
 )
 
 
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=stages, data=st.data(), stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]))
 def test_states_chained_through_topologies_weights_sources_and_exclusions(
     tables: Tables, chain: list[dict[str, Any]], data: st.DataObject, stop: str
@@ -463,6 +497,7 @@ def test_weights_change_at_the_next_step(tables: Tables, worker_type: str, at: i
     assert loader.metrics().rows == sum(map(len, [*taken, *rest]))
     fresh = make(tables, **options)[0]
     fresh.load_state_dict(state)
+    assert fresh.state_dict() == state
     assert batches(fresh) == rest
     fresh.set_epoch(1)
     assert {name for batch in batches(fresh) for name, _ in batch} == {"b"}, "the epochs to come have them too"

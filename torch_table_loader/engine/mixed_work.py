@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import tee
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.work import PADDING_COLUMN
@@ -19,9 +21,16 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.row_job import RowJob
     from torch_table_loader.engine.row_work import RowFeed
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.mixture import Mixture
+    from torch_table_loader.planning.mixture import Mixture, Place
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+T = TypeVar("T")
 
 SOURCE_COLUMN = "source"
+
+_BLOCKS_AHEAD = 8
+"""Blocks for which a store that is not in memory reads ahead: it must not run far ahead for a source that is rare."""
 
 FORM_OPTIONS = ("output_format", "nulls", "ragged", "strings", "vocabulary", "decimals", "row_id")
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""
@@ -54,21 +63,32 @@ class MixedFeed:
     mixture: Mixture
     sources: tuple[SourceFeed, ...]
 
-    def gather(self, places: NDArray[np.int64]) -> list[pa.Array]:
-        """Give the rows at some places, as one array a column, and the column `source`."""
-        source, turn = self.mixture.take(places)
-        parts = []
-        for number in np.flatnonzero(np.bincount(source)).tolist():
-            found = self.sources[number].feed.gather(turn[source == number])
-            parts.append([found[column] for column in self.sources[number].columns])
-        columns = parts[0]
-        if len(parts) > 1:
-            back = np.empty(len(places), dtype=np.int64)
-            back[np.argsort(source, kind="stable")] = np.arange(len(places))
-            indices = pa.array(back)
-            columns = [pa.concat_arrays(column).take(indices) for column in zip(*parts, strict=True)]
+    def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
+        """Give the rows of blocks that come after each other, each as one array a column, `source` among them."""
+        own, *others = tee(((self.mixture.take(places), note) for places, note in blocks), 1 + len(self.sources))
+        streams = [self._of(number, found) for number, found in enumerate(others)]
         numbers = np.array([entry.number for entry in self.sources], dtype=np.int64)
-        return [*columns, pa.array(numbers[source])]
+        for (source, _), note in own:
+            each = [next(stream) for stream in streams]
+            parts = [each[number] for number in np.flatnonzero(np.bincount(source)).tolist()]
+            yield [*_joined(parts, source), pa.array(numbers[source])], note
+
+    def _of(self, number: int, found: Iterator[tuple[Place, Any]]) -> Iterator[list[pa.Array]]:
+        """Give what each block has of one source; a block that has nothing of it counts too, lest one look too far."""
+        entry = self.sources[number]
+        turns = ((place.turn[place.source == number], None) for place, _ in found)
+        for columns, _ in entry.feed.columns(turns, _BLOCKS_AHEAD):
+            yield [columns[column] for column in entry.columns]
+
+
+def _joined(parts: list[list[pa.Array]], source: NDArray[np.int16]) -> list[pa.Array]:
+    """Bring the rows of several sources into the order in which they come."""
+    if len(parts) == 1:
+        return parts[0]
+    back = np.empty(len(source), dtype=np.int64)
+    back[np.argsort(source, kind="stable")] = np.arange(len(source))
+    indices = pa.array(back)
+    return [pc.take(pa.concat_arrays(column), indices, boundscheck=False) for column in zip(*parts, strict=True)]
 
 
 def common_columns(sources: Mapping[str, RowJob], options: LoaderOptions) -> pa.Schema:

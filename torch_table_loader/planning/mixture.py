@@ -18,7 +18,7 @@ import numpy as np
 
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import ENDLESS
-from torch_table_loader.planning.keys import derive_key, hashes_of
+from torch_table_loader.planning.keys import derive_key, hashes_of, u64
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.weights import smallest
 
@@ -225,7 +225,12 @@ class Mixture:
         slots = np.arange(self.block_rows)
         key = derive_key(self.seed, self.epoch, f"mixture from {self.shares.start}")
         hashes = hashes_of((blocks[:, None] * self.block_rows + slots).astype(np.uint64), key)
-        order = np.argsort(hashes, axis=1, kind="stable")
+        # The low bits of each hash become its slot: no two are equal then, and sorting needs no second array.
+        low = u64((1 << self.block_rows.bit_length()) - 1)
+        hashes |= low
+        hashes ^= low ^ slots.astype(np.uint64)
+        hashes.sort(axis=1)
+        order = (hashes & low).view(np.int64)
         kinds = np.tile(np.arange(number, dtype=np.int16), len(blocks))
         source = np.take_along_axis(np.repeat(kinds, counts).reshape(order.shape), order, axis=1)
         # Of a block's slots with one source, the first has the source's first turn in that block, and so on.

@@ -273,6 +273,7 @@ def test_a_device_that_lags_behind_sees_no_batch_of_another_step(ahead: int, own
     batches = ({"x": torch.full((rows,), step)} for step in range(steps))
     stream: Any = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()  # type: ignore[no-untyped-call]
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         for step, batch in enumerate(BatchMover(batches, CudaCopier(torch.device("cuda")), ahead)):
             torch.cuda._sleep(3_000_000)  # type: ignore[no-untyped-call]
@@ -286,7 +287,8 @@ def test_a_device_that_lags_behind_sees_no_batch_of_another_step(ahead: int, own
 def test_the_copy_runs_while_the_trainer_computes() -> None:
     batches = ({"x": torch.full((1 << 24,), step)} for step in range(6))
     mover = BatchMover(batches, CudaCopier(torch.device("cuda")))
-    next(mover)
+    for _ in range(3):
+        next(mover)  # buffers and memory are then there to be used again
     torch.cuda.synchronize()
     busy = torch.cuda.Event()  # type: ignore[no-untyped-call]
     torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]

@@ -65,7 +65,8 @@ class CudaCopier:
 
     def page_locked(self, num_bytes: int) -> torch.Tensor:
         """See `Copier`."""
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.device(self._device):  # else a rank takes memory of the first device, too
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def send(self, data: torch.Tensor) -> tuple[torch.Tensor, Mark]:
         """See `Copier`."""

@@ -154,13 +154,14 @@ class IcebergStorage:
     def _renewing_once(self, path: str, ask: Callable[[FileStorage, str], T]) -> T:
         """Ask the store; where it refuses access, renew the credentials and ask once more."""
         self._renew_in_time()
+        known = self._known()
         store, inner = self._at(path)
         try:
             return ask(store, inner)
         except StorageError as error:
             if self.provider is None or not _is_refusal(error):
                 raise
-            self._renew(self._known())
+            self._renew(known)
             return ask(*self._at(path))
 
     def _known(self) -> Mapping[str, Any]:

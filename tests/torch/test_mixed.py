@@ -51,6 +51,12 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     return {name: str(root / name) for name in SIZES}
 
 
+@pytest.fixture(autouse=True)
+def _small_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small tables would come with one gather, which wraps them hundreds of times."""
+    monkeypatch.setattr(sizes, "_GATHER_ROWS", 200)
+
+
 def open_sources(paths: Mapping[str, str], **options: Any) -> dict[str, StructuredDataset]:
     chosen: dict[str, Any] = {"shuffle": "rows", "row_id": True, "check_plan": False} | options
     with meant_warnings():
@@ -95,7 +101,7 @@ jobs = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     groups=st.lists(
         st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3
@@ -342,7 +348,7 @@ stages = st.lists(
 )
 
 
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=stages, data=st.data(), stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]))
 def test_states_chained_through_topologies_weights_sources_and_exclusions(
     tables: Tables, chain: list[dict[str, Any]], data: st.DataObject, stop: str
@@ -444,6 +450,9 @@ def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
         {"shares": [0, [["a", 1]]]},
         {"shares": [0, [["z", 1, 0]]]},
         {"shares": None},
+        {"newest": [["a", 1], ["b", 1]]},
+        {"newest": [["a", 0], ["b", 0], ["c", 0]]},
+        {"given": [["a", "1"]]},
         {"sources": [["a"]]},
         {"exclusions": [["a", [["!", "0"]]]]},
     ]
@@ -780,6 +789,7 @@ def test_explain_tells_each_source(tables: Tables) -> None:
     loader, dataset = make(tables, stop="all_exhausted")
     told = dataset.explain()
     assert told.live_rows == sum(SIZES.values())
+    assert dataset.state_dict() == loader.state_dict()
     assert told.steps == len(loader)
     assert sum(worker.rows for worker in told.workers) == sum(map(len, batches(loader)))
     assert "source 2 is 'c': 61 rows, a share of 0.1111" in str(told)

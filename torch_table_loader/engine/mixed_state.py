@@ -63,6 +63,9 @@ class MixedPosition:
             _refuse_others(
                 state["epoch"], consumed, total, start, *(number for entry in shares for number in entry[1:])
             )
+            given, newest = dict(state["given"]), dict(state["newest"])
+            _refuse_others(*given.values(), *newest.values())
+            _refuse_unfit(given, newest)
             excluded = {name: ExclusionVersions.from_state({"exclusions": said}) for name, said in state["exclusions"]}
             sources = {
                 name: {"table": dict(table), "options": dict(options)} for name, table, options in state["sources"]
@@ -73,8 +76,8 @@ class MixedPosition:
                 consumed=consumed,
                 ended=bool(ended),
                 total=total,
-                given=dict(state["given"]),
-                newest=dict(state["newest"]),
+                given=given,
+                newest=newest,
                 shares=Shares(start, tuple(entry[1] for entry in shares), tuple(entry[2] for entry in shares)),
                 names=names,
                 sources={name: sources[name] for name in names},
@@ -174,6 +177,11 @@ def resumed(name: str, source: Any, position: MixedPosition) -> Any:
 def _refuse_others(*numbers: Any) -> None:
     if wrong := [number for number in numbers if isinstance(number, bool) or not isinstance(number, int) or number < 0]:
         raise TypeError(f"{wrong[0]!r} where a number is expected")
+
+
+def _refuse_unfit(given: Weights, newest: Weights) -> None:
+    if given.keys() != newest.keys() or not any(newest.values()):
+        raise ValueError(f"weights {newest!r} for the sources {sorted(given)}")
 
 
 def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:

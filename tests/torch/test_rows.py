@@ -258,9 +258,23 @@ def test_the_state_of_a_rank_that_ended_is_refused_while_others_go_on(table: str
     size = (ROWS - 1) // 2  # one row is left for rank 0
     ended = make(table, num_ranks=2, rank=1, batch_size=size)[0]
     ids(ended)
-    assert ended.state_dict()["ended"]
+    assert ended.state_dict()["consumed"][1:] == ["ended"]
     with pytest.raises(ResumeError, match="others take 1 more"):
         make(table)[0].load_state_dict(ended.state_dict())
+
+
+def test_a_state_put_together_key_by_key_is_whole(table: str) -> None:
+    """As torch.distributed.checkpoint loads it: only keys that the fresh loader's own state has."""
+    loader, dataset = make(table, row_id=True)
+    dataset.exclude([1, 2, 3])
+    loader.set_epoch(1)
+    batches = iter(loader)
+    taken = [next(batches) for _ in range(3)]
+    saved = loader.state_dict()
+    fresh = make(table, row_id=True)[0]
+    fresh.load_state_dict({key: saved[key] for key in fresh.state_dict()})
+    delivered = torch.cat([batch["row_id"] for batch in (*taken, *fresh)])
+    assert sorted(delivered.tolist()) == [row for row in range(ROWS) if row not in (1, 2, 3)]
 
 
 # ---- exclusion -------------------------------------------------------------------------------------------

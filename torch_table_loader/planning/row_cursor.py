@@ -12,6 +12,8 @@ from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.ranks import Topology
 
+_ENDED = "ended"
+
 
 @dataclass(frozen=True, slots=True)
 class EpochPlace:
@@ -65,17 +67,14 @@ class RowCursor(EpochPlace):
     exclusions: ExclusionVersions = field(default_factory=ExclusionVersions)
 
     def to_state(self) -> dict[str, Any]:
-        """Write as ints, strings and lists.
+        """Write as ints, strings and lists, always under the same keys: a checkpoint may be put together key by key.
 
         >>> RowCursor(2, 100, 0, Stage(Topology(2, 4, 8), 3)).to_state()
-        {'epoch': 2, 'consumed': 48}
+        {'epoch': 2, 'consumed': 48, 'exclusions': []}
         """
-        state: dict[str, Any] = {"epoch": self.epoch, "consumed": self.consumed}
-        if self.exclusions != ExclusionVersions():
-            state["exclusions"] = self.exclusions.to_state()
-        if self.ended:
-            state["ended"] = True
-        return state
+        consumed = [self.consumed, _ENDED] if self.ended else self.consumed
+        excluded = self.exclusions.to_state() if self.exclusions != ExclusionVersions() else []
+        return {"epoch": self.epoch, "consumed": consumed, "exclusions": excluded}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,9 @@ class RowPosition:
         Raises:
             ResumeError: it is something else.
         """
-        epoch, consumed = state.get("epoch"), state.get("consumed")
+        epoch, consumed, ended = state.get("epoch"), state.get("consumed"), False
+        if isinstance(consumed, list) and consumed[1:] == [_ENDED]:
+            consumed, ended = consumed[0], True
         for name, value in (("epoch", epoch), ("consumed", consumed)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ResumeError(
@@ -110,7 +111,7 @@ class RowPosition:
                 )
         assert isinstance(epoch, int)  # noqa: S101 checked above
         assert isinstance(consumed, int)  # noqa: S101
-        return cls(epoch, consumed, ExclusionVersions.from_state(state), bool(state.get("ended", False)))
+        return cls(epoch, consumed, ExclusionVersions.from_state(state), ended)
 
     def cursor(self, total: int, topology: Topology) -> RowCursor:
         """Stand there under a topology.

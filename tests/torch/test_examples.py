@@ -14,6 +14,8 @@ import pytest
 from tests.torch.other_launchers import ROOT, run_job
 
 EXAMPLES = ("ddp", "accelerate", "lightning")
+"""Those that torchrun runs; Horovod and Ray Train have tests of their own."""
+
 FILES, ROWS = 7, 1200
 
 
@@ -53,7 +55,7 @@ def test_an_example_that_is_run_again_goes_on_at_its_last_checkpoint(table: Path
     assert 0 < rows < FILES * ROWS
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [*EXAMPLES, "horovod", "ray_train"])
 def test_an_example_is_short_and_says_how_it_is_run(example: str) -> None:
     text = (ROOT / "examples" / f"{example}.py").read_text()
     assert len(text.splitlines()) < 60

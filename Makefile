@@ -6,22 +6,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
+WRITERS_READY := $(VENV)/.ready-writers
 BENCH_READY := $(VENV)/.ready-bench
 DOCS_READY := $(VENV)/.ready-docs
+ENGINES_READY := $(VENV)/.ready-engines
+HOROVOD_READY := $(VENV)/.ready-horovod
 
 RANKS ?= 2
 DEMO_ROWS ?= 2000000
+TRAIN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m demo.train
 TESTS := tests torch_table_loader strategies/tests
 PYTEST := $(BIN)/python -m pytest $(TESTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-all-deterministic lint format bench docs clean
+.PHONY: help demo demo-s3 demo-parquet test test-all test-all-deterministic horovod lint format bench docs clean
 
 help:
-	@echo "make demo                    train a small model on two ranks and prove what was delivered"
+	@echo "make demo                    train on an Iceberg table on two ranks and prove what was delivered"
+	@echo "make demo-s3                 the same on S3 and Glue, which moto plays"
+	@echo "make demo-parquet            the same on plain Parquet"
 	@echo "make test                    the tests of every day (minutes)"
 	@echo "make test-all-deterministic  the laws with more examples, and what takes long (marked slow)"
-	@echo "make test-all                all of them, those that kill processes too"
+	@echo "make test-all                all of them, those that kill processes or need Java 17 too"
+	@echo "make horovod                 build Horovod for the torch that is installed, and install it (minutes, once)"
 	@echo "make lint | format           style and types"
 	@echo "make bench                   measure, and write bench/RESULTS.md"
 	@echo "make docs                    HTML under build/docs"
@@ -34,7 +41,13 @@ $(READY): pyproject.toml constraints.txt strategies/pyproject.toml
 	         "Pass another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch
-	$(PIP) install --quiet -c constraints.txt -e ".[s3,iceberg,progress,dev]" -e ./strategies
+	$(PIP) install --quiet -c constraints.txt -e ".[s3,iceberg,progress,frameworks,dev]" -e ./strategies
+	@touch $@
+
+# The last one is there for its jars of Java's iceberg-core: it asks for a pyarrow of its own, which it does not get.
+$(WRITERS_READY): $(READY)
+	$(PIP) install --quiet -c constraints.txt -e ".[writers]"
+	$(PIP) install --quiet -c constraints.txt --no-deps bodo-iceberg-connector
 	@touch $@
 
 $(BENCH_READY): $(READY)
@@ -45,24 +58,41 @@ $(DOCS_READY): $(READY)
 	$(PIP) install --quiet -c constraints.txt -e ".[docs]"
 	@touch $@
 
+$(ENGINES_READY): $(READY)
+	$(PIP) install --quiet -c constraints.txt -e ".[engines]"
+	@touch $@
+
+$(HOROVOD_READY): $(READY) tools/build_horovod.py
+	$(BIN)/python tools/build_horovod.py
+	@touch $@
+
+horovod: $(HOROVOD_READY)
+
 demo: $(READY)
+	$(BIN)/python -m demo.make_lake --rows $(DEMO_ROWS)
+	$(TRAIN) --data build/demo/lake
+
+demo-s3: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m demo.on_s3 --rows $(DEMO_ROWS) --ranks $(RANKS)
+
+demo-parquet: $(READY)
 	$(BIN)/python -m demo.make_clicks --rows $(DEMO_ROWS)
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m demo.train
+	$(TRAIN) --data build/demo/plain
 
 test: $(READY)
-	$(PYTEST) -m "not slow and not kills"
+	$(PYTEST) -m "not slow and not kills and not heavy"
 
 test-all-deterministic: $(READY)
-	LAWS_EFFORT=3 $(PYTEST) -m "not kills" -k "laws or slow" --timeout 900
+	LAWS_EFFORT=3 $(PYTEST) -m "not kills and not heavy" -k "laws or slow" --timeout 900
 
-test-all: $(READY)
+test-all: $(WRITERS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --explicit-package-bases tests demo bench
+	$(BIN)/mypy --explicit-package-bases tests demo bench examples tools
 	$(BIN)/mypy strategies/tests
 
 format: $(READY)

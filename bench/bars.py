@@ -43,6 +43,19 @@ DUELS = (
     ),
 )
 
+ICEBERG_DUELS = (
+    *(Duel(table, 8192, "iceberg:plain", "ours:thread", 0.97) for table in ("A-zstd", "B")),
+    *(
+        Duel(table, 8192, f"iceberg:{deletes}", "iceberg:plain", bar)
+        for table in ("A-zstd", "B")
+        for deletes, bar in (("position", 0.85), ("vector", 0.85), ("equality", 0.60))
+    ),
+    Duel("E", 8192, "iceberg:plain", "pyiceberg:plain", 1.5),
+)
+"""The same files as an Iceberg table; rows per second count live rows, of which deletes leave 95 in 100."""
+
+ICEBERG_MEMORY = 0.25
+ICEBERG_PLANNING = 1.2
 PLANNING_SECONDS = 2.0
 NEXT_EPOCH_SECONDS = 0.5
 FIRST_BATCH_SECONDS = 0.5
@@ -56,6 +69,9 @@ __all__ = [
     "CONSUMED_FILES_OPENED",
     "DUELS",
     "FIRST_BATCH_SECONDS",
+    "ICEBERG_DUELS",
+    "ICEBERG_MEMORY",
+    "ICEBERG_PLANNING",
     "MEMORY_GROWTH",
     "MEMORY_OVER_FLOOR",
     "NEXT_EPOCH_SECONDS",

@@ -1,6 +1,7 @@
 """One duel in a process of its own: two contenders on one table, interleaved; prints JSON.
 
-A contender is "floor", "ours:thread", "ours:process", or "package:setting" of a rival.
+A contender is "floor", "ours:thread", "ours:process", "package:setting" of a rival, or, of the same files as an Iceberg
+table, "iceberg:deletes" and "pyiceberg:deletes", where deletes are a kind of `bench.iceberg`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import floor, ours
+from bench import floor, iceberg, ours
 from bench.pairing import ROUNDS, Sample, best_rate, interleave, measure
 from bench.rivals import RIVALS
 from bench.tables import BenchTable, build
@@ -36,6 +37,10 @@ def contender(name: str, table: BenchTable, batch_size: int) -> Callable[[], int
     kind, _, setting = name.partition(":")
     if kind == "ours":
         return ours.epochs(table, batch_size, "process" if setting == "process" else "thread")
+    if kind == "iceberg":
+        return iceberg.ours(table, batch_size, setting)
+    if kind == "pyiceberg":
+        return iceberg.theirs(table, setting)
     return RIVALS[kind](table, batch_size)[setting]
 
 
@@ -75,7 +80,8 @@ def main() -> None:
         result = sweep(options.sweep, table, options.batch_size)
     else:
         left, right = (contender(name, table, options.batch_size) for name in (options.left, options.right))
-        pairs = interleave(left, right, options.rounds)
+        deletes = {name.partition(":")[2] for name in (options.left, options.right)} & set(iceberg.KINDS[1:])
+        pairs = interleave(left, right, options.rounds, same_rows=not deletes)
         result = {side: [_plain(sample) for sample in getattr(pairs, side)] for side in ("left", "right")}
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()

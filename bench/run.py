@@ -14,12 +14,12 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import bars
-from bench.bars import DUELS, Duel
+from bench.bars import DUELS, ICEBERG_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import Outcome, Row, duel_row, write
 from bench.tables import build
 
-_WHAT = ("duels", "planning", "first-batch", "resume", "memory")
+_WHAT = ("duels", "planning", "first-batch", "resume", "memory", "iceberg")
 
 
 class Bench:
@@ -107,6 +107,25 @@ class Bench:
             ]
         return outcomes
 
+    def iceberg(self) -> list[Outcome]:
+        """Compare memory and planning with pyiceberg."""
+        spent = {}
+        for who in ("iceberg:plain", "pyiceberg:plain"):
+            told = self._child("bench.memory", *self._table("E", 8192), "--who", who, "--epochs", "3")
+            spent[who] = max(told["peaks"]) - told["start"]
+        ours, theirs = spent.values()
+        planned = self._child("bench.iceberg", "--root", str(self._root))
+        return [
+            Outcome(
+                f"E: memory above the imports over pyiceberg's ({theirs:.0f} MiB)", ours / theirs, bars.ICEBERG_MEMORY
+            ),
+            Outcome(
+                f"planning 10,000 files in 100 manifests over pyiceberg's plan_files() ({planned['theirs']:.2f} s)",
+                planned["ratio"],
+                bars.ICEBERG_PLANNING,
+            ),
+        ]
+
     def _table(self, table: str, batch_size: int) -> tuple[str, ...]:
         build(table, self._root)
         return ("--table", table, "--root", str(self._root), "--batch-size", str(batch_size))
@@ -138,8 +157,9 @@ def main() -> None:
     bench = Bench(options.root, options.rounds)
     rows: list[Row] = []
     outcomes: list[Outcome] = []
-    if "duels" in what:
-        for duel in (bar := tqdm(chosen(DUELS, options.only), unit="duel", disable=None)):
+    duels = (*(DUELS if "duels" in what else ()), *(ICEBERG_DUELS if "iceberg" in what else ()))
+    if duels:
+        for duel in (bar := tqdm(chosen(duels, options.only), unit="duel", disable=None)):
             bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")
             rows.append(bench.duel(duel))
             tqdm.write(rows[-1].line())
@@ -148,6 +168,7 @@ def main() -> None:
         ("first-batch", bench.first_batch),
         ("resume", bench.resume),
         ("memory", bench.memory),
+        ("iceberg", bench.iceberg),
     ):
         if name in what:
             outcomes += measure()

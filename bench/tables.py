@@ -118,6 +118,15 @@ def _documents(folder: Path, _root: Path) -> None:
         _write(pa.table(columns), folder, place, "snappy", row_group_rows=1_000)
 
 
+def _large_files(folder: Path, _root: Path) -> None:
+    """Two files of a gigabyte, in row groups of 61 MiB, written one by one."""
+    for place, rng in _seeded(2):
+        schema = pa.schema([(f"x{i}", pa.float64()) for i in range(8)])
+        with pq.ParquetWriter(folder / f"part-{place:03d}.parquet", schema, use_dictionary=False) as writer:
+            for _ in range(16):
+                writer.write_table(pa.table([rng.random(1_000_000) for _ in range(8)], schema=schema))
+
+
 def _many_small(folder: Path, _root: Path) -> None:
     for place, rng in _seeded(50):
         columns = {f"f{i}": rng.standard_normal(20_000, dtype=np.float32) for i in range(8)}
@@ -139,6 +148,7 @@ TABLES: dict[str, Callable[[Path, Path], None]] = {
     "B": _clicks,
     "C": _wide,
     "D": _documents,
+    "E": _large_files,
     "fifty-files": _many_small,
 }
 """How each table is written: given an empty folder, and the folder of all tables."""

@@ -1,4 +1,7 @@
-"""Writes the demo's click log: a label, 13 floats, 26 ids, a folder for each day, always the same from one seed."""
+"""Draws the demo's click log, always the same from one seed, and writes it as plain Parquet, a folder for each day.
+
+A row has its number in the log, a label, 13 floats and 26 ids.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SEED = 7
-VERSION = 1
+VERSION = 2
 DENSE = tuple(f"dense_{place}" for place in range(13))
 CATEGORICAL = tuple(f"cat_{place}" for place in range(26))
-_DAYS = 8
+DAYS = 8
+LIVE = "live.npy"
+"""The file that says which rows of the log a reader must give: bool of shape ``(rows of the log,)``."""
 _FIRST_DAY = date(2026, 1, 1)
 _GROUPS_PER_FILE = 4
-_HELD_OUT_SHARE = 50
+_HOLDOUT_SHARE = 50
 """One row is held out, in a table of its own, for so many rows of the log."""
 
 
@@ -36,22 +41,43 @@ def write_tables(root: Path, num_rows: int) -> None:
         return
     unfinished = root.with_name(f"{root.name}.{os.getpid()}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
-    bounds = np.linspace(0, num_rows, _DAYS + 1).astype(int)
-    for day, rows in enumerate(np.diff(bounds)):
-        _write_day(unfinished / "clicks", day, int(rows))
-    _write_day(unfinished / "holdout", _DAYS, max(num_rows // _HELD_OUT_SHARE, 1))
+    for day in range(DAYS):
+        _write_day(unfinished / "clicks", day, num_rows)
+    _write_day(unfinished / "holdout", DAYS, num_rows)
+    np.save(unfinished / LIVE, np.ones(num_rows, dtype=bool))
     (unfinished / stamp.name).touch()
     shutil.rmtree(root, ignore_errors=True)
     unfinished.rename(root)
 
 
+def day_name(day: int) -> str:
+    """Name a day of the log, counted from 0."""
+    return str(_FIRST_DAY + timedelta(days=day))
+
+
+def day_of_clicks(day: int, num_rows: int) -> pa.Table:
+    """Draw the rows of a day of the log; the day after the last one is held out.
+
+    Args:
+        day: counted from 0.
+        num_rows: of the whole log.
+    """
+    bounds = np.linspace(0, num_rows, DAYS + 1).astype(int).tolist()
+    bounds.append(num_rows + max(num_rows // _HOLDOUT_SHARE, 1))
+    clicks = _clicks(np.random.default_rng([SEED, day]), bounds[day + 1] - bounds[day])
+    return clicks.add_column(0, "click_id", pa.array(range(*bounds[day : day + 2]), pa.int64()))
+
+
+def halves(table: pa.Table) -> list[pa.Table]:
+    """Cut the rows of a day for its two files."""
+    half = -(-table.num_rows // 2)
+    return [table.slice(0, half), table.slice(half)]
+
+
 def _write_day(folder: Path, day: int, num_rows: int) -> None:
-    folder = folder / f"day={_FIRST_DAY + timedelta(days=day)}"
+    folder = folder / f"day={day_name(day)}"
     folder.mkdir(parents=True)
-    table = _clicks(np.random.default_rng([SEED, day]), num_rows)
-    half = -(-num_rows // 2)
-    for part in range(2):
-        rows = table.slice(part * half, half)
+    for part, rows in enumerate(halves(day_of_clicks(day, num_rows))):
         group_rows = max(1, -(-rows.num_rows // _GROUPS_PER_FILE))
         pq.write_table(rows, folder / f"part-{part}.parquet", compression="zstd", row_group_size=group_rows)
 
@@ -73,7 +99,7 @@ def _clicks(rng: np.random.Generator, num_rows: int) -> pa.Table:
 def main() -> None:
     """Read the command line and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder of the two tables")
+    parser.add_argument("--out", type=Path, default=Path("build/demo/plain"), help="folder of the two tables")
     parser.add_argument("--rows", type=int, default=2_000_000, help="rows of the log")
     options = parser.parse_args()
     write_tables(options.out, options.rows)

@@ -1,52 +1,57 @@
 """Trains a small model on the click log over all ranks, then proves what the loader delivered.
 
-Run it with ``make demo``, or with ``torchrun --standalone --nproc-per-node 2 -m demo.train``.
+The log is an Iceberg table (``make demo``, ``make demo-s3``) or plain Parquet (``make demo-parquet``). Run it by hand
+with ``torchrun --standalone --nproc-per-node 2 -m demo.train --data build/demo/lake``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from demo.make_clicks import CATEGORICAL, DENSE
+from demo.make_clicks import CATEGORICAL, DENSE, LIVE
+from demo.make_lake import BRANCH, CATALOG, NEW_COLUMN
 from demo.model import ClickModel
-from torch_table_loader import StructuredDataset
+from torch_table_loader import IcebergDataset, StructuredDataset
 
-COLUMNS = ["label", *DENSE, *CATEGORICAL]
+COLUMNS = ["click_id", "label", *DENSE, *CATEGORICAL]
 Batch = Mapping[str, torch.Tensor]
 
 
-def open_table(folder: Path, batch_size: int, **options: Any) -> Any:
+def open_table(root: Path, name: str, batch_size: int, **options: Any) -> Any:
     """Make the loader of this rank's part of a table.
 
     Args:
-        folder: the table, hive-partitioned by day.
+        root: the demo's folder; that of Iceberg tables says where their catalog is.
+        name: "clicks" or "holdout".
         batch_size: rows of a batch on this rank.
         **options: what else the facade takes.
     """
-    loader, _ = StructuredDataset.create_dataloader(
-        str(folder),
-        "parquet",
-        batch_size=batch_size,
-        columns=COLUMNS,
-        partitioning="hive",
-        num_ranks="auto",
-        even_ranks="balance",
-        num_workers=2,
-        **options,
-    )
-    return loader
+    options |= {
+        "batch_size": batch_size,
+        "columns": COLUMNS,
+        "num_ranks": "auto",
+        "even_ranks": "balance",
+        "num_workers": 2,
+    }
+    catalog = root / CATALOG
+    if not catalog.exists():
+        return StructuredDataset.create_dataloader(str(root / name), "parquet", partitioning="hive", **options)[0]
+    if name == "clicks":
+        options |= {"branch": BRANCH, "nulls": {NEW_COLUMN: 0.0}}
+    return IcebergDataset.create_dataloader(f"demo.{name}", json.loads(catalog.read_text()), **options)[0]
 
 
 def real_rows(batch: Batch) -> torch.Tensor:
@@ -68,7 +73,7 @@ def held_out_loss(model: torch.nn.Module, loader: Iterable[Batch]) -> float:
 
 
 def train_epoch(
-    model: DistributedDataParallel, optimizer: torch.optim.Optimizer, loader: Any, epoch: int, num_rows: int
+    model: DistributedDataParallel, optimizer: torch.optim.Optimizer, loader: Any, epoch: int, live: torch.Tensor
 ) -> torch.Tensor:
     """Train on one epoch of this rank's part.
 
@@ -77,12 +82,13 @@ def train_epoch(
         optimizer: of its parameters.
         loader: of the click log.
         epoch: from 0.
-        num_rows: of the whole log.
+        live: see `check_epoch`.
 
     Returns:
-        int32 of shape ``(num_rows,)``: how often this rank was given each row.
+        int32 of shape ``(rows of the log,)``: how often this rank was given each row.
     """
-    seen = torch.zeros(num_rows, dtype=torch.int32)
+    seen = torch.zeros(len(live), dtype=torch.int32)
+    num_rows = int(live.sum())
     loader.set_epoch(epoch)
     world = dist.get_world_size()
     with tqdm(
@@ -95,7 +101,7 @@ def train_epoch(
     ) as bar:
         for step, batch in enumerate(loader):
             real = real_rows(batch)
-            ids = batch["row_id"][real]
+            ids = batch["click_id"][real]
             seen.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
             loss = binary_cross_entropy_with_logits(model(batch)[real], batch["label"][real].float())
             optimizer.zero_grad()
@@ -107,11 +113,12 @@ def train_epoch(
     return seen
 
 
-def check_epoch(seen: torch.Tensor, epoch: int) -> list[str]:
-    """Prove over all ranks that each row of the log was delivered exactly once.
+def check_epoch(seen: torch.Tensor, live: torch.Tensor, epoch: int) -> list[str]:
+    """Prove over all ranks that each live row of the log was delivered exactly once, and no other.
 
     Args:
         seen: how often this rank was given each row.
+        live: bool of shape ``(rows of the log,)``: those that were not deleted.
         epoch: from 0.
 
     Returns:
@@ -121,12 +128,16 @@ def check_epoch(seen: torch.Tensor, epoch: int) -> list[str]:
     mine[dist.get_rank()] = seen.sum()
     dist.all_reduce(mine)
     dist.all_reduce(seen)
-    missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
+    missing, repeated, dead = (int(rows.sum()) for rows in (live & (seen == 0), live & (seen > 1), ~live & (seen > 0)))
     parts = ", ".join(f"rank {rank}: {rows:,}" for rank, rows in enumerate(mine.tolist()))
     say(f"epoch {epoch + 1}: rows per rank: {parts}")
-    if missing or repeated:
-        return [f"epoch {epoch + 1}: {missing:,} rows never came and {repeated:,} came more than once"]
-    say(f"epoch {epoch + 1}: proved: every one of the {len(seen):,} row ids came exactly once over all ranks")
+    if missing or repeated or dead:
+        counts = f"{missing:,} rows never came, {repeated:,} came more than once, and {dead:,} came that were deleted"
+        return [f"epoch {epoch + 1}: {counts}"]
+    say(
+        f"epoch {epoch + 1}: proved: each of the {int(live.sum()):,} live rows came exactly once over all ranks, "
+        f"and none of the {int((~live).sum()):,} deleted ones"
+    )
     return []
 
 
@@ -139,18 +150,19 @@ def say(line: str) -> None:
 
 def train(root: Path, batch_size: int, epochs: int) -> list[str]:
     """Train and prove; give what went wrong."""
-    # The count comes from the footers by pyarrow, so that the loader under proof has no say in it.
-    num_rows = sum(pq.read_metadata(path).num_rows for path in (root / "clicks").rglob("*.parquet"))
-    loader = open_table(root / "clicks", batch_size, shuffle=True, row_id=True)
-    holdout = open_table(root / "holdout", batch_size)
+    # Which rows are live is the word of those who wrote the log: the loader under proof has no say in it.
+    live = torch.from_numpy(np.load(root / LIVE))
+    loader = open_table(root, "clicks", batch_size, shuffle=True)
+    holdout = open_table(root, "holdout", batch_size)
     torch.manual_seed(0)
     model = DistributedDataParallel(ClickModel())
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.02)
-    say(f"{num_rows:,} rows, {dist.get_world_size()} ranks, {len(loader):,} steps an epoch on each")
+    rows = f"{int(live.sum()):,} live rows of {len(live):,}"
+    say(f"{rows}, {dist.get_world_size()} ranks, {len(loader):,} steps an epoch on each")
     before = held_out_loss(model.module, holdout)
     failures: list[str] = []
     for epoch in range(epochs):
-        failures += check_epoch(train_epoch(model, optimizer, loader, epoch, num_rows), epoch)
+        failures += check_epoch(train_epoch(model, optimizer, loader, epoch, live), live, epoch)
     after = held_out_loss(model.module, holdout)
     say(f"loss on the held out day: before {before:.4f}, after {after:.4f}")
     if not after < before:
@@ -161,7 +173,7 @@ def train(root: Path, batch_size: int, epochs: int) -> list[str]:
 def main() -> None:
     """Read the command line, join the job, train, and exit with 1 where a proof failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("build/demo"), help="folder of the two tables")
+    parser.add_argument("--data", type=Path, default=Path("build/demo/lake"), help="folder of the two tables")
     parser.add_argument("--batch-size", type=int, default=4096, help="rows of a batch on each rank")
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()

@@ -27,8 +27,15 @@ _BYTES_BY_ID = {
         "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "bytes"}],
     },
 }
-_ARROW = {"int": pa.int32(), "long": pa.int64(), "double": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
-_PACKED = {"int": "<i", "long": "<q", "double": "<d"}
+_ARROW = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "float": pa.float32(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+}
+_PACKED = {"int": "<i", "long": "<q", "double": "<d", "float": "<f"}
 
 
 def column(field_id: int, name: str, kind: str, **more: Any) -> dict[str, Any]:
@@ -94,15 +101,30 @@ class IcebergWriter:
         self.columns = columns
         self.schemas.append({"type": "struct", "schema-id": len(self.schemas), "fields": list(columns)})
 
-    def append(self, rows: Iterable[Row], form: str = "parquet", partition: Any = None, **how: Any) -> str:
-        """Write a data file; returns its path."""
+    def append(
+        self,
+        rows: Iterable[Row],
+        form: str = "parquet",
+        partition: Any = None,
+        names: Sequence[str] | None = None,
+        **how: Any,
+    ) -> str:
+        """Write a data file, of all columns or of those named; returns its path."""
         rows = list(rows)
-        path = self._write(self._arrow(rows), form, **how)
+        path = self._write(self._arrow(rows, names), form, **how)
         by_id = [{c["id"]: row.get(c["name"]) for c in self.columns} for row in rows]
         entry = self._entry(path, form, len(rows), partition)
         if form == "parquet" and "bounds" not in how:
             self._add_bounds(entry, by_id)
         self.data.append(Written(path, by_id, self.sequence, partition, entry))
+        return path
+
+    def adopt(self, file: Path) -> str:
+        """Make a Parquet file that lies elsewhere a data file, unread; returns its path."""
+        path = f"file://{file.resolve()}"
+        self.data.append(
+            Written(path, [], self.sequence, None, self._entry(path, "parquet", pq.read_metadata(file).num_rows, None))
+        )
         return path
 
     def delete_rows(self, positions: Mapping[str, Iterable[int]], form: str = "parquet", partition: Any = None) -> str:

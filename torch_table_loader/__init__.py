@@ -16,6 +16,7 @@ from torch_table_loader.explain import Explanation
 from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
+from torch_table_loader.mixed import MixedDataset
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.cutting import (
     RoundRobinStrategy,
@@ -23,7 +24,7 @@ from torch_table_loader.planning.cutting import (
     SizeBalancedStrategy,
     TargetSizeStrategy,
 )
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.records import DataFileInfo, RowGroupInfo, RowRange, Shard, Split
 from torch_table_loader.units import parse_bytes
 
@@ -38,6 +39,7 @@ __all__ = [
     "LoaderOptions",
     "Metrics",
     "MissingExtraError",
+    "MixedDataset",
     "ResumeError",
     "RoundRobinStrategy",
     "RowBalancedStrategy",
@@ -47,6 +49,7 @@ __all__ = [
     "Shard",
     "SizeBalancedStrategy",
     "Source",
+    "SourceRow",
     "Split",
     "SplitStrategy",
     "Storage",

@@ -35,6 +35,38 @@ class Storage(Protocol):
         ...
 
 
+class PartStorage(Storage, Protocol):
+    """A storage that a row store can be kept on."""
+
+    def read_bytes(self, path: str) -> bytes:
+        """Read a small file whole. Raises as `open` does."""
+        ...
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Write a small file whole: whoever reads sees all of it or none. Raises StorageError."""
+        ...
+
+    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        """Read parts of a file, several at once.
+
+        Args:
+            path: which file.
+            parts: first byte of each, and the byte after its last.
+
+        Returns:
+            A buffer of exactly that many bytes for each. Raises as `open` does.
+        """
+        ...
+
+    def put_file(self, local: str, path: str) -> None:
+        """Copy a file of this machine there. Raises StorageError."""
+        ...
+
+    def shown(self, path: str) -> str:
+        """Write a path as messages may show it, without login or query."""
+        ...
+
+
 class Source(Protocol):
     """A table as the lake has it: its files in canonical order, and where to open them."""
 
@@ -175,6 +207,7 @@ __all__ = [
     "FormatReader",
     "Generator",
     "OpenFile",
+    "PartStorage",
     "SnapshotSource",
     "Source",
     "SplitStrategy",

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, Unpack
 
 import pyarrow as pa
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_table_loader.engine.agreement import Agreement
+from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.job import Job
+from torch_table_loader.engine.lengths import UNCOUNTED, steps_of
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.engine.row_job import RowJob
-from torch_table_loader.engine.work import LaneBatches
+from torch_table_loader.engine.work import batches_of_lane
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.explain import Explanation, explain
 from torch_table_loader.explain_rows import explain_rows
 from torch_table_loader.keywords import make_options, showing, with_options
-from torch_table_loader.loader import UNCOUNTED, TableLoader
+from torch_table_loader.loader import LoaderIterator, TableLoader
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.single_rows import SingleRows
@@ -31,28 +32,32 @@ from torch_table_loader.source.listing import PathSource
 from torch_table_loader.source.plan_cache import PlanCache
 
 if TYPE_CHECKING:
+    from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.ranks import RankInfo
+    from torch_table_loader.engine.roles import Place, RankShare, TableShare
     from torch_table_loader.metrics import Metrics
-    from torch_table_loader.planning.cursor import Cursor
 
 P = ParamSpec("P")
-D = TypeVar("D", bound="TableDataset")
+D = TypeVar("D", bound="RankDataset")
 
 
-class TableDataset(SingleRows, IterableDataset[Any]):
-    """What the datasets share; make a `StructuredDataset`."""
+class RankDataset(IterableDataset[Any]):
+    """What a loader iterates: a rank's share of a table, or of several."""
 
-    _job: Job
+    _job: RankShare[Any]
+    _takes: ClassVar[frozenset[str] | None] = None
+    """The options that the class takes; None for all."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RankShare[Any]) -> None:
         """Take a job that is ready to be planned.
 
         Args:
-            job: this rank's share of a table.
+            job: this rank's share.
         """
         super().__init__()
         self._job = job
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._restored: Cursor | None = None
+        self._restored: Place | None = None
         self._begun: int | None = None
         """The epoch that was begun last, unless `set_epoch` or a state was heard since."""
         self._said_repetition = False
@@ -72,8 +77,8 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         return dataset._loader, dataset
 
     @property
-    def job(self) -> Job:
-        """The rank's share of the table, for loaders and tools."""
+    def job(self) -> RankShare[Any]:
+        """The rank's share, for loaders and tools."""
         return self._job
 
     @property
@@ -92,29 +97,33 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         return self._job.schema(self.cursor)
 
     @property
-    def cursor(self) -> Cursor:
+    def cursor(self) -> Place:
         """Where the next iterator begins: at a position that was loaded, else at the start of the epoch."""
         return self._restored or self._job.start(self.epoch)
 
-    def begin(self) -> Cursor:
+    def begin(self) -> Place:
         """Take the position at which an iterator begins; one that was loaded serves once."""
         cursor, self._restored = self.cursor, None
-        if self._begun == cursor.epoch and self.options.shuffle and not self._said_repetition:
-            self._said_repetition = True
-            warnings.warn(
-                f"epoch {cursor.epoch} is iterated again, in the same order; call loader.set_epoch(epoch) before each "
-                "epoch to shuffle anew",
-                stacklevel=3,
-            )
-        self._begun = cursor.epoch
         self._job.begin(cursor)
         return cursor
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
-        """Find the job that goes on from a state, and where; see `Job.resume`."""
+    def note_begun(self, epoch: int) -> None:
+        """Note that an iterator gives its first batch of an epoch, and warn once where that repeats a shuffled one."""
+        if self._begun == epoch and self.options.shuffle and not self._said_repetition:
+            self._said_repetition = True
+            again = f"epoch {epoch} is iterated again, in the same order"
+            warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch to shuffle anew")
+        self._begun = epoch
+
+    def iterate(self, cursor: Place, loader: TableLoader) -> LoaderIterator:
+        """Begin an iterator for the loader."""
+        return LoaderIterator(self._job, cursor, loader)
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[RankShare[Any], Place]:
+        """Find the job that goes on from a state, and where; see `RankShare.resume`."""
         return self._job.resume(state)
 
-    def restore(self, cursor: Cursor, job: Job) -> None:
+    def restore(self, cursor: Place, job: RankShare[Any]) -> None:
         """Begin the next iterator at a position.
 
         Args:
@@ -133,14 +142,6 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         """Go on from a state; see `TableLoader.load_state_dict`."""
         self._own_loader("state").load_state_dict(state)
 
-    def save_files(self, path: str) -> None:
-        """Keep the list of the table's files, so that ``files=path`` pins it.
-
-        Args:
-            path: where, on any fsspec file system; `storage_options` are used if it is the table's.
-        """
-        write_files(path, self._job.table.files, self.options.storage_options)
-
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads, here and in worker processes that exist.
 
@@ -157,11 +158,6 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         self._begun = None
         if self._restored is not None and self._restored.epoch != epoch:
             self._restored = None
-
-    def explain(self) -> Explanation:
-        """Say what an epoch will read, and why; see `Explanation`."""
-        job: object = self._job
-        return explain_rows(job, self.epoch) if isinstance(job, RowJob) else explain(self._job, self.epoch)
 
     def metrics(self) -> Metrics:
         """Say what this rank's newest iterator has done; see `Metrics`.
@@ -187,36 +183,78 @@ class TableDataset(SingleRows, IterableDataset[Any]):
         """
         if not self._job.counted:
             raise TypeError(UNCOUNTED)
-        return self._job.planned(self.cursor).plan.steps
+        return steps_of(self._job.planned(self.cursor).plan)
 
     def __iter__(self) -> Iterator[Any]:
-        """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader."""
+        """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader.
+
+        In the process of a loader of ours, they are that loader's batches from the start of the epoch.
+        """
         info = get_worker_info()
+        if info is None and self._loader is not None:  # Accelerate's skip_first_batches, to step over the right ones
+            self._restored = self._begun = None
+            return iter(self._loader)
         lane, lanes = (0, 1) if info is None else (info.id, info.num_workers)
         self._job.begin(self._job.start(self.epoch))
-        return _lane_iterator(self._job.with_lanes(lanes), self.epoch, lane)
+        job = self._job.with_lanes(lanes)
+        return batches_of_lane(job.work(job.start(self.epoch)), lane)
 
     def __init_subclass__(cls) -> None:
         """Show the options in the signature, where help() and inspect look for them."""
         super().__init_subclass__()
-        signature = with_options(cls.__init__)
+        signature = with_options(cls.__init__, cls._takes)
         cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
         cls.create_dataloader = showing(signature, cls.create_dataloader.__func__)  # type: ignore[method-assign,attr-defined]
 
 
-def _lane_iterator(job: Job, epoch: int, lane: int) -> Iterator[Any]:
-    work = job.work(job.start(epoch))
-    batches = LaneBatches(work, lane)
-    try:
-        while (block := batches.next_block()) is not None:
-            yield from block
-        if batches.rest is not None:
-            size = work.plan.batch_size
-            stop = batches.rest.num_rows // size * size if work.drop_last else batches.rest.num_rows
-            if stop:
-                yield from work.finish(batches.rest.slice(0, stop).batches(size))
-    finally:
-        batches.close()
+class TableDataset(SingleRows, RankDataset):
+    """What the datasets of one table share; make a `StructuredDataset`."""
+
+    _job: TableShare[Any]
+
+    def __init__(self, job: TableShare[Any]) -> None:
+        """Take a job that is ready to be planned; see `RankDataset`."""
+        super().__init__(job)
+
+    @property
+    def job(self) -> TableShare[Any]:
+        """The rank's share of the table, for loaders and tools."""
+        return self._job
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[Any], Place]:
+        """Find the job that goes on from a state, and where; see `RankShare.resume`."""
+        return self._job.resume(state)
+
+    def save_files(self, path: str) -> None:
+        """Keep the list of the table's files, so that ``files=path`` pins it.
+
+        Args:
+            path: where, on any fsspec file system; `storage_options` are used if it is the table's.
+        """
+        write_files(path, self._job.table.files, self.options.storage_options)
+
+    def explain(self) -> Explanation:
+        """Say what an epoch will read, and why; see `Explanation`."""
+        job = self._job
+        if isinstance(job, RowJob):
+            return explain_rows(job, self.epoch)
+        assert isinstance(job, Job)  # noqa: S101 there are two
+        return explain(job, self.epoch)
+
+
+def open_share(
+    source: Source,
+    options: LoaderOptions,
+    ranks: RankInfo,
+    cache: PlanCache | None,
+    *,
+    split_deletes: bool = False,
+    lazy: bool = False,
+) -> TableShare[Any]:
+    """Open this rank's share of a table, in the order that the caller asked for; see `Job.open`."""
+    if options.shuffle == "rows":
+        return RowJob.open(source, options, ranks, cache)
+    return Job.open(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)
 
 
 class StructuredDataset(TableDataset):
@@ -262,8 +300,7 @@ class StructuredDataset(TableDataset):
             scope = f"{source.storage.place} {asked.schema or ''}"
             same_store = parse_address(asked.plan_cache).protocol == source.storage.protocol
             cache = PlanCache.open(asked.plan_cache, asked.storage_options if same_store else None, scope)
-        kind = RowJob if asked.shuffle == "rows" else Job
-        job = cast("Job", kind.open(source, asked, ranks, cache))  # a RowJob stands where a Job does
+        job = open_share(source, asked, ranks, cache)
         agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
         source.storage.close()
         if cache is not None:
@@ -271,4 +308,4 @@ class StructuredDataset(TableDataset):
         super().__init__(job)
 
 
-__all__ = ["StructuredDataset", "TableDataset"]
+__all__ = ["RankDataset", "StructuredDataset", "TableDataset", "open_share"]

@@ -11,7 +11,6 @@ from torch_table_loader.planning.global_batches import steps_of_ranks
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.row_job import RowJob
-    from torch_table_loader.planning.global_batches import GlobalBatches
 
 
 def explain_rows(job: RowJob, epoch: int) -> Explanation:
@@ -27,6 +26,7 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
     rows = [cursor.batches(rank).num_rows for rank in ranks]
     store = job.keeper
     where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
+    where = where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
     in_flight = (2 + (job.options.prefetch_batches or 1)) * job.gather_batches * job.options.batch_size * job.row_bytes
     held = store.spec.num_bytes if store.place is None else 0
     read = np.array([layout.group_kept[g.start : g.stop].any() for g in map(layout.groups_of, range(len(layout)))])
@@ -47,7 +47,7 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
         rows_per_rank=tuple(rows),
         steps_per_rank=tuple(steps_of_ranks(plan)),
         steps=plan.steps,
-        workers=tuple(WorkerLoad(lane, 0, _rows_of(plan, lane), 0, steps[lane]) for lane in range(lanes)),
+        workers=tuple(WorkerLoad(lane, 0, plan.rows_of(lane), 0, steps[lane]) for lane in range(lanes)),
         servers=job.servers,
         schema=tuple((field.name, str(field.type)) for field in job.schema(cursor)),
         memory_bound=lanes * in_flight + held,
@@ -57,11 +57,6 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
             f"{cursor.total:,} of {job.live_rows:,} live rows are in the epoch; the others are excluded",
         ),
     )
-
-
-def _rows_of(plan: GlobalBatches, lane: int) -> int:
-    steps = range(lane, plan.steps, plan.topology.lanes)
-    return max(0, len(steps) - 1) * plan.batch_size + sum(len(plan.step(step).places) for step in steps[-1:])
 
 
 __all__ = ["explain_rows"]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from torch_table_loader.dataset import TableDataset
+from torch_table_loader.dataset import TableDataset, open_share
 from torch_table_loader.engine.agreement import Agreement
-from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError, ResumeError
 from torch_table_loader.keywords import make_options
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
-from torch_table_loader.source.plan_cache import PlanCache
 
 if TYPE_CHECKING:
-    from torch_table_loader.planning.cursor import Cursor
+    from torch_table_loader.engine.ranks import RankInfo
+    from torch_table_loader.engine.roles import Place, TableShare
 
 
 class IcebergDataset(TableDataset):
@@ -40,6 +39,7 @@ class IcebergDataset(TableDataset):
         metadata_location: str | None = None,
         location_override: Mapping[str, str] | None = None,
         split_deletes: bool = False,
+        footers: Literal["eager", "lazy"] = "eager",
         credentials: Callable[[], Mapping[str, Any]] | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> None:
@@ -57,7 +57,10 @@ class IcebergDataset(TableDataset):
             as_of: the snapshot that was current then: a datetime or ISO text with time zone, or milliseconds.
             metadata_location: a metadata.json, instead of a catalog.
             location_override: prefixes of the metadata's paths, and what stands there now, of a table that moved.
-            split_deletes: cut files that have deletes, too.
+            split_deletes: cut files that have deletes, too; rows that are shuffled one by one need no cut.
+            footers: "lazy" plans by the rows that the manifests name, and opens the footers of this rank's own files
+                alone, when it reads them; row groups are then estimates, so that filters rule out none of them, and
+                the ends of splits may fall into one.
             credentials: gives storage properties as pyiceberg names them (``s3.access-key-id`` …), called again
                 before ``s3.session-token-expires-at-ms`` and where the store refuses access; must pickle for worker
                 processes. Without it a catalog that vends credentials is asked again.
@@ -69,47 +72,26 @@ class IcebergDataset(TableDataset):
             StorageError: the catalog or the store refused.
         """
         asked = make_options(options)
-        _refuse_others(asked)
+        _refuse_others(asked, footers)
         ranks = resolve_ranks(asked)
-        try:
-            from torch_table_loader.source.iceberg.open import open_source
-        except ImportError as error:
-            raise MissingExtraError(
-                f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
-            ) from error
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
-        agreement = Agreement(
-            ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=any(v is not None for v in chosen.values())
-        )
-
-        def open_at(chosen: Mapping[str, Any], agree: Callable[[str, Any], Any]) -> Job:
-            source, filters = open_source(
-                table,
-                catalog_config,
-                chosen=chosen,
-                agree=agree,
-                metadata_location=metadata_location,
-                location_override=location_override,
-                storage_options=asked.storage_options,
-                credentials=credentials,
-                columns=asked.columns,
-                filters=asked.filters,
-                scan_filter=scan_filter,
-            )
-            cache = None
-            if asked.plan_cache is not None:
-                cache = PlanCache.open(asked.plan_cache, asked.storage_options, source.storage.place)
-            job = Job.open(source, replace(asked, filters=filters), ranks, cache, split_deletes=split_deletes)
-            source.storage.close()
-            return job
-
+        pinned = any(value is not None for value in chosen.values())
+        where = {
+            "table": table,
+            "catalog_config": catalog_config,
+            "metadata_location": metadata_location,
+            "location_override": location_override,
+            "credentials": credentials,
+            "scan_filter": scan_filter,
+        }
+        open_at = _Opening(where, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
+        agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         job = open_at(chosen, agreement.common_value)
         agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
         super().__init__(job)
-        pinned = any(value is not None for value in chosen.values())
         self._open_at = None if pinned else open_at
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+    def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[Any], Place]:
         """Find the job that goes on from a state: of the state's own snapshot, where the caller chose none."""
         theirs = state.get("table", {}).get("snapshot_id") if isinstance(state, Mapping) else None
         if self._open_at is None or theirs is None or theirs == self.snapshot_id:
@@ -130,7 +112,48 @@ class IcebergDataset(TableDataset):
         return self.job.table.snapshot_id
 
 
-def _refuse_others(options: LoaderOptions) -> None:
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """Opens a rank's share of a table, at whichever snapshot is asked for.
+
+    Args:
+        where: which table, and how it is reached: arguments of `open_source`.
+        options: the caller's.
+        ranks: this rank, of how many.
+        split_deletes: whether files that have deletes may be cut.
+        lazy: whether footers are read with the files.
+    """
+
+    where: Mapping[str, Any] = field(repr=False)
+    options: LoaderOptions
+    ranks: RankInfo
+    split_deletes: bool
+    lazy: bool
+
+    def __call__(self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any]) -> TableShare[Any]:
+        try:
+            from torch_table_loader.source.iceberg.open import open_source
+        except ImportError as error:
+            raise MissingExtraError(
+                f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
+            ) from error
+        options = self.options
+        source, filters, cache = open_source(
+            **self.where,
+            chosen=chosen,
+            agree=agree,
+            storage_options=options.storage_options,
+            columns=options.columns,
+            filters=options.filters,
+            plan_cache=options.plan_cache,
+        )
+        asked = replace(options, filters=filters)
+        job = open_share(source, asked, self.ranks, cache, split_deletes=self.split_deletes, lazy=self.lazy)
+        source.storage.close()
+        return job
+
+
+def _refuse_others(options: LoaderOptions, footers: str) -> None:
     for name, remedy in (
         ("schema", "an Iceberg table has its own"),
         ("files", "pass snapshot_id= to pin the table"),
@@ -138,11 +161,10 @@ def _refuse_others(options: LoaderOptions) -> None:
     ):
         if getattr(options, name) is not None:
             raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
-    if options.shuffle == "rows":
-        raise ConfigError(
-            'shuffle="rows" is for tables of plain files so far; shuffle an Iceberg table by splits (shuffle=True), '
-            "with shuffle_buffer_size= to mix the rows inside them"
-        )
+    if footers not in ("eager", "lazy"):
+        raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
+    if footers == "lazy" and options.shuffle == "rows":
+        raise ConfigError('footers="lazy" has no meaning with shuffle="rows", which reads every file; leave it out')
 
 
 __all__ = ["IcebergDataset"]

@@ -45,14 +45,15 @@ def make_options(keywords: LoaderKeywords) -> LoaderOptions:
     return options
 
 
-def with_options(function: Callable[..., Any]) -> inspect.Signature:
-    """Give a function's signature with every option by name in place of its keyword arguments."""
+def with_options(function: Callable[..., Any], takes: frozenset[str] | None = None) -> inspect.Signature:
+    """Give a function's signature with the options that it takes (None: all) in place of its keyword arguments."""
     own = inspect.signature(function)
     parameters = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters += [
         inspect.Parameter(entry.name, keyword, default=entry.default, annotation=entry.type)
         for entry in fields(LoaderOptions)
+        if takes is None or entry.name in takes
     ]
     return own.replace(parameters=parameters)
 

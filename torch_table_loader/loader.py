@@ -4,51 +4,59 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader
 
+from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
+from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.device import check_placing, moved
+from torch_table_loader.engine.lengths import steps_of
 from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
 from torch_table_loader.engine.turns import BatchesInTurn, LaneServer
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.metrics import LaneMetrics, Metrics
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan
+from torch_table_loader.metrics import Metrics, Progress
+from torch_table_loader.planning.global_batches import GlobalBatches
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.job import Job
-    from torch_table_loader.engine.work import EpochWork
-    from torch_table_loader.planning.cursor import Cursor
-
-
-UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
+    from torch_table_loader.engine.roles import LaneWork, Place, RankShare
 
 
 class EpochDataset(Protocol):
     """What a loader needs of its dataset."""
 
     @property
-    def job(self) -> Job:
+    def job(self) -> RankShare[Any]:
         """The rank's share of the table."""
         ...
 
     @property
-    def cursor(self) -> Cursor:
+    def cursor(self) -> Place:
         """Where the next iterator begins."""
         ...
 
-    def begin(self) -> Cursor:
+    def begin(self) -> Place:
         """Take that position; one that was loaded serves once."""
         ...
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[Job, Cursor]:
+    def note_begun(self, epoch: int) -> None:
+        """Note that an iterator gives its first batch of an epoch."""
+        ...
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[RankShare[Any], Any]:
         """Find the job that goes on from a state, and where."""
         ...
 
-    def restore(self, cursor: Cursor, job: Job) -> None:
+    def restore(self, cursor: Any, job: Any) -> None:
         """Begin the next iterator at a position."""
+        ...
+
+    def iterate(self, cursor: Any, loader: TableLoader) -> LoaderIterator:
+        """Begin an iterator for a loader."""
         ...
 
     def set_epoch(self, epoch: int) -> None:
@@ -74,17 +82,19 @@ class _EpochSampler:
             yield None
 
 
-class TableLoader(DataLoader[Any]):
+class TableLoader(PreparedForAccelerate, DataLoader[Any]):
     """Batches of a table, in an order that depends on neither threads nor processes.
 
-    It is made by ``create_dataloader`` of a dataset.
+    It is made by ``create_dataloader`` of a dataset. Frameworks that wrap loaders find that this one needs no wrapper.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
         """Serve a dataset's batches.
 
         Args:
             dataset: a `StructuredDataset`.
+            sampler: nothing; Lightning says so when it makes the loader of a prediction anew.
+            batch_sampler: nothing, too.
         """
         super().__init__(dataset, batch_size=None)
         object.__setattr__(self, "sampler", _EpochSampler(dataset))  # torch guards it against a plain assignment
@@ -99,9 +109,18 @@ class TableLoader(DataLoader[Any]):
         return len(self._source)
 
     def __iter__(self) -> Any:
-        """Begin the epoch, or go on where a state that was loaded stands."""
-        cursor = self._source.begin()
-        batches = LoaderIterator(self._source.job, cursor)
+        """Begin the epoch, or go on where a state that was loaded stands.
+
+        Until it gives its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
+        """
+        cursor, before = self._source.begin(), self._newest
+        if before is not None and before.resumed and before.left and cursor.epoch > before.cursor.epoch:
+            warn_caller(
+                f"epoch {before.cursor.epoch}, which was resumed, was left with {before.left} batches to go; a trainer "
+                "that counts steps itself (Lightning, the Hugging Face Trainer) ends it too early where fewer ranks "
+                "had begun it"
+            )
+        batches = self._source.iterate(cursor, self)
         self._newest = batches.progress
         return batches
 
@@ -129,7 +148,7 @@ class TableLoader(DataLoader[Any]):
         self._source.restore(cursor, job)
         self._newest = None
 
-    def _cursor(self) -> Cursor:
+    def _cursor(self) -> Place:
         """Where the newest iterator stands, unless the next one was told to begin elsewhere."""
         ahead = self._source.cursor
         if self._newest is None or ahead.epoch != self._newest.cursor.epoch:
@@ -140,14 +159,14 @@ class TableLoader(DataLoader[Any]):
         """Choose the epoch that the next iterator reads."""
         self._source.set_epoch(epoch)
 
-    def rows_of(self, step: int) -> list[RowSpan | LiveSpan]:
+    def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Say which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
         Args:
-            step: counted as the state counts: from 0 at the epoch's start, or where the topology last changed.
+            step: counted as the state counts: from 0 at the epoch's start, or where topology or weights last changed.
 
         Returns:
-            `RowSpan` and `LiveSpan` in delivery order, padding left out.
+            `RowSpan` and `LiveSpan`, of a mixture `SourceRow`, in delivery order, padding left out.
 
         Raises:
             ConfigError: there is no such step, or rows are not counted.
@@ -161,90 +180,78 @@ class TableLoader(DataLoader[Any]):
         return self._newest.metrics()
 
 
-class Progress:
-    """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
-
-    def __init__(
-        self, cursor: Cursor, work: EpochWork, turns: BatchesInTurn, longest: int | None, began: float
-    ) -> None:
-        """Begin to count.
-
-        Args:
-            cursor: where the iterator began.
-            work: the rank's.
-            turns: where the batches come from; only its notes are kept.
-            longest: steps of the rank that takes most; None if nobody knows.
-            began: when, before the lanes did; as `time.perf_counter` says it.
-        """
-        self.cursor = cursor
-        self.batches = 0
-        self._plan = work.plan
-        self._longest = longest
-        self._clocks = turns.clocks
-        self._tally = turns.tally
-        self._began = began
-
-    def now(self) -> Cursor:
-        """Say where the job stands."""
-        taken = self.cursor.stage.steps + self.batches
-        plan = self._plan
-        return self.cursor.after(taken, ended=plan.counted and taken >= plan.steps and self._longest != taken)
-
-    def metrics(self) -> Metrics:
-        """Say what was done so far."""
-        plan = self._plan
-        short = self._tally.short if self._tally.taken == self.batches else 0  # a device reads ahead
-        rows = self.batches * plan.batch_size - short
-        if plan.counted and self.batches and self.cursor.stage.steps + self.batches == plan.steps:
-            rows = plan.num_rows - min(self.cursor.stage.steps, plan.steps) * plan.batch_size
-        return Metrics(
-            epoch=self.cursor.epoch,
-            batches=self.batches,
-            rows=rows,
-            seconds_waiting=self._tally.waited,
-            seconds_total=time.perf_counter() - self._began,
-            workers=tuple(
-                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
-                for worker, clock in enumerate(self._clocks)
-            ),
-        )
-
-
 class LoaderIterator(Iterator[Any]):
     """One pass over an epoch. Leaving it ends its threads and processes."""
 
-    def __init__(self, job: Job, cursor: Cursor) -> None:
+    def __init__(self, job: RankShare[Any], cursor: Place, loader: TableLoader) -> None:
         """Plan the epoch and start the lanes.
 
         Args:
             job: the rank's share of the table.
             cursor: where to begin.
+            loader: whose newest iterator this is.
         """
         began = time.perf_counter()
+        self._job = job
+        self._loader = loader
+        self._entry: EpochOfAccelerate | None = None
+        work, longest = self._start(cursor)
+        resumed = cursor != job.start(cursor.epoch)
+        self.progress = Progress(cursor, work, self._turns, longest, began, resumed=resumed)
+
+    def go_on(self, cursor: Place) -> None:
+        """Leave what was read ahead, and go on at another position."""
+        self._turns.close()
+        work, longest = self._start(cursor)
+        self.progress.go_on(cursor, work, self._turns, longest)
+
+    def _start(self, cursor: Place) -> tuple[LaneWork, int | None]:
+        job, options, start = self._job, self._job.options, cursor.stage.steps
         work = job.work(cursor)
-        start = cursor.stage.steps
         self._turns = BatchesInTurn(work, _server(job, work, start), start)
-        self.progress = Progress(cursor, work, self._turns, job.planned(cursor).longest, began)
-        self._steps = work.plan.steps if work.plan.counted else None
+        self._plan = work.plan
+        self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._turns
-        options = job.options
-        if options.pin_memory or options.device is not None:
-            self._next = moved(self._turns, options.device, pin=options.pin_memory)
+        device = self._loader._device_of_accelerate if options.device is None else options.device
+        if options.pin_memory or device is not None:
+            self._next = moved(self._turns, device, pin=options.pin_memory)
         if options.show_progress:
-            left = None if self._steps is None else self._steps - start
+            left = work.plan.steps - start if work.plan.counted and not work.plan.endless else None
             self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, left))
+        return work, job.planned(cursor).longest
 
     def __next__(self) -> Any:
         """Give the next batch."""
-        batch = next(self._next)
+        entry = self._enter() if self._entry is None else self._entry
+        try:
+            batch = self._ahead.pop() if self._ahead else next(self._next)
+        except StopIteration:
+            entry.leave()
+            raise
         self.progress.batches += 1
+        if entry.runs and self._is_over():
+            self._loader.end_of_dataloader = True
         return batch
+
+    def _enter(self) -> EpochOfAccelerate:
+        """Follow an epoch that was set since ``iter()``, and say to Accelerate that the epoch begins."""
+        source = self._loader._source
+        if self._loader._newest is self.progress and source.cursor.epoch != self.progress.cursor.epoch:
+            self.go_on(source.begin())
+        source.note_begun(self.progress.cursor.epoch)
+        self._entry = EpochOfAccelerate(self._loader, _remainder(self._plan))
+        return self._entry
+
+    def _is_over(self) -> bool:
+        """Look whether the last batch was given; where rows are not counted one is read ahead for it."""
+        if self._plan.counted:
+            return not self._plan.endless and not self.progress.left
+        self._ahead.extend(islice(self._next, 1))
+        return not self._ahead
 
     def __len__(self) -> int:
         """Batches of the epoch; TypeError where the caller gave the counting pass up."""
-        if self._steps is None:
-            raise TypeError(UNCOUNTED)
-        return self._steps
+        return steps_of(self._plan)
 
     def close(self) -> None:
         """End threads and processes now, and let go of batches on their way to a device."""
@@ -252,17 +259,22 @@ class LoaderIterator(Iterator[Any]):
         self._next = iter(())
 
 
-def _server(job: Job, work: EpochWork, start: int) -> LaneServer:
+def _remainder(plan: object) -> int:
+    """Count the real rows of the tail step, where gathering the ranks' batches puts its padding at the end; else −1."""
+    return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1
+
+
+def _server(job: RankShare[Any], work: LaneWork, start: int) -> LaneServer:
     options = job.options
     if options.num_workers == 0:
         return CallerServer(work, start)
     if options.worker_type == "thread":
         return ThreadServer(work, start, job.servers, options.prefetch_batches)
-    job.table.storage.close()
+    job.close_clients()
     return ProcessServer(work, start, job.servers, _context(job))
 
 
-def _context(job: Job) -> Any:
+def _context(job: RankShare[Any]) -> Any:
     """Choose how worker processes start: never by fork where planning started threads that a fork breaks."""
     given = job.options.multiprocessing_context
     if job.fork_safe:

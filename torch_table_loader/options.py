@@ -78,8 +78,8 @@ class LoaderOptions:
         check_plan: compare the plan over the ranks of a process group at construction.
         count_filtered: count the rows that pass a row filter before training.
         global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`.
-        row_store: "memory" or a directory; None: memory if it fits `row_store_memory`, else a cache directory.
-        row_store_memory: bytes of a store that None may keep in the memory of each rank: int or "1GiB".
+        row_store: "memory", a directory or a URL; None: memory if it fits `row_store_memory`, else a cache directory.
+        row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
     """
 
     batch_size: int = 1024
@@ -193,8 +193,8 @@ class LoaderOptions:
                 f'even_ranks={self.even_ranks!r} is for splits: with shuffle="rows" ranks differ in the last step '
                 'alone; pass even_ranks="pad", or drop_last=True'
             )
-        if self.row_store is not None and (not self.row_store or "://" in self.row_store):
-            raise ConfigError('row_store must be "memory" or a directory of a local or shared file system, got a URL')
+        if self.row_store is not None and (not self.row_store or not isinstance(self.row_store, str | PathLike)):
+            raise ConfigTypeError(f'row_store must be "memory", a directory, or a URL, got {self.row_store!r}')
 
     def _check_switches(self) -> None:
         for name in ("show_progress", "drop_last", "pin_memory", "row_id", "check_plan", "count_filtered"):

@@ -124,11 +124,7 @@ class FileVersion:
     immutable: bool = False
 
     def holds(self, now: FileVersion) -> bool:
-        """Say whether the file is still this one.
-
-        Args:
-            now: what the store says of it.
-        """
+        """Say whether the file is still this one, by what the store says of it now."""
         return self.immutable or self == now
 
 
@@ -227,6 +223,8 @@ class DataFile:
         partition: ``(column, value)`` pairs that hold for all its rows.
         columns: how its columns are found by id; None: by name.
         deletes: what says that rows of it are gone.
+        num_rows: before deletes, as the table's metadata says; None if it does not.
+        split_offsets: the bytes at which row groups begin, as the table's metadata says.
     """
 
     path: str = field(repr=False)  # a presigned URL is a credential
@@ -236,6 +234,8 @@ class DataFile:
     partition: tuple[tuple[str, Any], ...] = ()
     columns: FileColumns | None = field(default=None, repr=False, compare=False)
     deletes: tuple[DeleteFile, ...] = field(default=(), repr=False)
+    num_rows: int | None = field(default=None, repr=False)
+    split_offsets: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.engine.row_job import RowJob
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.map_view import MapView
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.row_store import StoreKeeper
 
 
 class SingleRows:
@@ -42,20 +44,13 @@ class SingleRows:
         return self._job
 
 
-def store_place(dataset: SingleRows) -> Path:
-    """Build a dataset's row store if it is not there, open it, and say in which folder it is.
+def store_keeper(dataset: SingleRows) -> StoreKeeper:
+    """Give the keeper of a dataset's row store, which builds and opens it.
 
     Args:
         dataset: with ``shuffle="rows"``.
-
-    Raises:
-        ConfigError: the store is in memory.
     """
-    keeper = dataset._row_job("store_place").keeper
-    if keeper.place is None:
-        raise ConfigError("the row store is in memory; pass row_store= a directory")
-    keeper.rows()
-    return keeper.place
+    return dataset._row_job("store_keeper").keeper
 
 
-__all__ = ["SingleRows", "store_place"]
+__all__ = ["SingleRows", "store_keeper"]

@@ -4,95 +4,213 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.planning.mixture import Mixture, StopRule, source_rows
+from torch_table_loader.planning.exclusion import Remaining
+from torch_table_loader.planning.global_batches import ENDLESS
+from torch_table_loader.planning.mixture import Mixture, Shares, SourceOrder, StopRule
+from torch_table_loader.planning.weights import smallest
 
 weights = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 10), min_size=1)
 changes = st.lists(st.tuples(st.integers(0, 700), weights), max_size=3)
+blocks = st.one_of(st.just(256), st.integers(1, 40))
+NOTHING = np.empty(0, dtype=np.int64)
 
 
-@given(weights=weights, blocks=st.integers(0, 30), seed=st.integers(0, 5))
-def test_counts_over_blocks_are_within_one_of_the_share(weights: dict[str, float], blocks: int, seed: int) -> None:
-    mixture = Mixture.of(weights, seed, 0)
-    places = min(blocks * mixture.stages[0].block, 20_000) // mixture.stages[0].block * mixture.stages[0].block
+@settings(max_examples=examples(100))
+@given(weights=weights, number=st.integers(0, 30), block=blocks, seed=st.integers(0, 5))
+def test_counts_over_blocks_are_within_one_of_the_share(
+    weights: dict[str, float], number: int, block: int, seed: int
+) -> None:
+    mixture = Mixture.of(weights, seed, 0, block)
+    assert mixture.block_rows >= block
+    places = number * mixture.block_rows
     counts = mixture.rows_before(places)
-    total = sum(map(Fraction, weights.values()))
-    for count, weight in zip(counts, weights.values(), strict=True):
-        assert abs(count - places * Fraction(weight) / total) < 1
+    total = sum(mixture.shares.weights)
+    for count, weight in zip(counts, mixture.shares.weights, strict=True):
+        assert abs(count - Fraction(places * weight, total)) < 1
     assert sum(counts) == places
     assert np.bincount(mixture.places(0, places).source, minlength=len(counts)).tolist() == list(counts)
 
 
-@settings(max_examples=60)
-@given(weights=weights, changes=changes, epoch=st.integers(0, 2))
+@settings(max_examples=examples(60))
+@given(weights=weights, changes=changes, block=blocks, epoch=st.integers(0, 2))
 def test_the_rows_of_each_source_come_in_turn_whatever_the_weights_become(
-    weights: dict[str, float], changes: list[tuple[int, dict[str, float]]], epoch: int
+    weights: dict[str, float], changes: list[tuple[int, dict[str, float]]], block: int, epoch: int
 ) -> None:
-    mixture = Mixture.of(weights, 0, epoch)
+    mixture = Mixture.of(weights, 0, epoch, block)
     at, seen = 0, Counter[str]()
     for step, new in [*changes, (300, weights)]:
-        source, index = mixture.places(at, at + step)
-        for name, number in zip((mixture.names[s] for s in source.tolist()), index.tolist(), strict=True):
+        source, turn = mixture.places(at, at + step)
+        for name, number in zip((mixture.names[s] for s in source.tolist()), turn.tolist(), strict=True):
             assert number == seen[name]
             seen[name] += 1
         at += step
         assert dict(zip(mixture.names, mixture.rows_before(at), strict=True)) == {n: seen[n] for n in mixture.names}
         mixture = mixture.reweighted(at, new)
+        seen = Counter({name: count for name, count in seen.items() if name in new})  # who left begins anew
         assert mixture.rows_before(at) == tuple(seen[name] for name in mixture.names)
 
 
-@given(weights=weights, places=st.lists(st.integers(0, 5_000), min_size=1, max_size=20))
-def test_any_place_is_found_alone(weights: dict[str, float], places: list[int]) -> None:
-    mixture = Mixture.of(weights, 3, 1).reweighted(777, {"a": 1, "z": 2})
+@settings(max_examples=examples(60))
+@given(
+    weights=weights,
+    places=st.lists(st.integers(777, 50_000), min_size=1, max_size=20),
+    block=st.sampled_from([1, 7, 256, 65_536]),
+)
+def test_any_place_is_found_alone(weights: dict[str, float], places: list[int], block: int) -> None:
+    mixture = Mixture.of(weights, 3, 1, block).reweighted(777, {"a": 1, "z": 2})
     together = mixture.take(np.array(places))
     for number, place in enumerate(places):
-        source, index = mixture.take(np.array([place]))
-        assert (source[0], index[0]) == (together.source[number], together.turn[number])
+        source, turn = mixture.take(np.array([place]))
+        assert (source[0], turn[0]) == (together.source[number], together.turn[number])
+
+
+def test_places_far_from_each_other_are_found_a_few_blocks_at_a_time() -> None:
+    mixture = Mixture.of({"a": 1, "b": 2}, 0, 0, 65_536)
+    places = np.arange(0, 65_536 * 20, 6_553)
+    source, turn = mixture.take(places)
+    assert [mixture.rows_before(int(place))[s] for place, s in zip(places, source, strict=True)] == turn.tolist()
+
+
+@given(weights=weights, order=st.permutations("abcde"))
+def test_neither_names_in_another_order_nor_scale_decide_anything(weights: dict[str, float], order: list[str]) -> None:
+    other = {name: Fraction(str(weights[name])) * 3 for name in order if name in weights}
+    assert Mixture.of(weights, 0, 0) == Mixture.of(other, 0, 0)  # type: ignore[arg-type]
+    assert Mixture.of(weights, 0, 0).reweighted(9, other).shares.start == 0  # type: ignore[arg-type]
 
 
 def test_a_rare_source_makes_blocks_longer() -> None:
-    mixture = Mixture.of({"a": 1000, "b": 1}, 0, 0)
-    assert mixture.stages[0].block == 1001
-    assert mixture.rows_before(1001 * 5) == (5000, 5)
+    mixture = Mixture.of({"a": 1000, "b": 1, "c": 0}, 0, 0)
+    assert mixture.block_rows == 1001
+    assert mixture.rows_before(1001 * 5) == (5000, 5, 0)
 
 
-@given(rows=st.integers(1, 50), epoch=st.integers(0, 2))
-def test_a_source_repeats_no_row_until_it_wraps(rows: int, epoch: int) -> None:
-    taken = source_rows(np.arange(rows * 3), rows, 0, "a", epoch).reshape(3, rows)
-    assert all(sorted(wrap) == list(range(rows)) for wrap in taken.tolist())
-    if rows > 20:
+def test_weights_become_the_smallest_integers() -> None:
+    assert smallest({"b": 0.3, "a": 0.7}) == {"a": 7, "b": 3}
+    assert smallest({"a": float(np.float64(0.1)), "b": 0.2, "c": 0}) == {"a": 1, "b": 2, "c": 0}
+    assert smallest({"a": Fraction(1, 3), "b": 1}) == {"a": 1, "b": 3}  # type: ignore[dict-item]
+
+
+def test_the_order_is_frozen() -> None:
+    """It is part of the state's format."""
+    mixture = Mixture.of({"a": 2, "b": 1}, 42, 3, 8).reweighted(5, {"a": 1, "b": 1, "c": 2})
+    source, turn = mixture.places(5, 29)
+    assert "".join(mixture.names[number] for number in source.tolist()) == "ccbccaabcbccbacacbbcaacc"
+    assert turn.tolist() == [0, 1, 1, 2, 3, 4, 5, 2, 4, 3, 5, 6, 4, 6, 7, 7, 8, 5, 6, 9, 8, 9, 10, 11]
+    assert SourceOrder(Remaining(9, np.array([4])), 42, "b", 3).take(np.arange(20)).tolist() == [
+        5,
+        0,
+        3,
+        8,
+        1,
+        6,
+        7,
+        2,
+        1,
+        2,
+        8,
+        5,
+        6,
+        7,
+        0,
+        3,
+        6,
+        1,
+        3,
+        0,
+    ]
+
+
+def test_every_order_inside_a_block_is_as_likely() -> None:
+    """Chi-square over the 6 patterns of a block of 2 + 2, and over the 36 pairs of two epochs' patterns."""
+    blocks, patterns = 20_000, {pattern: at for at, pattern in enumerate(sorted(set(permutations("aabb"))))}
+    numbers = []
+    for epoch in (0, 1):
+        mixture = Mixture.of({"a": 1, "b": 1}, 5, epoch, 4)
+        source = mixture.places(0, 4 * blocks).source.reshape(-1, 4)
+        numbers.append(np.array([patterns[tuple(mixture.names[s] for s in row)] for row in source.tolist()]))
+    for found, kinds in ((numbers[0], 6), (numbers[1], 6), (numbers[0] * 6 + numbers[1], 36)):
+        expected = blocks / kinds
+        square = float(((np.bincount(found, minlength=kinds) - expected) ** 2 / expected).sum())
+        assert square < kinds - 1 + 6 * (2 * (kinds - 1)) ** 0.5
+
+
+def test_huge_places_are_arithmetic() -> None:
+    mixture = Mixture(("a", "b"), Shares(10**17, (10**12 + 1, 10**12), (5, 10**16)), 0, 0)
+    place = 10**17 + 256 * 10**14
+    a, b = mixture.rows_before(place)
+    assert a + b == 5 + 10**16 + place - 10**17
+    assert abs(a - 5 - Fraction((place - 10**17) * (10**12 + 1), 2 * 10**12 + 1)) < 1
+    assert set(mixture.places(place, place + 256).turn.tolist()) <= {*range(a, a + 256), *range(b, b + 256)}
+
+
+@pytest.mark.parametrize("gone", [0, 3])
+@given(rows=st.integers(4, 50), epoch=st.integers(0, 2))
+def test_a_source_repeats_no_row_until_it_wraps(gone: int, rows: int, epoch: int) -> None:
+    remaining = Remaining(rows, np.arange(gone, dtype=np.int64))
+    left, turns = rows - gone, np.arange((rows - gone) * 3)
+    taken = SourceOrder(remaining, 0, "a", epoch).take(turns).reshape(3, left)
+    assert all(sorted(wrap) == list(range(gone, rows)) for wrap in taken.tolist())
+    if left > 20:
         assert len({tuple(wrap) for wrap in taken.tolist()}) == 3
-        assert taken.tolist() != source_rows(np.arange(rows * 3), rows, 0, "b", epoch).reshape(3, rows).tolist()
+        for other in (SourceOrder(remaining, 0, "b", epoch), SourceOrder(remaining, 1, "a", epoch)):
+            assert taken.tolist() != other.take(turns).reshape(3, left).tolist()
 
 
-@settings(max_examples=60)
-@given(weights=weights, data=st.data(), rule=st.sampled_from(["first_exhausted", "all_exhausted"]))
-def test_the_epoch_ends_where_its_rule_says(weights: dict[str, float], data: st.DataObject, rule: StopRule) -> None:
-    mixture = Mixture.of(weights, 0, 0)
-    rows = [data.draw(st.integers(1, 200)) for _ in weights]
-    length = mixture.length(rows, rule)
-    assert length is not None
+@settings(max_examples=examples(100))
+@given(
+    weights=weights,
+    data=st.data(),
+    block=blocks,
+    change=st.integers(0, 60),
+    rule=st.sampled_from(["first_exhausted", "all_exhausted"]),
+)
+def test_the_epoch_ends_where_its_rule_says(
+    weights: dict[str, float], data: st.DataObject, block: int, change: int, rule: StopRule
+) -> None:
+    mixture = Mixture.of({"a": 1.5, "b": 1}, 0, 0, block).reweighted(change, weights)
+    rows = [data.draw(st.integers(1, 200)) for _ in mixture.names]
+    length, start = mixture.length(rows, rule), mixture.shares.start
     counts, after = mixture.rows_before(length), mixture.rows_before(length + 1)
+    pairs = [list(zip(entry, rows, strict=True)) for entry in (counts, after)]
+    assert length >= start
     if rule == "first_exhausted":
-        assert all(count <= most for count, most in zip(counts, rows, strict=True))
-        assert any(count > most for count, most in zip(after, rows, strict=True))
+        assert length == start or all(count <= most for count, most in pairs[0])
+        assert any(count > most for count, most in pairs[1])
     else:
-        before = mixture.rows_before(length - 1)
-        assert all(count >= most for count, most in zip(counts, rows, strict=True))
-        assert any(count < most for count, most in zip(before, rows, strict=True))
-    assert mixture.length(rows, "forever") is None
+        assert all(count >= most for count, most in pairs[0])
+        assert length == start or any(
+            count < most for count, most in zip(mixture.rows_before(length - 1), rows, strict=True)
+        )
+    assert mixture.length(rows, "forever") == ENDLESS
 
 
-@pytest.mark.parametrize("wrong", [{}, {"a": 0}, {"a": 1, "b": -1}, {"a": float("nan")}, {"a": 1, "b": 1e-9}])
+def test_a_source_without_weight_does_not_end_the_epoch() -> None:
+    mixture = Mixture.of({"a": 1, "b": 0}, 0, 0)
+    assert mixture.length([5, 0], "first_exhausted") == mixture.length([5, 0], "all_exhausted") == 5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"a": 0}, {"a": 1, "b": -1}, {"a": float("nan")}, {"a": float("inf")}, {"a": 1, "b": 1e-9}, {"a": "1"}],
+)
 def test_weights_that_cannot_be_meant_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="weight"):
         Mixture.of(wrong, 0, 0)
+
+
+@pytest.mark.parametrize("block", [0, -1, 65_537, True, 2.0])
+def test_blocks_that_cannot_be_meant_are_refused(block: int) -> None:
+    with pytest.raises(ConfigError, match="block must be"):
+        Mixture.of({"a": 1}, 0, 0, block)
 
 
 def test_an_empty_source_and_an_earlier_change_are_refused() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.batching.memory import joined
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.batching.rows import Block
 from torch_table_loader.batching.window import WindowShuffle
@@ -136,10 +137,11 @@ def test_only_the_batch_that_spans_chunks_is_copied() -> None:
     chunk = pa.record_batch({"x": np.arange(10_000)})
     codec = _Counting(make_codec(chunk.schema, TypePolicy()))
     exact = ExactBatches(codec, 64)
-    for _ in range(5):
-        runs = exact.push_rows(codec.decode(chunk))
-        assert all(run.num_rows % 64 == 0 for run in runs)
-        assert len(runs) <= 2
+    for _ in range(3):
+        ready = exact.push_parts(codec.decode(chunk))
+        assert all(sum(part.num_rows for part in parts) % 64 == 0 for parts in ready)
+        assert len(ready) <= 2
+        exact.push(codec.decode(chunk))
     # At a border at most one batch is joined, and at most one rest made small.
     assert all(rows <= 64 for rows in codec.copied)
     assert len(codec.copied) <= 10
@@ -208,3 +210,32 @@ def test_lists_survive_the_crossing_and_the_shuffle(ragged: Any) -> None:
         else:
             came += [row.tolist() for row in out.values.split(out.offsets.diff().tolist())]
     assert came == wanted
+
+
+def test_large_joins_are_new_writable_and_shared_with_nobody() -> None:
+    parts = [np.arange(100_000).reshape(-1, 2), np.arange(100_000, 300_000).reshape(-1, 2)]
+    once, again = joined(parts), joined(parts)
+    assert once.tolist() == np.concatenate(parts).tolist()
+    once[:] = 0
+    assert again[-1].tolist() == [299_998, 299_999]
+    assert not np.shares_memory(once, again)
+    assert parts[0][1].tolist() == [2, 3]
+
+
+def test_the_columns_of_a_joined_batch_do_not_overlap() -> None:
+    rows = 1000
+    columns = {"a": np.arange(rows, dtype=np.int8), "b": np.arange(rows) / 2, "c": np.arange(rows) % 3 == 0}
+    chunk = pa.record_batch({**columns, "d": pa.array([[1.5, row] for row in range(rows)], pa.list_(pa.float32(), 2))})
+    codec = make_codec(chunk.schema, TypePolicy())
+    [batch] = codec.concat([codec.decode(chunk.slice(0, 3)), codec.decode(chunk.slice(3))]).batches(rows)
+    for name, values in columns.items():
+        assert np.array_equal(batch[name].numpy(), values)
+    assert batch["d"][:, 1].tolist() == list(range(rows))
+    batch["a"].zero_()
+    assert np.array_equal(batch["b"].numpy(), columns["b"])
+
+
+def test_bytes_are_counted_the_same_whether_rows_have_one_width_or_not() -> None:
+    chunk = pa.record_batch({"a": [1, 2, 3], "b": [[1.0], [2.0, 3.0], []], "c": [True, False, True]})
+    rows = make_codec(chunk.schema, TypePolicy()).decode(chunk)
+    assert rows.num_bytes == 3 * (8 + 1) + 8 * 4 + 8 * 3

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_table_loader import StructuredDataset
+from torch_table_loader import StorageError, StructuredDataset
+from torch_table_loader.cli import build as builder
 from torch_table_loader.cli.main import main
+from torch_table_loader.engine.ray_cluster import _build_share
+from torch_table_loader.single_rows import store_keeper
 
 
 @pytest.fixture
@@ -82,3 +89,87 @@ def test_a_loader_opens_what_the_command_line_built(
     assert [path.parent for path in (tmp_path / "cache" / "row-stores").glob("*/manifest.json")] == [
         dataset.job.keeper.place  # type: ignore[attr-defined]
     ]
+
+
+def test_a_store_is_built_behind_a_url(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "cache"))
+    url = f"memory://{tmp_path.name}/stores"
+    assert main(["store", "build", table, "--store", url]) == 0
+    assert ": 500 rows" in capsys.readouterr().out
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "another"))
+    assert main(["store", "build", table, "--store", url]) == 0
+    assert ": is there already" in capsys.readouterr().out
+    assert main(["store", "list", "--store", url]) == 2
+    assert "list, verify and prune read a directory" in capsys.readouterr().err
+
+
+def test_ranks_of_a_launcher_are_not_warned_that_they_plan_the_whole_table(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert main(["store", "build", table, "--store", str(tmp_path / "stores")]) == 0
+    said = capsys.readouterr()
+    assert "this process built 1 of 1 chunks" in said.out
+    assert said.err == ""
+
+
+def test_an_engine_that_is_not_installed_is_named_with_its_extra(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["store", "build", table, "--store", str(tmp_path / "stores"), "--engine", "ray"]) == 2
+    assert "pip install 'torch-table-loader[engines]'" in capsys.readouterr().err
+
+
+def test_the_address_of_a_cluster_wants_its_engine(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "build", table, "--address", "head:6379"]) == 2
+    assert "pass --engine ray" in capsys.readouterr().err
+
+
+def test_a_cluster_builds_in_a_folder(
+    table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", fake_ray())
+    assert main(["store", "build", table, "--store", "memory://stores", "--engine", "ray"]) == 2
+    assert "--engine ray builds in a folder that all nodes share, got --store 'memory://" in capsys.readouterr().err
+
+
+def fake_ray(**members: Any) -> ModuleType:
+    """Stand for a Ray that this process is connected to."""
+    ray = ModuleType("ray")
+    vars(ray).update({"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 2.0}}, **members)
+    return ray
+
+
+def test_a_node_that_does_not_see_the_folder_says_so(table: str, tmp_path: Path) -> None:
+    keeper = store_keeper(StructuredDataset(table, shuffle="rows", row_store=str(tmp_path)))
+    assert keeper.place is not None
+    with pytest.raises(StorageError, match=r"does not see .*elsewhere; pass --store a folder that all nodes share"):
+        _build_share(keeper, str(keeper.place), str(tmp_path / "elsewhere" / "mark"))
+    (tmp_path / "mark").touch()
+    assert _build_share(keeper, str(keeper.place), str(tmp_path / "mark")) == 1
+
+
+def test_each_rank_plans_its_share_of_the_files_first(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "bcd":
+        pq.write_table(pa.table({"x": np.arange(10), "s": list(map(str, range(10)))}), Path(table) / f"{name}.parquet")
+    shares = []
+    plan = builder._plan_share
+
+    def noted(keywords: Mapping[str, Any], names: Sequence[str]) -> int:
+        shares.append(list(names))
+        return plan(keywords, names)
+
+    monkeypatch.setattr(builder, "_plan_share", noted)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        assert main(["store", "build", table, "--store", str(tmp_path / "s"), "--plan-cache", str(tmp_path / "p")]) == 0
+        assert main(["store", "build", table, "--store", str(tmp_path / "s")]) == 0
+    assert shares == [["a.parquet", "c.parquet"], [], ["b.parquet", "d.parquet"], []]
+    assert len(list((tmp_path / "p").rglob("*"))) >= 4

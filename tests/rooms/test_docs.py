@@ -6,6 +6,8 @@ import doctest
 import io
 import re
 import shlex
+import sys
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 @pytest.fixture
-def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Stand in a folder with the table that the pages assume: ``clicks/day=2026-01-0?/part-0.parquet``."""
     rng = np.random.default_rng(1)
     for day in range(1, DAYS + 1):
@@ -63,7 +65,11 @@ def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         }
         pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=GROUP)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    if "accelerate" in sys.modules:  # an accelerator lives on in its classes
+        state = sys.modules["accelerate.state"]
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

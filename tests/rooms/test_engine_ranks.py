@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.engine.ranks import DATA_PARALLEL_DIMS, resolve_ranks
 
-SAYERS = ["accelerate.state", "horovod.torch", "ray.train", "ray.train._internal.session"]
+RAY_V1, RAY_V2 = "ray.train._internal.session", "ray.train.v2._internal.execution.train_fn_utils"
+SAYERS = ["accelerate.state", "horovod.torch", "ray.train", RAY_V1, RAY_V2]
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +64,14 @@ def run_horovod(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, initia
     module(monkeypatch, "horovod.torch", is_initialized=lambda: initialised, rank=lambda: rank, size=lambda: size)
 
 
-def run_ray(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, in_session: bool = True) -> None:
+def run_ray(
+    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, *, in_session: bool = True, version: int = 2
+) -> None:
+    """Run Ray Train: both engines are imported, and one of them may have made this process a worker."""
     context = SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: size)
     module(monkeypatch, "ray.train", get_context=lambda: context)
-    module(monkeypatch, "ray.train._internal.session", get_session=lambda: object() if in_session else None)
+    module(monkeypatch, RAY_V1, get_session=lambda: object() if in_session and version == 1 else None)
+    module(monkeypatch, RAY_V2, _train_fn_utils=object() if in_session and version == 2 else None)
 
 
 def run_accelerate(monkeypatch: pytest.MonkeyPatch, rank: int, size: int, mesh: Any = None) -> None:
@@ -135,11 +140,12 @@ def test_an_environment_that_makes_no_sense_is_refused(
         resolve(num_ranks="auto")
 
 
-def test_auto_asks_horovod_and_ray_only_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_auto_asks_horovod_and_ray_only_where_they_run(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_horovod(monkeypatch, 3, 8, initialised=False)
     run_ray(monkeypatch, 2, 4, in_session=False)
     assert resolve(num_ranks="auto") == (0, 1)
-    run_ray(monkeypatch, 2, 4)
+    run_ray(monkeypatch, 2, 4, version=version)
     assert resolve(num_ranks="auto") == (2, 4)
     monkeypatch.delitem(sys.modules, "ray.train")
     run_horovod(monkeypatch, 3, 8)
@@ -153,6 +159,21 @@ def test_accelerates_data_parallel_rank_comes_first(monkeypatch: pytest.MonkeyPa
     assert resolve(num_ranks="auto") == (2, 4), "of the mesh: ranks of one tensor-parallel group share a part"
     run_accelerate(monkeypatch, 5, 8)
     assert resolve(num_ranks="auto") == (5, 8)
+
+
+def test_ranks_of_one_model_under_accelerate_share_all_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, RANK=1, WORLD_SIZE=2)
+    run_accelerate(monkeypatch, 1, 2, FakeMesh({"tp": 2}, [1]))
+    assert resolve(num_ranks="auto") == (0, 1)
+
+
+def test_an_accelerate_that_believes_to_be_alone_in_a_job_of_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, RANK=1, WORLD_SIZE=2)
+    run_accelerate(monkeypatch, 0, 1)
+    with pytest.raises(
+        ConfigError, match="Accelerate says rank 0 of 1; the environment's RANK/WORLD_SIZE says rank 1 of 2"
+    ):
+        resolve(num_ranks="auto")
 
 
 def test_an_accelerate_that_was_only_imported_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

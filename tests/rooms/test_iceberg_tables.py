@@ -90,8 +90,8 @@ def test_a_catalog_of_the_configuration_file(tmp_path: Path, table: Table, monke
     monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     same(read("db.clicks", "default"), ROWS)
-    with pytest.raises(ConfigError, match="does not make a catalog"):
-        read("db.clicks", "lake")
+    with pytest.raises(ConfigError, match=r"neither .* has a catalog 'defualt'; the nearest are 'default'"):
+        read("db.clicks", "defualt")
 
 
 def test_snapshots_branches_tags_and_times(tmp_path: Path, table: Table) -> None:
@@ -209,6 +209,10 @@ def test_what_is_missing_is_named(tmp_path: Path, catalog: Catalog, table: Table
         read("db.click", where)
     with pytest.raises(ConfigError, match=r"no namespace 'bd'; the nearest are 'db'"):
         read("bd.clicks", where)
+    with pytest.raises(ConfigError, match=r"the catalog 'other' has no namespace 'db', nor any other"):
+        read("db.clicks", {**where, "name": "other"})
+    with pytest.raises(ConfigError, match=r"a name of two or more parts, such as \"db.table\", got 'clicks'"):
+        read("clicks", where)
     with pytest.raises(ConfigError, match="does not make a catalog"):
         read("db.clicks", {"type": "squirrel"})
     with pytest.raises(ConfigTypeError, match="name of a catalog"):
@@ -222,8 +226,27 @@ def test_what_is_missing_is_named(tmp_path: Path, catalog: Catalog, table: Table
     for name, value in (("schema", ROWS.schema), ("files", ["a"]), ("partitioning", "hive")):
         with pytest.raises(ConfigError, match=f"{name}= is for tables of plain files"):
             read(table, **{name: value})
-    with pytest.raises(ConfigError, match='shuffle="rows" is for tables of plain files'):
-        read(table, shuffle="rows")
+
+
+def test_names_of_three_parts(tmp_path: Path, catalog: Catalog) -> None:
+    where = config(tmp_path)
+    catalog.create_namespace("db.inner")
+    catalog.create_table("db.inner.clicks", ROWS.schema).append(ROWS)
+    same(read("db.inner.clicks", where), ROWS)
+    same(read(("db", "inner", "clicks"), where), ROWS)
+    with pytest.raises(ConfigError, match=r"no table 'db.inner.click'; the nearest are 'db.inner.clicks'"):
+        read("db.inner.click", where)
+    with pytest.raises(ConfigError, match=r"no namespace 'db.iner'; the nearest are 'db.inner'"):
+        read("db.iner.clicks", where)
+
+
+def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
+    writer = IcebergWriter(tmp_path)
+    writer.append([{"x": 1, "k": 2, "s": "s"}])
+    writer.data[0].entry["file_format"] = "LANCE"
+    writer.commit()
+    with pytest.raises(TableError, match=r"LANCE|lance"):
+        read(metadata_location=writer.metadata)
 
 
 def test_names_that_pyiceberg_would_ignore(tmp_path: Path, table: Table) -> None:
@@ -253,7 +276,7 @@ def test_a_plan_cache_is_used(tmp_path: Path, table: Table) -> None:
     cache = str(tmp_path / "cache")
     wanted = pc.field("n") > 3
     before = read(table, plan_cache=cache, filters=wanted)
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "cache").iterdir())) == 3  # of two files, and of the plan
     assert read(table, plan_cache=cache, filters=wanted).equals(before)
 
 

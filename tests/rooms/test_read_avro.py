@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tests.rooms.reading import LocalStorage, as_table, data_file, inspect, whole_task
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.tasks import TaskReader
 
@@ -73,7 +73,7 @@ FIELDS: dict[str, tuple[Any, list[Any], pa.DataType]] = {
 }
 
 
-def write(path: Path, names: list[str], copies: int = 1) -> Path:
+def write(path: Path, names: list[str], copies: int = 1, codec: str = "deflate") -> Path:
     schema = {
         "type": "record",
         "name": "row",
@@ -81,7 +81,7 @@ def write(path: Path, names: list[str], copies: int = 1) -> Path:
     }
     rows = [{name: FIELDS[name][1][at] for name in names} for at in range(2)] * copies
     with path.open("wb") as target:
-        fastavro.writer(target, fastavro.parse_schema(schema), rows, codec="deflate")
+        fastavro.writer(target, fastavro.parse_schema(schema), rows, codec=codec)
     return path
 
 
@@ -115,6 +115,35 @@ def test_ids_are_kept_and_batches_are_bounded(tmp_path: Path) -> None:
     assert meta.schema.field("r").type.field(0).metadata == {b"PARQUET:field_id": b"7"}
     assert read(path, ["s", "i"], max_rows=100).column("s").to_pylist() == ["a", "é"] * 5000
     assert read(path, []).num_rows == 10_000
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+def test_every_codec_that_the_specification_of_iceberg_names(tmp_path: Path, codec: str) -> None:
+    path = write(tmp_path / "x.avro", ["i", "s"], copies=5000, codec=codec)
+    assert read(path, ["s"]).column("s").to_pylist() == ["a", "é"] * 5000
+
+
+def lacks_cramjam(_: Any) -> None:
+    """Say what fastavro says where the package is not there."""
+    raise ValueError("snappy codec is supported but you need to install one of the following libraries: ('cramjam',)")
+
+
+def test_a_codec_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "x.avro", ["i"], codec="snappy")
+    monkeypatch.setitem(fastavro._read.BLOCK_READERS, "snappy", lacks_cramjam)
+    with pytest.raises(MissingExtraError, match=r"x\.avro: snappy codec .* need to install .*cramjam"):
+        inspect(data_file(path, "avro"))
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
+def test_a_block_that_does_not_decode_is_named(tmp_path: Path, codec: str) -> None:
+    path = write(tmp_path / "x.avro", ["s"], copies=5000, codec=codec)
+    data = bytearray(path.read_bytes())
+    half = len(data) // 2
+    data[half : half + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    with pytest.raises(TableError, match=r"x\.avro"):
+        read(path, ["s"])
 
 
 def test_a_torn_file_is_named(tmp_path: Path) -> None:

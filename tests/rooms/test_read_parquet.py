@@ -9,6 +9,7 @@ import pytest
 
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, write_parquet
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.read import parquet
 from torch_table_loader.read.formats import FORMATS, reader_for
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.records import FileMeta
@@ -82,6 +83,20 @@ def test_columns_come_by_their_top_level_name_and_in_the_order_asked(
     assert all(batch.schema.names == columns for batch in batches)
     assert max(batch.num_rows for batch in batches) <= 7
     assert pa.Table.from_batches(batches).equals(table.select(columns))
+
+
+@pytest.mark.parametrize("columns", [["d", "l", "ab", "a.b", "a"], ["a", "a.b", "ab", "l", "d"], []])
+@pytest.mark.parametrize("values", [1, 20, 49])
+def test_columns_that_are_read_a_few_at_a_time_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[str], values: int
+) -> None:
+    table = _dotted()
+    file = write_parquet(tmp_path / "x.parquet", table)
+    monkeypatch.setattr(parquet, "_VALUES_AT_ONCE", values)
+    batches = all_batches(file, inspect(file), columns, max_rows=10)
+    assert [batch.num_rows for batch in batches] == [10, 10, 5]
+    assert all(batch.schema.names == columns for batch in batches)
+    assert not columns or pa.Table.from_batches(batches).equals(table.select(columns))
 
 
 @pytest.mark.parametrize("is_local", [True, False])

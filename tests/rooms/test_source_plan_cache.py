@@ -56,6 +56,24 @@ def test_what_was_put_comes_back(cache: PlanCache) -> None:
     assert cache.get_many([without, replace(FILE, name="none"), FILE]) == [cache.get(without), None, ENTRY]
 
 
+def test_a_file_that_nobody_writes_again_is_known_by_its_path(cache: PlanCache) -> None:
+    fixed = replace(FILE, version=FileVersion(100, immutable=True))
+    cache.put(fixed, ENTRY)
+    assert cache.get(fixed) == ENTRY
+    assert cache.get(FILE) is None
+    untold = replace(FILE, version=FileVersion(100))
+    cache.put(untold, ENTRY)
+    assert cache.get(untold) is None
+
+
+def test_a_note_is_found_by_its_key_alone(cache: PlanCache) -> None:
+    assert cache.get_note("a") is None
+    cache.put_note("a", b"one")
+    cache.put_note("b", b"")
+    assert (cache.get_note("a"), cache.get_note("b"), cache.get_note("c")) == (b"one", b"", None)
+    assert replace(cache, scope="elsewhere").get_note("a") is None
+
+
 def test_counts_are_added_to_those_that_are_there(cache: PlanCache) -> None:
     cache.put(FILE, CacheEntry(META))
     cache.put(FILE, ENTRY)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
+from demo.moto import free_port
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.rest_catalog import RestCatalog, serving
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
@@ -73,6 +74,28 @@ def test_a_rest_catalog_vends_the_credentials(lake: Catalog, moto_url: str, work
         with pytest.raises(StorageError) as refused:
             rows("db.clicks", {**config, "credential": "me:wrong-secret"})
         assert "wrong-secret" not in str(refused.value)
+
+
+def test_credentials_for_a_prefix(lake: Catalog, moto_url: str) -> None:
+    with serving(RestCatalog(lake, vend=lambda: s3_properties(moto_url), by_prefix=True)) as uri:
+        assert rows("db.clicks", {"type": "rest", "uri": uri}) == LIVE
+
+
+def test_names_of_three_parts_through_rest(lake: Catalog, moto_url: str) -> None:
+    lake.create_namespace("db.inner")
+    lake.create_table("db.inner.clicks", ROWS.schema).append(ROWS)
+    with serving(RestCatalog(lake, vend=lambda: s3_properties(moto_url))) as uri:
+        config = {"type": "rest", "uri": uri}
+        assert rows("db.inner.clicks", config) == list(range(60))
+        with pytest.raises(ConfigError, match=r"no table 'db.inner.clic'; the nearest are 'db.inner.clicks'"):
+            rows("db.inner.clic", config)
+        with pytest.raises(ConfigError, match=r"no namespace 'db.outer'; the nearest are 'db.inner'"):
+            rows("db.outer.clicks", config)
+
+
+def test_a_rest_catalog_that_is_not_there() -> None:
+    with pytest.raises(StorageError, match=r"the catalog \(rest\) does not answer"):
+        rows("db.clicks", {"type": "rest", "uri": f"http://127.0.0.1:{free_port()}"})
 
 
 def test_credentials_that_end_are_renewed_before(lake: Catalog, moto_url: str) -> None:
@@ -157,7 +180,12 @@ def test_glue_by_the_short_names(glue: dict[str, str], moto_url: str, bucket: st
     )
     own.create_namespace("db")
     own.create_table("db.clicks", ROWS.schema).append(ROWS)
-    assert rows("db.clicks", glue) == list(range(60))
+    for worker_type in ("thread", "process"):
+        assert rows("db.clicks", glue, worker_type=worker_type) == list(range(60))
+    with pytest.raises(ConfigError, match=r"no namespace 'bd'; the nearest are 'db'"):
+        rows("bd.clicks", glue)
+    with pytest.raises(ConfigError, match=r"no table 'a.db.clicks': .*hierarchical namespaces are not supported|'a'"):
+        rows("a.db.clicks", glue)
     with pytest.raises(ConfigError, match=r"no table 'db.nothing'; the nearest are 'db.clicks'"):
         rows("db.nothing", glue)
 

@@ -54,6 +54,19 @@ def write_table(root: Path, groups: Groups, form: str = "parquet") -> int:
     return first
 
 
+def write_clicks(root: Path, days: int = 3, rows: int = 700) -> int:
+    """Write the table that the examples train on: columns `label` and `price`, a file a day; returns its rows."""
+    for day in range(1, days + 1):
+        folder = root / f"day=2026-01-0{day}"
+        folder.mkdir(parents=True)
+        columns = {
+            "label": pa.array([key(row + day) % 2 for row in range(rows)], "int32"),
+            "price": pa.array([key(row * day) / 10 for row in range(rows)], "float32"),
+        }
+        pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=200)
+    return days * rows
+
+
 def _write(path: Path, parts: list[pa.Table], form: str) -> None:
     whole = pa.concat_tables([SCHEMA.empty_table(), *parts])
     if form == "parquet":

@@ -46,6 +46,21 @@ def test_ranks_build_a_store_together_each_chunk_once(seen: Seen) -> None:
     assert [each["rows"] for each in epochs] == [each["rows"] for each in values(seen["rows_of_one_store"])]
 
 
+def test_a_mixture_is_one_order_that_four_ranks_share(seen: Seen) -> None:
+    epochs = values(seen["mixture"])
+    assert len({each["steps"] for each in epochs}) == len({each["told"] for each in epochs}) == 1
+    assert all(each["state"] == epochs[0]["state"] for each in epochs)
+    own = [tuple(row) for each in epochs for row, pads in zip(each["rows"], each["padding"], strict=True) if not pads]
+    assert {x for source, x in own if source == 0} == set(range(TOTAL))
+    assert sorted(x for source, x in own if source == 1) == list(range(TOTAL + 17))
+    assert seen["mixture"][0]["warnings"] == []
+
+
+def test_ranks_with_other_weights_are_told(seen: Seen) -> None:
+    said = "TableError: rank 2 plans another epoch than rank 0: they differ in weights (there {"
+    assert all(rank["error"].startswith(said) for rank in seen["other_weights_on_rank_2"])
+
+
 def test_balance_takes_equal_steps_and_no_more_than_needed(seen: Seen) -> None:
     assert [each["steps"] for each in values(seen["balance"])] == [-(-TOTAL // (4 * 7))] * 4
     assert seen["balance"][0]["warnings"] == []

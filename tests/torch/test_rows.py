@@ -391,7 +391,7 @@ def test_the_map_serves_samplers_and_people(table: str) -> None:
         ({"even_ranks": "balance"}, "even_ranks='balance' is for splits"),
         ({"global_batch_size": 101, "num_ranks": 2, "rank": 0}, "the nearest is 100"),
         ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
-        ({"row_store": "s3://bucket/store"}, "got a URL"),
+        ({"row_store": ""}, 'row_store must be "memory", a directory, or a URL'),
         ({"row_store_memory": "much"}, "a size must read like"),
         ({"shuffle": True, "row_store": "memory"}, "row_store='memory' has no meaning with shuffle=True"),
         ({"shuffle": True, "global_batch_size": 8}, "global_batch_size=8 has no meaning"),

@@ -16,21 +16,22 @@ class ExactBatches(Generic[R]):
         batch_size: rows of a batch.
     """
 
-    __slots__ = ("_batch_size", "_carry")
+    __slots__ = ("_batch_size", "_carry", "_codec")
 
     def __init__(self, codec: RowsCodec[R], batch_size: int) -> None:
         """Hold nothing."""
         self._batch_size = batch_size
+        self._codec = codec
         self._carry = Carry(codec)
 
-    def push_rows(self, rows: R) -> list[R]:
-        """Take a chunk; give what is ready as runs of a multiple of `batch_size` rows.
+    def push_parts(self, rows: R) -> list[list[R]]:
+        """Take a chunk; give what is ready, each as runs that follow one another, together a multiple of `batch_size`.
 
         Args:
             rows: the next chunk.
 
         Returns:
-            No, one or two runs: the batch that spans chunks, then the whole batches of this chunk, which view it.
+            No, one or two of these: the batch that spans chunks, then the whole batches of this chunk, which view it.
         """
         size, ready, start = self._batch_size, [], 0
         if self._carry.num_rows:
@@ -38,16 +39,17 @@ class ExactBatches(Generic[R]):
             if rows.num_rows < start:
                 self._carry.add(rows, 0)
                 return []
-            ready.append(self._carry.fill(rows, start))
+            ready.append(self._carry.parts(rows, start))
         stop = rows.num_rows - (rows.num_rows - start) % size
         if stop > start:
-            ready.append(rows if stop - start == rows.num_rows else rows.slice(start, stop))
+            ready.append([rows if stop - start == rows.num_rows else rows.slice(start, stop)])
         self._carry.add(rows, stop)
         return ready
 
     def push(self, rows: R) -> list[Any]:
         """Take a chunk; give the full batches that are ready, as final outputs."""
-        return [batch for run in self.push_rows(rows) for batch in run.batches(self._batch_size)]
+        runs = (parts[0] if len(parts) == 1 else self._codec.concat(parts) for parts in self.push_parts(rows))
+        return [batch for run in runs for batch in run.batches(self._batch_size)]
 
     def rest(self) -> R | None:
         """Give what remains as rows, fewer than `batch_size`; None if nothing does."""

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.batching.memory import NewArray, joined, new_array
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -48,8 +50,13 @@ class Kind(Protocol):
         """Copy rows in the given order."""
         ...
 
-    def join(self, parts: Sequence[Any]) -> Any:
-        """Copy runs into one."""
+    def join(self, parts: Sequence[Any], new: NewArray) -> Any:
+        """Copy runs into one; arrays of as many bytes as `row_bytes` says for each row come from `new`."""
+        ...
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's values; 0 where rows differ."""
         ...
 
     def prepare(self, parts: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
@@ -95,9 +102,14 @@ class DenseKind:
         """Copy rows in the given order."""
         return data.take(indices, axis=0)
 
-    def join(self, parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def join(self, parts: Sequence[NDArray[Any]], new: NewArray = new_array) -> NDArray[Any]:
         """Copy runs into one."""
-        return np.concatenate(parts)
+        return joined(parts, new)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's values."""
+        return self.dtype.itemsize * prod(self.inner)
 
     def prepare(self, parts: Sequence[NDArray[Any]]) -> tuple[Sequence[NDArray[Any]], tuple[int, ...]]:
         """Nothing to do; one piece holds the values."""
@@ -123,6 +135,7 @@ class ListsKind:
 
     item: DenseKind
     num_pieces = 2
+    row_bytes = 0
 
     def num_bytes(self, data: Lists) -> int:
         """Bytes of the rows' values, and 8 an offset."""
@@ -142,13 +155,13 @@ class ListsKind:
         np.cumsum(lengths, out=offsets[1:])
         if offsets[-1] > _LONG_LIST * len(indices):
             runs = [data.values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-            return Lists(offsets, np.concatenate(runs))
+            return Lists(offsets, joined(runs))
         places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Lists(offsets, data.values.take(places, axis=0))
 
-    def join(self, parts: Sequence[Lists]) -> Lists:
+    def join(self, parts: Sequence[Lists], new: NewArray = new_array) -> Lists:  # noqa: ARG002
         """Copy runs into one."""
-        return Lists(_joined_offsets(parts), np.concatenate([_used(part) for part in parts]))
+        return Lists(_joined_offsets(parts), joined([_used(part) for part in parts]))
 
     def prepare(self, parts: Sequence[Lists]) -> tuple[Sequence[Lists], tuple[int, ...]]:
         """Nothing to do; one piece holds the offsets, one the values."""
@@ -188,6 +201,7 @@ class TextKind:
 
     type: pa.DataType
     num_pieces = 1
+    row_bytes = 0
 
     def num_bytes(self, data: pa.Array) -> int:
         """Bytes of the rows' values and offsets."""
@@ -201,7 +215,7 @@ class TextKind:
         """Copy rows in the given order."""
         return data.take(pa.array(indices))
 
-    def join(self, parts: Sequence[pa.Array]) -> pa.Array:
+    def join(self, parts: Sequence[pa.Array], new: NewArray = new_array) -> pa.Array:  # noqa: ARG002
         """Copy runs into one."""
         return pa.concat_arrays(parts)
 

@@ -60,7 +60,8 @@ def cut_tensors(data: NDArray[Any], batch_size: int) -> list[torch.Tensor]:
     `unsafe_split`, since pieces of `Tensor.split` share one version counter and one autograd base: writing into one
     batch would then void what autograd saved of the others. These share nothing but the chunk's memory.
     """
-    return list(torch.unsafe_split(torch.from_numpy(data), batch_size))
+    tensor = torch.from_numpy(data)
+    return [tensor] if len(data) <= batch_size else list(torch.unsafe_split(tensor, batch_size))
 
 
 def cut_arrays(data: NDArray[Any], batch_size: int) -> list[NDArray[Any]]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import numpy as np
 import torch
 
+from torch_table_loader.batching.memory import aligned, new_array
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
-
-_ALIGNMENT = 64
 
 Allocate = Callable[[int], torch.Tensor]
 """Makes a flat uint8 tensor of so many bytes, for example in shared memory."""
@@ -88,7 +88,7 @@ class RowsCodec(Protocol[R]):
 
         Args:
             parts: at least one.
-            out: makes the block's memory; None takes it from torch's CPU allocator.
+            out: makes the block's memory; None takes it from Arrow's pool.
         """
         ...
 
@@ -111,7 +111,7 @@ def piece_starts(sizes: Sequence[int]) -> tuple[list[int], int]:
     """
     starts, end = [], 0
     for size in sizes:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        start = aligned(end)
         starts.append(start)
         end = start + size
     return starts, end
@@ -126,7 +126,7 @@ def new_block(sizes: Sequence[int], num_rows: int, out: Allocate | None) -> tupl
         out: see `RowsCodec.pack`.
     """
     _, total = piece_starts(sizes)
-    data = torch.empty(total, dtype=torch.uint8) if out is None else out(total)
+    data = torch.from_numpy(new_array((total,), np.uint8)) if out is None else out(total)
     block = Block(data, num_rows, tuple(sizes))
     return block, pieces_of(block)
 

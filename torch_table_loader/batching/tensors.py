@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from torch_table_loader.batching.columns import Branch, Column, Leaf, Shape
+from torch_table_loader.batching.memory import Arena, aligned
 from torch_table_loader.batching.rows import new_block, pieces_of
 from torch_table_loader.batching.types import choose
 from torch_table_loader.errors import TableError
@@ -44,7 +45,9 @@ class TensorRows:
     @property
     def num_bytes(self) -> int:
         """Bytes of their values."""
-        return sum(leaf.kind.num_bytes(data) for leaf, data in zip(self._codec.leaves, self._data, strict=True))
+        leaves, data = self._codec.leaves, self._data
+        varying = sum(leaves[index].kind.num_bytes(data[index]) for index in self._codec.varying)
+        return self.num_rows * self._codec.row_bytes + varying
 
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
@@ -101,6 +104,8 @@ class TensorCodec:
         self._columns, self._null_sensitive = choose(schema, policy)
         self.shapes = [shape for column in self._columns for shape in column.shapes()]
         self.leaves = _leaves(self.shapes)
+        self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
+        self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
 
     @property
     def null_sensitive(self) -> frozenset[str]:
@@ -119,8 +124,11 @@ class TensorCodec:
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
-        data = [leaf.kind.join([part.data[index] for part in parts]) for index, leaf in enumerate(self.leaves)]
-        return TensorRows(self, sum(part.num_rows for part in parts), data)
+        num_rows = sum(part.num_rows for part in parts)
+        arena = Arena(sum(aligned(num_rows * leaf.kind.row_bytes) for leaf in self.leaves))
+        columns = zip(*(part.data for part in parts), strict=True)
+        data = [leaf.kind.join(runs, arena.array) for leaf, runs in zip(self.leaves, columns, strict=True)]
+        return TensorRows(self, num_rows, data)
 
     def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:
         """Copy runs into one flat block."""

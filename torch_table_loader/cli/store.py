@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch_table_loader.cli.arguments import add_arguments, open_loader
+from torch_table_loader.cli.arguments import add_arguments
+from torch_table_loader.cli.build import add_builder_arguments, build_store
 from torch_table_loader.cli.tables import render
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.single_rows import store_place
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 
 _KEYWORDS = ("path", "format", "columns", "filters", "partitioning", "storage_options", "plan_cache")
@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     build = actions.add_parser("build", help="build the store of a table, which later runs then open")
     add_arguments(build, _KEYWORDS)
-    build.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
+    add_builder_arguments(build)
     listing = actions.add_parser("list", help="list the stores of a folder")
     verify = actions.add_parser("verify", help="read whole stores and compare their checksums")
     prune = actions.add_parser("prune", help="remove stores")
@@ -36,25 +36,25 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     prune.add_argument("--older-than", type=float, metavar="DAYS", help="those that were finished so long ago")
     prune.add_argument("--name", action="append", default=[], metavar="NAME", help="those of this name")
     for action, run in ((build, _build), (listing, _list), (verify, _verify), (prune, _prune)):
-        action.add_argument("--store", metavar="DIR", help="the folder of stores (default: the cache directory)")
+        action.add_argument(
+            "--store", metavar="DIR", help="the folder of stores, for build also a URL (default: the cache directory)"
+        )
         action.set_defaults(run=run)
     return parser
 
 
+def _is_url(typed: argparse.Namespace) -> bool:
+    return typed.store is not None and "://" in typed.store
+
+
 def _folder(typed: argparse.Namespace) -> Path:
+    if _is_url(typed):
+        raise ConfigError(f"list, verify and prune read a directory, got {typed.store!r}; run them where it is one")
     return default_folder() if typed.store is None else Path(typed.store).expanduser().absolute()
 
 
 def _build(typed: argparse.Namespace) -> None:
-    began = time.perf_counter()
-    _, dataset = open_loader(
-        typed, shuffle="rows", row_store=str(_folder(typed)), output_format="arrow", show_progress=typed.progress
-    )
-    place = store_place(dataset)
-    manifest = read_manifest(place)
-    assert manifest is not None  # noqa: S101 it was just opened
-    seconds = time.perf_counter() - began
-    print(f"{place.name}: {manifest.num_rows:,} rows, {manifest.num_bytes:,} bytes, {seconds:.1f} s")
+    build_store(typed, typed.store if _is_url(typed) else str(_folder(typed)))
 
 
 def _list(typed: argparse.Namespace) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from torch_table_loader.batching.memory import new_array
 from torch_table_loader.batching.rows import Block, piece_starts
 
 if TYPE_CHECKING:
@@ -67,8 +69,8 @@ class Outbox:
         self._marks = marks[worker].numpy()
         self._memory: list[torch.Tensor | None] = [None] * len(self._marks)
 
-    def pack(self, codec: RowsCodec[Any], rows: Rows) -> Parcel:
-        """Write rows into a free slot; where there is none, into memory of their own."""
+    def pack(self, codec: RowsCodec[Any], *parts: Rows) -> Parcel:
+        """Write runs of rows, as one, into a free slot; where there is none, into memory of their own."""
         slot = next((number for number, used in enumerate(self._marks.tolist()) if not used), -1)
         known = self._memory[slot] if slot >= 0 else None
         fresh: list[torch.Tensor] = []
@@ -79,7 +81,7 @@ class Outbox:
             fresh.append(_shared_bytes(num_bytes + (num_bytes // 4 if slot >= 0 else 0)))
             return fresh[0][:num_bytes]
 
-        block = codec.pack(rows, out=allocate)
+        block = codec.pack(*parts, out=allocate)
         if slot >= 0:
             self._marks[slot] = 1
             self._memory[slot] = fresh[0] if fresh else known
@@ -104,13 +106,13 @@ class Inbox:
         if parcel.memory is not None:
             self._memory[place] = parcel.memory
         _, num_bytes = piece_starts(parcel.sizes)
-        data = torch.empty(num_bytes, dtype=torch.uint8)
-        data.numpy()[:] = self._memory[place].numpy()[:num_bytes]  # torch would wake threads, and they spin
+        data = new_array((num_bytes,), np.uint8)
+        data[:] = self._memory[place].numpy()[:num_bytes]  # torch would wake threads, and they spin
         if parcel.slot >= 0:
             self._marks[place] = 0
         else:
             del self._memory[place]
-        return codec.unpack(Block(data, parcel.num_rows, parcel.sizes))
+        return codec.unpack(Block(torch.from_numpy(data), parcel.num_rows, parcel.sizes))
 
 
 def _shared_bytes(num_bytes: int) -> torch.Tensor:

@@ -37,6 +37,10 @@ class ExclusionBook:
         with self._lock:
             self.newest = newest
 
+    def apart(self) -> ExclusionBook:
+        """Begin another book with what is excluded now; from there on each is told apart."""
+        return ExclusionBook(ExclusionVersions(self.newest, self.newest))
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave the lock out."""
         return {"newest": self.newest, "_running": self._running}

@@ -91,7 +91,7 @@ def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) ->
         table,
         counting,
         key,
-        cache,
+        None if table.estimated else cache,  # what is counted of estimated row groups fits no entry
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress),
     )

@@ -72,6 +72,7 @@ class Job:
         cache: PlanCache | None,
         *,
         split_deletes: bool = False,
+        lazy: bool = False,
     ) -> Job:
         """Survey the table, check the options against it, and cut it.
 
@@ -81,12 +82,13 @@ class Job:
             ranks: this rank, of how many.
             cache: footers and counts that are kept; or None.
             split_deletes: whether files that have deletes may be cut.
+            lazy: plan by the table's metadata, and read footers with the files.
 
         Raises:
             ConfigError: an option does not fit the table or another option.
             TableError: the table cannot be read as it was asked for.
         """
-        table = survey(source, options.filters, options.schema, cache, split_deletes=split_deletes)
+        table = survey(source, options.filters, options.schema, cache, split_deletes=split_deletes, lazy=lazy)
         columns = columns_of(table, options)
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
         largest = int(table.layout.group_rows.max(initial=0))
@@ -167,6 +169,10 @@ class Job:
         if lanes == self.topology.lanes:
             return self
         return replace(self, planner=self.planner.with_lanes(lanes))
+
+    def close_clients(self) -> None:
+        """Close this process's client of the table's store."""
+        self.table.storage.close()
 
     def state(self, cursor: Cursor) -> dict[str, Any]:
         """Write where the job stands."""

@@ -21,7 +21,7 @@ from torch_table_loader.errors import TableLoaderError, WorkerError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.engine.work import EpochWork
+    from torch_table_loader.engine.roles import LaneWork
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Message:
 class _WorkerLanes(IterableDataset[_Message | None]):
     """The lanes of one worker process, one message a lane in each round, so that no lane runs far ahead."""
 
-    def __init__(self, work: EpochWork, begun: Sequence[int], marks: torch.Tensor) -> None:
+    def __init__(self, work: LaneWork, begun: Sequence[int], marks: torch.Tensor) -> None:
         self._work = work
         self._begun = begun
         self._marks = marks
@@ -86,10 +86,10 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         for rows in self._work.rows(lane, self._begun[lane]):
             clock.rows += rows.num_rows
             clock.num_bytes += rows.num_bytes
-            for run in cutter.push_rows(rows):
-                for start in range(0, run.num_rows, block_rows):
+            for parts in cutter.push_parts(rows):
+                for block in _blocks_of(parts, block_rows):
                     clock.batches += self._work.block_batches
-                    yield _Message(lane, clock, block=self._pack(run.slice(start, start + block_rows)))
+                    yield _Message(lane, clock, block=self._pack(*block))
         rest = cutter.rest()
         if rest is not None and self._work.plan.counted:
             clock.batches += -(-rest.num_rows // size)
@@ -107,11 +107,20 @@ class _WorkerLanes(IterableDataset[_Message | None]):
             rest = rest.slice(whole, rest.num_rows) if whole < rest.num_rows else None
         yield _Message(lane, clock, block=None if rest is None else self._pack(rest), done=True)
 
-    def _pack(self, rows: Rows) -> Parcel:
+    def _pack(self, *parts: Rows) -> Parcel:
         if self._outbox is None:
             info = get_worker_info()
             self._outbox = Outbox(0 if info is None else info.id, self._marks)
-        return self._outbox.pack(self._work.codec, rows)
+        return self._outbox.pack(self._work.codec, *parts)
+
+
+def _blocks_of(parts: Sequence[Rows], block_rows: int) -> Iterator[Sequence[Rows]]:
+    """Cut what `ExactBatches.push_parts` gave: one block in several runs, or one run of several blocks."""
+    if len(parts) > 1:
+        yield parts
+        return
+    for start in range(0, parts[0].num_rows, block_rows):
+        yield [parts[0].slice(start, start + block_rows)]
 
 
 def _as_is(message: Any) -> Any:
@@ -121,7 +130,7 @@ def _as_is(message: Any) -> Any:
 class ProcessServer:
     """Worker processes that read the lanes; the consumer cuts their blocks."""
 
-    def __init__(self, work: EpochWork, start: int, processes: int, context: Any) -> None:
+    def __init__(self, work: LaneWork, start: int, processes: int, context: Any) -> None:
         """Start the processes.
 
         Args:

@@ -16,6 +16,9 @@ DATA_PARALLEL_DIMS = frozenset(
 )
 """Names of mesh dimensions along which ranks read different rows."""
 
+ACCELERATES_MESH = "Accelerate's mesh"
+"""Which alone may say another rank than the launcher does: ranks of one model share a part."""
+
 OTHER_DIMS = frozenset(
     {"context", "cp", "ep", "expert", "model", "pipeline", "pp", "sequence", "sp", "stage", "tensor", "tp"}
 )
@@ -73,7 +76,7 @@ def _automatic(modules: Mapping[str, Any], environ: Mapping[str, str], *, check:
     if not found:
         return RankInfo(0, 1, "nothing that runs ranks")
     first = found[0]
-    same_world = [info for info in found if info.origin != "Accelerate"]
+    same_world = [info for info in found if info.origin != ACCELERATES_MESH]
     if check and len({(info.rank, info.num_ranks) for info in same_world}) > 1:
         said = "; ".join(f"{info.origin} says rank {info.rank} of {info.num_ranks}" for info in same_world)
         raise ConfigError(f'num_ranks="auto" found ranks that disagree: {said}; pass rank= and num_ranks= yourself')
@@ -86,8 +89,10 @@ def _of_accelerate(modules: Mapping[str, Any]) -> RankInfo | None:
     if not shared:
         return None
     mesh = shared.get("device_mesh")
-    if mesh is not None and getattr(mesh, "mesh_dim_names", None):
-        return _of_mesh(mesh)._replace(origin="Accelerate")
+    if names := getattr(mesh, "mesh_dim_names", None):
+        if DATA_PARALLEL_DIMS.isdisjoint(names):
+            return RankInfo(0, 1, ACCELERATES_MESH)  # all ranks are one model's: the names are known, and none is left
+        return _of_mesh(mesh)._replace(origin=ACCELERATES_MESH)
     partial_state = getattr(modules["accelerate.state"], "PartialState", None)
     known = getattr(partial_state, "_shared_state", {})
     if "num_processes" not in known:
@@ -110,12 +115,19 @@ def _of_horovod(modules: Mapping[str, Any]) -> RankInfo | None:
 
 
 def _of_ray(modules: Mapping[str, Any]) -> RankInfo | None:
-    session = getattr(modules.get("ray.train._internal.session"), "get_session", None)
     train = modules.get("ray.train")
-    if train is None or session is None or session() is None:
+    if train is None or not _is_a_ray_worker(modules):
         return None
     context = train.get_context()
     return RankInfo(context.get_world_rank(), context.get_world_size(), "Ray Train")
+
+
+def _is_a_ray_worker(modules: Mapping[str, Any]) -> bool:
+    """Look where each engine of Ray Train keeps its worker: asked elsewhere, the context of V1 warns, of V2 raises."""
+    session = getattr(modules.get("ray.train._internal.session"), "get_session", None)
+    if session is not None and session() is not None:
+        return True
+    return getattr(modules.get("ray.train.v2._internal.execution.train_fn_utils"), "_train_fn_utils", None) is not None
 
 
 def _of_environment(environ: Mapping[str, str], rank: str, size: str) -> RankInfo | None:

@@ -1,8 +1,7 @@
-"""One rank's share of a table in row mode; it stands where `Job` does."""
+"""One rank's share of a table in row mode."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,12 +12,13 @@ import pyarrow as pa
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.exclusion_book import ExclusionBook
 from torch_table_loader.engine.fitting import columns_of, counter_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.row_store import StoreKeeper
-from torch_table_loader.engine.row_work import RowOrder, RowWork
-from torch_table_loader.engine.sizes import blocks_of_a_process, rows_of_a_read, width_of
+from torch_table_loader.engine.row_work import RowFeed, RowOrder, RowWork
+from torch_table_loader.engine.sizes import batches_of_a_gather, blocks_of_a_process, rows_of_a_read, width_of
 from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.errors import ConfigError
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.ranks import RankInfo
     from torch_table_loader.source.plan_cache import PlanCache
-
-_GATHER_ROWS = 32_768
-_GATHER_BYTES = 8 * 1024 * 1024
 
 
 class PlannedRows(NamedTuple):
@@ -88,7 +85,7 @@ class RowJob:
     @classmethod
     def open(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> RowJob:
         """Survey the table, check the options against it, and count its live rows; see `Job.open`."""
-        options = _with_batch_size(options, ranks.num_ranks)
+        options = with_batch_size(options, ranks.num_ranks)
         table = survey(source, options.filters, options.schema, cache)
         columns = columns_of(table, options)
         schema = pa.schema([table.schema.field(name) for name in columns])
@@ -114,6 +111,7 @@ class RowJob:
             filters=options.filters,
             row_id_bases=table.layout.file_starts[:-1] if live_rows != table.layout.num_rows else None,
             max_rows=rows_of_a_read(row_bytes, 1),
+            deletes=table.deletes,
         )
         keeper = StoreKeeper(table, options, schema, segments, reader)
         topology = Topology(
@@ -124,13 +122,13 @@ class RowJob:
             drop_last=options.drop_last,
         )
         job = cls(options, table, keeper, with_ids, topology, ranks.rank, live_rows, row_bytes)
-        job._warn_of_uneven_steps()
+        warn_of_uneven_steps(GlobalBatches(live_rows, 0, topology, 0))
         return job
 
     @property
     def fork_safe(self) -> bool:
         """Whether planning left no threads behind that a fork would break."""
-        return bool(getattr(self.table.storage, "fork_safe", False))
+        return bool(getattr(self.table.storage, "fork_safe", False)) and self.keeper.fork_safe
 
     @property
     def servers(self) -> int:
@@ -140,8 +138,7 @@ class RowJob:
     @property
     def gather_batches(self) -> int:
         """Batches that a lane gathers together."""
-        rows = min(_GATHER_ROWS, _GATHER_BYTES // self.row_bytes)
-        return max(1, rows // self.options.batch_size)
+        return batches_of_a_gather(self.row_bytes, self.options.batch_size)
 
     def with_lanes(self, lanes: int) -> RowJob:
         """Give the same job with another number of lanes, which decides no batch."""
@@ -153,6 +150,11 @@ class RowJob:
         said = identity(self.table, self.columns, self.options, "", "")
         kept = {name: said["options"][name] for name in ("columns", "filters", "shuffle_seed")}
         return {"table": said["table"], "options": kept | {"shuffle": "rows"}}
+
+    def close_clients(self) -> None:
+        """Close this process's clients of the table's store, and of the row store's."""
+        self.table.storage.close()
+        self.keeper.close_clients()
 
     def state(self, cursor: RowCursor) -> dict[str, Any]:
         """Write where the job stands, with what was excluded since."""
@@ -174,7 +176,7 @@ class RowJob:
         check_state(self.identity, self.table, state)
         position = RowPosition.from_state(state)
         job = replace(self, book=ExclusionBook(position.exclusions, position.epoch))
-        total = job._remaining(position.exclusions.running).num_rows
+        total = job._some(position.exclusions.running).num_rows
         return job, position.cursor(total, self.topology)
 
     def start(self, epoch: int) -> RowCursor:
@@ -184,7 +186,7 @@ class RowJob:
             ConfigError: every row is excluded.
         """
         versions = self.book.of(epoch)
-        total = self._remaining(versions.running).num_rows
+        total = self._some(versions.running).num_rows
         return RowCursor(epoch, total, 0, Stage(self.topology), versions)
 
     def begin(self, cursor: RowCursor) -> None:
@@ -218,10 +220,8 @@ class RowJob:
         )
         return RowWork(
             plan=self.planned(cursor).plan,
-            order=self.order(cursor),
-            keeper=self.keeper,
+            feed=self.feed(cursor),
             schema=schema,
-            row_id=options.row_id,
             codec=make_codec(schema, TypePolicy.of(options)),
             epoch=cursor.epoch,
             marks_padding=self.topology.even_ranks == "pad",
@@ -232,17 +232,16 @@ class RowJob:
             blocks_ahead=blocks_ahead,
         )
 
-    def order(self, cursor: RowCursor) -> RowOrder:
-        """Give the order of an epoch over the rows of the store."""
-        remaining = self._remaining(cursor.exclusions.running)
+    def feed(self, cursor: RowCursor) -> RowFeed:
+        """Give the rows of an epoch by their place in its order."""
+        remaining = self._some(cursor.exclusions.running)
         key = derive_key(self.options.shuffle_seed, cursor.epoch, "rows")
-        return RowOrder(Permutation(remaining.num_rows, key), remaining)
+        return RowFeed(RowOrder(Permutation(remaining.num_rows, key), remaining), self.keeper, self.options.row_id)
 
     def rows_of(self, cursor: RowCursor, step: int) -> list[RowSpan]:
         """Say which rows a batch delivers; see `TableLoader.rows_of`."""
         places, real = self.planned(cursor).plan.step(step)
-        found = self.order(cursor).take(places[:real])
-        ids = self.keeper.rows().ids(found) if self.keeper.spec.keeps_ids else found
+        ids = self.feed(cursor).ids(places[:real])
         layout = self.table.layout
         file = np.searchsorted(layout.file_starts, ids, side="right") - 1
         row = ids - layout.file_starts[file]
@@ -251,9 +250,13 @@ class RowJob:
             for number, first in zip(file.tolist(), row.tolist(), strict=True)
         ]
 
-    def _remaining(self, exclusions: Exclusions) -> Remaining:
+    def remaining(self, exclusions: Exclusions) -> Remaining:
         """Find the rows of the store that are left."""
-        remaining = Remaining(self.live_rows, self._places_of(exclusions.ids))
+        return Remaining(self.live_rows, self._places_of(exclusions.ids))
+
+    def _some(self, exclusions: Exclusions) -> Remaining:
+        """Find the rows that are left, and refuse an epoch that has none."""
+        remaining = self.remaining(exclusions)
         if self.live_rows and not remaining.num_rows:
             raise ConfigError(
                 f"all {self.live_rows} rows are excluded, so that the epoch has none; include() some of them"
@@ -271,17 +274,17 @@ class RowJob:
         present[present] = kept[places[present]] == ids[present]
         return places[present]
 
-    def _warn_of_uneven_steps(self) -> None:
-        batches = GlobalBatches(self.live_rows, 0, self.topology, 0)
-        if (shown := uneven_steps(steps_of_ranks(batches))) is not None:
-            warnings.warn(
-                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
-                'pass even_ranks="pad", or drop_last=True',
-                stacklevel=5,
-            )
+
+def warn_of_uneven_steps(batches: GlobalBatches) -> None:
+    """Say that ranks take unequally many steps, since that hangs a job that synchronises each step."""
+    if (shown := uneven_steps(steps_of_ranks(batches))) is not None:
+        warn_caller(
+            f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+            'pass even_ranks="pad", or drop_last=True'
+        )
 
 
-def _with_batch_size(options: LoaderOptions, num_ranks: int) -> LoaderOptions:
+def with_batch_size(options: LoaderOptions, num_ranks: int) -> LoaderOptions:
     """Divide `global_batch_size` over the ranks, where it was given."""
     if options.global_batch_size is None:
         return options
@@ -289,4 +292,4 @@ def _with_batch_size(options: LoaderOptions, num_ranks: int) -> LoaderOptions:
     return replace(options, batch_size=rank_batch_size(given, options.global_batch_size, num_ranks))
 
 
-__all__ = ["PlannedRows", "RowJob"]
+__all__ = ["PlannedRows", "RowJob", "warn_of_uneven_steps", "with_batch_size"]

@@ -7,29 +7,35 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
+from torch_table_loader.engine.machine import available_memory, ranks_on_this_node, usable_cpus
 from torch_table_loader.engine.sizes import is_variable, width_of
 from torch_table_loader.engine.state import filter_key
+from torch_table_loader.engine.store_url import local_path, store_url
 from torch_table_loader.errors import ConfigError, StorageError
 from torch_table_loader.planning.chunks import Chunks
+from torch_table_loader.store.advice import LEAST_ROWS
 from torch_table_loader.store.build import Report, build_files, build_memory
 from torch_table_loader.store.opened import open_store
+from torch_table_loader.store.remote import open_remote, upload_store
 from torch_table_loader.store.spec import StoreSpec
 from torch_table_loader.store.stored import check_storable
 from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
+    from torch_table_loader.engine.store_url import StoreUrl
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.store.gather import Rows
+    from torch_table_loader.store.remote import RemoteRows
 
 CHUNK_BYTES = 32 * 1024 * 1024
 """Record bytes that a chunk of a store aims at."""
@@ -67,15 +73,24 @@ class StoreKeeper:
             keeps_ids=rows != table.layout.num_rows,
             variable_bytes=rows * sum(width_of(kind) for kind in schema.types if is_variable(kind)),
         )
+        self.built: list[int] = []
+        """The chunks that this process built, or began to."""
         self._reader = reader
         self._show_progress = options.show_progress
         self._lock = threading.Lock()
-        self._rows: Rows | None = None
+        self._rows: Rows | RemoteRows | None = None
+        self._memory = parse_bytes(options.row_store_memory)
+        self._lanes = options.lanes
+        self._threaded = options.worker_type == "thread" or options.num_workers == 0
+        self.url = store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
+        """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
 
     def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:
         """Say in which folder the store is; None keeps it in memory."""
-        crosses = _crosses_by_fork(options, fork_safe=fork_safe)
+        if self.url is not None:
+            return default_folder() / self.spec.name
+        crosses = crosses_by_fork(options, fork_safe=fork_safe)
         if options.row_store == "memory":
             if not crosses:
                 raise ConfigError(
@@ -84,12 +99,27 @@ class StoreKeeper:
                 )
             return None
         if options.row_store is not None:
-            return Path(options.row_store).expanduser().absolute() / self.spec.name
-        if crosses and self.spec.num_bytes <= parse_bytes(options.row_store_memory):
+            return Path(local_path(options.row_store)).expanduser().absolute() / self.spec.name
+        if crosses and self.spec.num_bytes <= self._memory:
             return None
         return default_folder() / self.spec.name
 
-    def rows(self) -> Rows:
+    @property
+    def fork_safe(self) -> bool:
+        """Whether a process that asked for the store may still fork."""
+        return self.url is None or self.url.storage.fork_safe
+
+    def close_clients(self) -> None:
+        """Close this process's client of the store behind a URL."""
+        if self.url is not None:
+            self.url.storage.close()
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of rows that a lane may hold, and as many again that it may read ahead, where not all are in memory."""
+        return self._memory // (2 * self._lanes)
+
+    def rows(self) -> Rows | RemoteRows:
         """Open the store; build it before, or help those who do, if it is not there.
 
         Raises:
@@ -99,7 +129,12 @@ class StoreKeeper:
         with self._lock:
             if self._rows is None:
                 threads = max(1, usable_cpus() // ranks_on_this_node())
-                self._rows = self._in_memory(threads) if self.place is None else self._in_files(self.place, threads)
+                if self.place is None:
+                    self._rows = self._in_memory(threads)
+                elif self.url is None:
+                    self._rows = self._in_files(self.place, threads)
+                else:
+                    self._rows = self._behind_url(self.place, self.url, threads)
             return self._rows
 
     def _in_memory(self, threads: int) -> Rows:
@@ -107,18 +142,54 @@ class StoreKeeper:
             return build_memory(self.spec, self._read, threads, report)
 
     def _in_files(self, place: Path, threads: int) -> Rows:
-        rows = open_store(place, self.spec, threads)
+        rows = self._opened(place, threads)
         if rows is None:
             with self._reporting() as report:
                 build_files(place, self.spec, self._read, threads, report)
-            rows = open_store(place, self.spec, threads)
+            rows = self._opened(place, threads)
         if rows is None:
             raise StorageError(f"the row store in {str(place)!r} was taken away while it was built; run again")
         return rows
 
+    def _opened(self, place: Path, threads: int) -> Rows | None:
+        free = available_memory()
+        larger = free is not None and self.spec.num_bytes > free
+        return open_store(place, self.spec, threads, self.window_bytes if larger else None)
+
+    def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> Rows | RemoteRows:
+        """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
+        layout = self.spec.layout
+        most = self.window_bytes // (layout.width + layout.null_width + 8)
+        remote = open_remote(url.storage, url.root, self.spec, least=LEAST_ROWS, most=max(LEAST_ROWS, most))
+        if remote is None:
+            url.check_writable()
+            built = self._in_files(place, threads)
+            upload_store(place, url.storage, url.root, self.spec)
+            return built
+        if (own := self._opened(place, threads)) is not None:
+            return own
+        if self._threaded and self.spec.num_bytes <= self._memory:
+            return remote.fetch(np.arange(remote.num_rows))[0]
+        return remote
+
     def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:
+        self.built.append(chunk)
         for task in self._chunks.tasks(chunk):
             yield from self._reader.read(task)
+
+    def build_share(self, place: Path, threads: int) -> list[int]:
+        """Build the store in a folder together with all who are at it; give the chunks that this process built.
+
+        Args:
+            place: the store's folder.
+            threads: how many read and write here.
+        """
+        build_files(place, self.spec, self._read, threads)
+        return self.built
+
+    def progress(self) -> AbstractContextManager[Report | None]:
+        """Draw how many chunks are done, where the caller wants to see it."""
+        return self._reporting()
 
     @contextmanager
     def _reporting(self) -> Iterator[Report | None]:
@@ -160,7 +231,7 @@ def default_folder() -> Path:
     return Path(base).expanduser().absolute() / "torch-table-loader" / "row-stores"
 
 
-def _crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
+def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     """Say whether what this process holds is there in its workers too."""
     if options.worker_type == "thread" or options.num_workers == 0:
         return True
@@ -171,4 +242,4 @@ def _crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     return bool(method == "fork")
 
 
-__all__ = ["CACHE_VARIABLE", "StoreKeeper", "default_folder"]
+__all__ = ["CACHE_VARIABLE", "StoreKeeper", "crosses_by_fork", "default_folder"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.permutation import Permutation
 
+    Ints: TypeAlias = NDArray[np.int64]
+
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowOrder:
@@ -33,21 +37,71 @@ class RowOrder:
     permutation: Permutation
     remaining: Remaining
 
-    def take(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def take(self, places: Ints) -> Ints:
         """Give the row of the store at each place of the order."""
         return self.remaining.select(self.permutation.take(places))
 
 
+class Order(Protocol):
+    """Which row of a store comes at each place."""
+
+    def take(self, places: Ints) -> Ints:
+        """Give the row of the store at each place of the order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowFeed:
+    """The rows of one store, by their place in an order.
+
+    Args:
+        order: of the epoch.
+        keeper: has the rows.
+        row_id: whether the row ids come behind the columns.
+    """
+
+    order: Order
+    keeper: StoreKeeper
+    row_id: bool
+
+    def columns(self, blocks: Iterator[tuple[Ints, T]], ahead: int | None = None) -> Iterator[tuple[list[pa.Array], T]]:
+        """Give the rows of blocks that come after each other, each as one array a column.
+
+        Args:
+            blocks: the places of each, and a note of the caller's.
+            ahead: blocks that are made ready together at most; None leaves that to the store.
+        """
+        found = ((self.order.take(places), note) for places, note in blocks)
+        for stored, rows, note in self.keeper.rows().windows(found, ahead):
+            columns = stored.gather(rows)
+            yield [*columns, pa.array(stored.ids(rows))] if self.row_id else columns, note
+
+    def ids(self, places: Ints) -> Ints:
+        """Give the row ids at some places; the store is opened only where it alone knows them."""
+        found = self.order.take(places)
+        return self.keeper.rows().ids(found) if self.keeper.spec.keeps_ids else found
+
+
+class Feed(Protocol):
+    """Where the rows of an epoch come from: one store, or several."""
+
+    def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
+        """Give the rows of blocks that come after each other, each as one array a column.
+
+        Args:
+            blocks: the places of each in the epoch's order, and a note of the caller's.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowWork:
-    """All that a thread or process needs to make its batches; it pickles. It stands where `EpochWork` does.
+    """All that a thread or process needs to make its batches; it pickles.
 
     Args:
         plan: what the rank delivers.
-        order: of the epoch.
-        keeper: has the rows.
+        feed: gives the rows.
         schema: of what comes out.
-        row_id: whether it has the row ids.
         codec: turns record batches into rows of the output form.
         epoch: the epoch.
         marks_padding: whether batches have the column `padding`.
@@ -59,10 +113,8 @@ class RowWork:
     """
 
     plan: GlobalBatches
-    order: RowOrder
-    keeper: StoreKeeper
+    feed: Feed
     schema: pa.Schema
-    row_id: bool
     codec: RowsCodec[Any]
     epoch: int
     marks_padding: bool
@@ -81,9 +133,8 @@ class RowWork:
         """Run the caller's `collate_fn`, if there is one, over finished batches."""
         return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
 
-    def joins_tails(self, start: int) -> bool:  # noqa: ARG002 the shape of EpochWork
-        """Whether lanes leave rows over: none does, since each batch is gathered whole."""
-        return False
+    def joining(self, start: int) -> None:
+        """Lanes leave no rows over, since each batch is gathered whole."""
 
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
         """Gather a lane's rows, some batches at a time.
@@ -92,17 +143,16 @@ class RowWork:
             lane: which.
             start: batches of the lane that were delivered before.
         """
-        stored = self.keeper.rows()
-        for steps in self.plan.steps_of(lane, start, self.gather_batches):
-            places, padding = concat_places([self.plan.step(step) for step in steps])
-            found = self.order.take(places)
-            columns = stored.gather(found)
-            if self.row_id:
-                columns.append(pa.array(stored.ids(found)))
+        for columns, padding in self.feed.columns(self._blocks(lane, start)):
             if self.marks_padding:
                 columns.append(pa.array(padding))
             batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
             yield cast("Rows", self.codec.decode(batch))
 
+    def _blocks(self, lane: int, start: int) -> Iterator[tuple[Ints, NDArray[np.bool_]]]:
+        """Give the places that are gathered together, and which of them are padding."""
+        for steps in self.plan.steps_of(lane, start, self.gather_batches):
+            yield concat_places([self.plan.step(step) for step in steps])
 
-__all__ = ["RowOrder", "RowWork"]
+
+__all__ = ["Feed", "RowFeed", "RowOrder", "RowWork"]

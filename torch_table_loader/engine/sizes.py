@@ -19,6 +19,9 @@ BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
 """Blocks of a lane that wait to be taken from a process, where the caller set no `prefetch_batches`."""
 
+_GATHER_ROWS = 32_768
+_GATHER_BYTES = CHUNK_BYTES
+
 _VARIABLE_BYTES = 64
 """What a value of variable width is taken to weigh where a read is sized."""
 
@@ -41,6 +44,19 @@ def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
     most = 8 * CHUNK_BYTES // row_bytes
     aimed = max(CHUNK_BYTES // row_bytes, min(CHUNK_BATCHES * batch_size, most), 1)
     return -(-aimed // batch_size) * batch_size
+
+
+def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:
+    """Size what a lane takes from a row store at once.
+
+    Args:
+        row_bytes: of a decoded row.
+        batch_size: rows of a batch.
+
+    >>> batches_of_a_gather(64, 1024), batches_of_a_gather(64, 10**6)
+    (32, 1)
+    """
+    return max(1, min(_GATHER_ROWS, _GATHER_BYTES // row_bytes) // batch_size)
 
 
 def width_of(kind: pa.DataType) -> int:
@@ -98,4 +114,12 @@ def blocks_of_a_process(
     return batches, -(-prefetch_batches // batches)
 
 
-__all__ = ["BLOCKS_AHEAD", "BLOCK_BYTES", "blocks_of_a_process", "is_variable", "rows_of_a_read", "width_of"]
+__all__ = [
+    "BLOCKS_AHEAD",
+    "BLOCK_BYTES",
+    "batches_of_a_gather",
+    "blocks_of_a_process",
+    "is_variable",
+    "rows_of_a_read",
+    "width_of",
+]

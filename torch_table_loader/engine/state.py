@@ -91,6 +91,15 @@ def read_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) 
 
 def check_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> None:
     """Refuse a state of another table or other options; see `read_state`."""
+    check_version(state)
+    if "mixture" in state:
+        raise ResumeError("the state speaks of a mixture, and this is one table; load it with a MixedDataset's loader")
+    _compare_tables(table, said["table"], state.get("table", {}))
+    _compare_options(said["options"], state.get("options", {}))
+
+
+def check_version(state: Mapping[str, Any]) -> None:
+    """Refuse what is no state, and a state of another release."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(
             f"expected what state_dict() returned, got {type(state).__name__} without a version; pass it unchanged"
@@ -100,8 +109,6 @@ def check_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any])
             f"expected a state of version {STATE_VERSION}, got version {state['version']!r}; "
             "load it with the release of torch-table-loader that wrote it"
         )
-    _compare_tables(table, said["table"], state.get("table", {}))
-    _compare_options(said["options"], state.get("options", {}))
 
 
 def _columns(schema: pa.Schema) -> list[str] | str:
@@ -159,4 +166,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-__all__ = ["check_state", "filter_key", "identity", "read_state", "write_state"]
+__all__ = ["check_state", "check_version", "filter_key", "identity", "read_state", "write_state"]

@@ -16,6 +16,7 @@ from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.field_ids import found_by_name
+from torch_table_loader.read.footers import LazyFooters, estimated_groups
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.source.fingerprint import fingerprint
@@ -42,7 +43,7 @@ class Table:
     Args:
         storage: where the files are.
         layout: files and row groups.
-        metas: what each file's footer says.
+        metas: what each file's footer says, or will say when it is asked.
         schema: the unified schema, partition columns included.
         fingerprint: hash of relative names, sizes and row counts; or of table and snapshot.
         deletes: reads what is deleted from the files.
@@ -53,7 +54,7 @@ class Table:
 
     storage: Storage
     layout: TableLayout
-    metas: tuple[FileMeta, ...]
+    metas: tuple[FileMeta, ...] | LazyFooters
     schema: pa.Schema
     fingerprint: str
     deletes: Deletes
@@ -69,7 +70,14 @@ class Table:
     @property
     def footer_bytes(self) -> int:
         """Bytes of raw footers that are held so that no footer is read twice."""
+        if isinstance(self.metas, LazyFooters):
+            return self.metas.num_bytes
         return sum(len(meta.footer) for meta in self.metas if meta.footer is not None)
+
+    @property
+    def estimated(self) -> bool:
+        """Whether row groups are estimates, since footers are read later."""
+        return isinstance(self.metas, LazyFooters)
 
     def refuse_nulls(self, columns: frozenset[str]) -> None:
         """Refuse columns in which statistics prove a null.
@@ -81,7 +89,7 @@ class Table:
             TableError: names the column, a file, and the remedies.
         """
         wanted = sorted(columns)
-        if not wanted:
+        if not wanted or self.estimated:
             return
 
         def check(index: int) -> None:
@@ -104,8 +112,41 @@ class Table:
         in_parallel(check, range(len(self.files)))
 
 
+@dataclass(frozen=True, slots=True)
+class Inspector:
+    """Reads footers, and keeps them in a cache if there is one. It pickles.
+
+    Args:
+        storage: where the files are.
+        given: the caller's ``schema=``, or None.
+        cache: footers that were read before, or None.
+    """
+
+    storage: Storage
+    given: pa.Schema | None
+    cache: PlanCache | None
+
+    def __call__(self, file: DataFile) -> FileMeta:
+        """Take the footer of a file from the cache, or read it."""
+        entry = None if self.cache is None else self.cache.get(file)
+        return self.read(file) if entry is None else entry.meta
+
+    def read(self, file: DataFile) -> FileMeta:
+        """Read the footer of a file."""
+        meta = reader_for(file.format).inspect(self.storage, file, self.given)
+        if self.cache is not None:
+            self.cache.put(file, CacheEntry(meta))
+        return meta
+
+
 def survey(
-    source: Source, filters: Any, given: pa.Schema | None, cache: PlanCache | None, *, split_deletes: bool = False
+    source: Source,
+    filters: Any,
+    given: pa.Schema | None,
+    cache: PlanCache | None,
+    *,
+    split_deletes: bool = False,
+    lazy: bool = False,
 ) -> Table:
     """Read what a table says of itself.
 
@@ -115,14 +156,17 @@ def survey(
         given: the caller's ``schema=``, or None.
         cache: footers that were read before, or None.
         split_deletes: whether files that have deletes may be cut.
+        lazy: take rows from the table's metadata, and leave the footers until files are read.
 
     Raises:
         TableError: a file is gone, torn, or does not fit the others.
         ConfigError: the filter does not fit the schema.
     """
     files = tuple(source.files)
-    metas = _inspect(source, files, given, cache)
     snapshot = source if isinstance(source, SnapshotSource) else None
+    if lazy and snapshot is not None:
+        return _estimate(snapshot, files, Inspector(source.storage, given, cache), filters, split_deletes=split_deletes)
+    metas = _inspect(files, Inspector(source.storage, given, cache))
     if not files and given is None and snapshot is None:
         raise ConfigError(
             "the table has no data file (only hidden, empty or ignored ones), so that its columns are not known; "
@@ -137,19 +181,43 @@ def survey(
             list(zip(files, metas, strict=True)),
         )
     deletes = Deletes(source.storage)
-    live = in_parallel(lambda pair: _live(*pair, deletes), list(zip(files, metas, strict=True)))
-    layout = TableLayout.of(
-        files,
-        [meta.group_rows for meta in metas],
-        [meta.group_bytes for meta in metas],
-        kept,
-        live,
-        whole=[not split_deletes and tuple(own) != meta.group_rows for own, meta in zip(live, metas, strict=True)],
-    )
+    groups = [(meta.group_rows, meta.group_bytes) for meta in metas]
+    layout = _lay_out(files, groups, kept, deletes, split_deletes=split_deletes)
     if snapshot is None:
         return Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)
+    return _snapshot_table(snapshot, layout, metas, deletes)
+
+
+def _estimate(
+    snapshot: SnapshotSource, files: tuple[DataFile, ...], inspect: Inspector, filters: Any, *, split_deletes: bool
+) -> Table:
+    """Lay a table out by its metadata alone."""
+    if filters is not None:
+        check_filter(filters, snapshot.schema)
+    deletes = Deletes(snapshot.storage)
+    layout = _lay_out(files, list(map(estimated_groups, files)), None, deletes, split_deletes=split_deletes)
+    return _snapshot_table(snapshot, layout, LazyFooters(files, inspect), deletes)
+
+
+def _snapshot_table(
+    snapshot: SnapshotSource, layout: TableLayout, metas: tuple[FileMeta, ...] | LazyFooters, deletes: Deletes
+) -> Table:
     said = (snapshot.fingerprint, deletes, snapshot.snapshot_id, snapshot.description, tuple(snapshot.notes))
-    return Table(source.storage, layout, metas, schema, *said)
+    return Table(snapshot.storage, layout, metas, snapshot.schema, *said)
+
+
+def _lay_out(
+    files: tuple[DataFile, ...],
+    groups: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    kept: list[Sequence[bool]] | None,
+    deletes: Deletes,
+    *,
+    split_deletes: bool,
+) -> TableLayout:
+    rows, num_bytes = [each[0] for each in groups], [each[1] for each in groups]
+    live = in_parallel(lambda pair: _live(*pair, deletes), list(zip(files, rows, strict=True)))
+    whole = [not split_deletes and tuple(own) != all_rows for own, all_rows in zip(live, rows, strict=True)]
+    return TableLayout.of(files, rows, num_bytes, kept, live, whole=whole)
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
@@ -166,38 +234,25 @@ def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta]
     return resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
 
 
-def _live(file: DataFile, meta: FileMeta, deletes: Deletes) -> Sequence[int]:
+def _live(file: DataFile, group_rows: tuple[int, ...], deletes: Deletes) -> Sequence[int]:
     """Count the rows that position deletes leave in each row group; −1 where keys are deleted too."""
     if not file.deletes:
-        return meta.group_rows
+        return group_rows
     if any(delete.kind == "equality" for delete in file.deletes):
-        return [-1] * len(meta.group_rows)
+        return [-1] * len(group_rows)
     positions = deletes.positions(file)
-    if len(positions) and not 0 <= positions[0] <= positions[-1] < meta.num_rows:
+    if len(positions) and not 0 <= positions[0] <= positions[-1] < sum(group_rows):
         raise TableError(
-            f"the deletes of {file.name} must lie in its {meta.num_rows} rows, got rows {positions[0]} to "
+            f"the deletes of {file.name} must lie in its {sum(group_rows)} rows, got rows {positions[0]} to "
             f"{positions[-1]}; the table's metadata does not fit its files"
         )
-    edges = np.cumsum([0, *meta.group_rows])
+    edges = np.cumsum([0, *group_rows])
     found: list[int] = (np.diff(edges) - np.diff(np.searchsorted(positions, edges))).tolist()
     return found
 
 
-def _inspect(
-    source: Source, files: Sequence[DataFile], given: pa.Schema | None, cache: PlanCache | None
-) -> tuple[FileMeta, ...]:
-    known = [None] * len(files) if cache is None else cache.get_many(files)
-
-    def inspect(pair: tuple[DataFile, CacheEntry | None]) -> FileMeta:
-        file, entry = pair
-        if entry is not None:
-            return entry.meta
-        meta = reader_for(file.format).inspect(source.storage, file, given)
-        if cache is not None:
-            cache.put(file, CacheEntry(meta))
-        return meta
-
-    return _sharing_schemas(in_parallel(inspect, list(zip(files, known, strict=True))))
+def _inspect(files: Sequence[DataFile], inspect: Inspector) -> tuple[FileMeta, ...]:
+    return _sharing_schemas(in_parallel(inspect, files))
 
 
 def _sharing_schemas(metas: Sequence[FileMeta]) -> tuple[FileMeta, ...]:

@@ -12,13 +12,14 @@ from torch_table_loader.engine.work import LaneBatches
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.engine.work import EpochWork, LaneClock
+    from torch_table_loader.engine.roles import JoiningWork, LaneWork
+    from torch_table_loader.engine.work import LaneClock
 
 
 class CallerServer:
     """Reads a lane when its batch is asked for, in the thread that asks."""
 
-    def __init__(self, work: EpochWork, start: int) -> None:
+    def __init__(self, work: LaneWork, start: int) -> None:
         """Prepare the lanes.
 
         Args:
@@ -26,8 +27,8 @@ class CallerServer:
             start: steps taken before.
         """
         self._work = work
-        self._joins = work.joins_tails(start)
-        self._lanes = begin_lanes(work, start, to_the_end=self._joins)
+        self._joining = work.joining(start)
+        self._lanes = begin_lanes(work, start, self._joining)
         self._tails: deque[Any] | None = None
 
     @property
@@ -38,10 +39,10 @@ class CallerServer:
     def take(self, lane: int) -> list[Any] | None:
         """Read the lane on to its next block; when all lanes are done, their tails make the last batches."""
         block = self._lanes[lane].next_block()
-        if block is not None or not self._joins:
+        if block is not None or self._joining is None:
             return block
         if self._tails is None:
-            self._tails = deque(self._work.tail_batches(rests_of(self._lanes)))
+            self._tails = deque(self._joining.tail_batches(rests_of(self._lanes)))
         if not self._tails:
             return None
         self._lanes[lane].clock.batches += 1
@@ -79,7 +80,7 @@ class ThreadServer:
     A lane pauses while a block of it waits (or, where the caller set `prefetch`, while so many batches wait).
     """
 
-    def __init__(self, work: EpochWork, start: int, threads: int, prefetch: int | None) -> None:
+    def __init__(self, work: LaneWork, start: int, threads: int, prefetch: int | None) -> None:
         """Start the threads.
 
         Args:
@@ -89,8 +90,8 @@ class ThreadServer:
             prefetch: batches that a lane may hold ready; None for one block.
         """
         self._work = work
-        self._joins = work.joins_tails(start)
-        self._lanes = [_Lane(batches) for batches in begin_lanes(work, start, to_the_end=self._joins)]
+        self._joining = work.joining(start)
+        self._lanes = [_Lane(batches) for batches in begin_lanes(work, start, self._joining)]
         self._prefetch = 1 if prefetch is None else prefetch
         self._lock = threading.Lock()
         self._work_wanted = threading.Condition(self._lock)
@@ -165,10 +166,10 @@ class ThreadServer:
 
     def _last_job(self) -> Callable[[], None] | None:
         """When all lanes are read, one thread joins their tails."""
-        if not self._joins or any(lane.error for lane in self._lanes):
+        if self._joining is None or any(lane.error for lane in self._lanes):
             return None
-        self._joins = False
-        return self._join_tails
+        joining, self._joining = self._joining, None
+        return partial(self._join_tails, joining)
 
     def _read_on(self, lane: _Lane) -> None:
         block, error = None, None
@@ -184,16 +185,16 @@ class ThreadServer:
                 lane.waiting += len(block)
             elif error is None:
                 lane.read = True
-                lane.done = not self._joins
+                lane.done = self._joining is None
             self._block_ready.notify()
             if lane.read or lane.error:
                 self._work_wanted.notify_all()
 
-    def _join_tails(self) -> None:
+    def _join_tails(self, joining: JoiningWork) -> None:
         batches: list[Any] = []
         error = None
         try:
-            batches = self._work.tail_batches(rests_of([lane.batches for lane in self._lanes]))
+            batches = joining.tail_batches(rests_of([lane.batches for lane in self._lanes]))
         except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
             error = caught
         with self._lock:
@@ -206,16 +207,16 @@ class ThreadServer:
             self._block_ready.notify()
 
 
-def begin_lanes(work: EpochWork, start: int, *, to_the_end: bool) -> list[LaneBatches]:
+def begin_lanes(work: LaneWork, start: int, joining: JoiningWork | None) -> list[LaneBatches]:
     """Begin every lane where the plan stands.
 
     Args:
         work: the rank's.
         start: steps taken before; where rows are not counted, lanes begin at their start.
-        to_the_end: see `LaneBatches`.
+        joining: see `LaneBatches`.
     """
     begun = work.plan.batches_before(start) if work.plan.counted else [0] * work.lanes
-    return [LaneBatches(work, lane, batches, to_the_end=to_the_end) for lane, batches in enumerate(begun)]
+    return [LaneBatches(work, lane, batches, joining) for lane, batches in enumerate(begun)]
 
 
 def rests_of(lanes: list[LaneBatches]) -> list[Rows]:

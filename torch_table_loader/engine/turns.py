@@ -13,7 +13,8 @@ from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.engine.work import EpochWork, LaneClock
+    from torch_table_loader.engine.roles import LaneWork
+    from torch_table_loader.engine.work import LaneClock
 
 
 class LaneServer(Protocol):
@@ -58,7 +59,7 @@ class BatchesInTurn(Iterator[Any]):
     Leaving it (an exception, `close`, garbage collection) ends the server's threads and processes.
     """
 
-    def __init__(self, work: EpochWork, server: LaneServer, start: int = 0) -> None:
+    def __init__(self, work: LaneWork, server: LaneServer, start: int = 0) -> None:
         """Begin to take.
 
         Args:

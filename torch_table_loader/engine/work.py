@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows, RowsCodec
+    from torch_table_loader.engine.roles import JoiningWork, LaneWork
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
@@ -91,14 +92,15 @@ class EpochWork:
                 else:
                     yield from self._plain(stretch, stretch.start, padded_from)
 
-    def joins_tails(self, start: int) -> bool:
-        """Whether whoever holds what all lanes left over can make the tail batches without reading rows again.
+    def joining(self, start: int) -> EpochWork | None:
+        """Give this, where whoever holds what all lanes left over makes the tail batches without reading rows again.
 
         Args:
             start: steps taken before.
         """
         plan = self.plan
-        return plan.counted and not self.windows and start <= sum(plan.body_batches) < plan.steps
+        joins = plan.counted and not self.windows and start <= sum(plan.body_batches) < plan.steps
+        return self if joins else None
 
     def rows_to_the_end(self, lane: int, start: int) -> Iterator[Rows]:
         """Read a lane's rows, its tail included, so that a row group is decoded once.
@@ -239,20 +241,20 @@ class LaneBatches:
     Not safe for two threads at once; the engine sees to that.
     """
 
-    def __init__(self, work: EpochWork, lane: int, start: int = 0, *, to_the_end: bool = False) -> None:
+    def __init__(self, work: LaneWork, lane: int, start: int = 0, joining: JoiningWork | None = None) -> None:
         """Begin a lane.
 
         Args:
             work: the rank's.
             lane: which.
             start: batches of the lane that were delivered before.
-            to_the_end: leave the lane's tail in `rest`, instead of making the tail batches that fall to it.
+            joining: leaves the lane's tail in `rest`; None: the lane makes the tail batches that fall to it.
         """
         self.clock = LaneClock()
         self.rest: Rows | None = None
         self._work = work
-        self._keeps_rest = to_the_end or not work.plan.counted
-        self._source = work.rows_to_the_end(lane, start) if to_the_end else work.rows(lane, start)
+        self._keeps_rest = joining is not None or not work.plan.counted
+        self._source = work.rows(lane, start) if joining is None else joining.rows_to_the_end(lane, start)
         self._cutter = ExactBatches(work.codec, work.plan.batch_size)
         self._done = False
 
@@ -288,4 +290,19 @@ class LaneBatches:
         self._source.close()  # type: ignore[attr-defined]
 
 
-__all__ = ["PADDING_COLUMN", "EpochWork", "LaneBatches", "LaneClock"]
+def batches_of_lane(work: LaneWork, lane: int) -> Iterator[Any]:
+    """Give all batches of a lane; where rows are not counted, what it left over is its own last batch."""
+    batches = LaneBatches(work, lane)
+    try:
+        while (block := batches.next_block()) is not None:
+            yield from block
+        if batches.rest is not None:
+            size = work.plan.batch_size
+            stop = batches.rest.num_rows // size * size if work.drop_last else batches.rest.num_rows
+            if stop:
+                yield from work.finish(batches.rest.slice(0, stop).batches(size))
+    finally:
+        batches.close()
+
+
+__all__ = ["PADDING_COLUMN", "EpochWork", "LaneBatches", "LaneClock", "batches_of_lane"]

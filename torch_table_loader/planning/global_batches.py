@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.ranks import Topology
 
 
+ENDLESS = 1 << 62
+"""Rows of an order that goes on for ever."""
+
+
 class StepPlaces(NamedTuple):
     """What one rank takes in one step.
 
@@ -38,10 +42,11 @@ class GlobalBatches:
     """The steps of one rank in a stage of an epoch.
 
     Args:
-        total: rows of the epoch's order.
+        total: rows of the epoch's order; `ENDLESS` where it goes on for ever.
         start: samples that the job had taken when the stage began.
         topology: the job's shape; `even_ranks` is None or "pad", and lanes decide nothing but who makes a batch.
         rank: this rank.
+        first: the place from which padding repeats.
 
     >>> from torch_table_loader.planning.ranks import Topology
     >>> rank_1 = GlobalBatches(total=13, start=0, topology=Topology(2, 1, 3), rank=1)
@@ -53,12 +58,15 @@ class GlobalBatches:
     start: int
     topology: Topology
     rank: int
+    first: int = 0
     counted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse what is outside the epoch."""
         if not 0 <= self.start <= self.total:
             raise ConfigError(f"start must be in [0, {self.total}], got {self.start}")
+        if not 0 <= self.first <= self.start:
+            raise ConfigError(f"first must be in [0, {self.start}], got {self.first}")
         if not 0 <= self.rank < self.topology.num_ranks:
             raise ConfigError(f"rank must be in [0, {self.topology.num_ranks}), got {self.rank}")
         if self.topology.even_ranks not in (None, "pad"):
@@ -66,6 +74,11 @@ class GlobalBatches:
                 f"even_ranks={self.topology.even_ranks!r} is for splits: in row mode ranks differ in the last step "
                 'alone; pass even_ranks="pad", or drop_last=True'
             )
+
+    @property
+    def endless(self) -> bool:
+        """Whether the order has no end, so that nobody can say how many steps there are."""
+        return self.total == ENDLESS
 
     @property
     def batch_size(self) -> int:
@@ -98,7 +111,7 @@ class GlobalBatches:
         share = -(-self.remainder // ranks)
         places = first + self.rank * share + np.arange(share, dtype=np.int64)
         real = min(max(self.total - first - self.rank * share, 0), share)
-        places[real:] = (places[real:] - self.total) % max(1, self.total)
+        places[real:] = self.first + (places[real:] - self.total) % max(1, self.total - self.first)
         return StepPlaces(places, real)
 
     @property
@@ -165,6 +178,11 @@ class GlobalBatches:
         for first in range(0, len(steps), block):
             yield list(steps[first : first + block])
 
+    def rows_of(self, lane: int) -> int:
+        """Count the rows of a lane."""
+        steps = range(lane, self.steps, self.topology.lanes)
+        return max(0, len(steps) - 1) * self.batch_size + sum(len(self.step(step).places) for step in steps[-1:])
+
 
 def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: int) -> int:
     """Divide a global batch over ranks.
@@ -222,4 +240,4 @@ def steps_of_ranks(batches: GlobalBatches) -> list[int]:
     return [batches.full_steps + 1] * with_tail + [batches.full_steps] * (ranks - with_tail)
 
 
-__all__ = ["GlobalBatches", "StepPlaces", "concat_places", "rank_batch_size", "steps_of_ranks"]
+__all__ = ["ENDLESS", "GlobalBatches", "StepPlaces", "concat_places", "rank_batch_size", "steps_of_ranks"]

@@ -111,7 +111,20 @@ def keyed_hashes(n: int, key: Key) -> U64:
     >>> keyed_hashes(2, derive_key(0, 0, "rows")).tolist()
     [14777830027171508221, 7933587523992070928]
     """
-    hashes = np.arange(n, dtype=np.uint64)
+    return hashes_of(np.arange(n, dtype=np.uint64), key)
+
+
+def hashes_of(numbers: U64, key: Key) -> U64:
+    """Hash numbers with the key, in place.
+
+    Args:
+        numbers: uint64 of any shape, overwritten.
+        key: From ``derive_key``.
+
+    Returns:
+        The same array.
+    """
+    hashes = numbers
     hashes *= u64(0x9E3779B97F4A7C15)
     for word in key.hashing:
         hashes += u64(word)
@@ -168,4 +181,4 @@ def _check_words(name: str, words: tuple[int, ...], count: int, bits: int) -> No
         )
 
 
-__all__ = ["U32", "U64", "Key", "as_int", "derive_key", "keyed_hashes", "keyed_mix", "u32", "u64"]
+__all__ = ["U32", "U64", "Key", "as_int", "derive_key", "hashes_of", "keyed_hashes", "keyed_mix", "u32", "u64"]

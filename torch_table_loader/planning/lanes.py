@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -81,6 +81,7 @@ class RankPlan:
     steps: int
     name: str = ""
     counted: bool = True
+    endless: ClassVar[bool] = False
 
     @property
     def body_batches(self) -> list[int]:

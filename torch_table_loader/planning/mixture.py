@@ -1,89 +1,81 @@
 """A mixture of sources: which source, and which of its rows, comes at each place, at the cost of one block.
 
-Places are cut into blocks. After n places, source i has had ``floor(n * W_i) - floor(n * W_(i-1))`` of them, where W
-are the cumulative shares: always within one of its share ``n * w_i``. Inside a block the places of the sources are
-shuffled. A block is so long that each source has at least one place in it.
+Places are cut into blocks. After n places that make whole blocks, source i has had ``floor(n * W_i) - floor(n *
+W_(i-1))`` of them, where W are the cumulative shares: always within one of its share ``n * w_i``. Inside a block the
+places of the sources are shuffled. A block is so long that each source has a place in it: with shorter ones the floors
+would at times have to take a row back. Nothing but seed, epoch, weights and where these changed decides what comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from math import ceil
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.global_batches import ENDLESS
+from torch_table_loader.planning.keys import derive_key, hashes_of, u64
 from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.weights import smallest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from torch_table_loader.planning.exclusion import Remaining
 
     Ints: TypeAlias = NDArray[np.int64]
 
 StopRule = Literal["first_exhausted", "all_exhausted", "forever"]
 
 BLOCK_ROWS = 256
-_MOST_BLOCK_ROWS = 1 << 20
+_MOST_BLOCK_ROWS = 1 << 16
+_SLOTS_AT_ONCE = 1 << 18
+"""Places that are shuffled together, so that memory stays small where places are far from each other."""
+_LONG_BLOCK = 1 << 14
+"""Rows from which on a block is kept for the next batches that need it."""
 
 
 class Place(NamedTuple):
     """What comes at some places of a mixture.
 
     Args:
-        source: int64[n] the source, as a number.
+        source: int16[n] the source, as its number among the names.
         turn: int64[n] how many rows of that source came before in the epoch.
     """
 
-    source: Ints
+    source: NDArray[np.int16]
     turn: Ints
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Places from one change of the weights to the next.
+class Shares:
+    """The weights from a place on.
 
     Args:
-        start: the first place.
-        weights: one a source, in the order of the mixture; 0 leaves a source out.
+        start: the place.
+        weights: one a source, as the smallest integers; 0 leaves a source out.
         before: rows of each source that came before.
     """
 
     start: int
-    weights: tuple[Fraction, ...]
+    weights: tuple[int, ...]
     before: tuple[int, ...]
 
-    @property
-    def block(self) -> int:
-        """Rows of a block: `BLOCK_ROWS`, or more where a source is rarer than that."""
-        total = sum(self.weights)
-        rarest = min(weight for weight in self.weights if weight)
-        return max(BLOCK_ROWS, ceil(total / rarest))
 
-    def counts(self, blocks: int) -> list[int]:
-        """Count the rows of each source in the first blocks of the stage."""
-        places, total = blocks * self.block, sum(self.weights)
-        ends, sofar = [0], Fraction(0)
-        for weight in self.weights:
-            sofar += weight
-            ends.append(int(places * sofar // total))
-        return [high - low for low, high in pairwise(ends)]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mixture:
-    """Sources and their shares over an epoch.
+    """Sources and their shares in an epoch, from where the weights changed last.
 
     Args:
-        names: of the sources; they key the orders.
-        stages: at least one, the first from place 0.
+        names: of the sources, sorted; they key the orders.
+        shares: the newest weights.
         seed: key of the shuffling inside blocks.
         epoch: from 0.
+        block: the least rows of a block.
 
     >>> mixture = Mixture.of({"a": 3, "b": 1}, seed=0, epoch=0)
     >>> np.bincount(mixture.places(0, 256).source).tolist()
@@ -91,58 +83,63 @@ class Mixture:
     """
 
     names: tuple[str, ...]
-    stages: tuple[Stage, ...]
+    shares: Shares
     seed: int
     epoch: int
-    _starts: Ints = field(init=False, repr=False, compare=False)
+    block: int = BLOCK_ROWS
 
     def __post_init__(self) -> None:
-        """Derive where stages begin."""
-        object.__setattr__(self, "_starts", np.array([stage.start for stage in self.stages], dtype=np.int64))
+        """Refuse a block that is not one."""
+        if isinstance(self.block, bool) or not isinstance(self.block, int) or not 1 <= self.block <= _MOST_BLOCK_ROWS:
+            raise ConfigError(f"block must be an int in [1, {_MOST_BLOCK_ROWS}], got {self.block!r}")
 
     @classmethod
-    def of(cls, weights: Mapping[str, float], seed: int, epoch: int) -> Mixture:
-        """Mix sources by weights, which need not sum to one.
+    def of(cls, weights: Mapping[str, float], seed: int, epoch: int, block: int = BLOCK_ROWS) -> Mixture:
+        """Mix sources by weights, which need not sum to one; the order in which they are named decides nothing.
 
         Raises:
             ConfigError: no source, or a weight that is negative, not finite or too small beside the others.
         """
-        shares = _shares(weights)
-        return cls(tuple(weights), (Stage(0, shares, (0,) * len(shares)),), seed, epoch)
+        shares = smallest(weights)
+        return cls(tuple(shares), Shares(0, tuple(shares.values()), (0,) * len(shares)), seed, epoch, block)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block: `block`, or more where a source is rarer than that."""
+        weights = self.shares.weights
+        return max(self.block, -(-sum(weights) // min(weight for weight in weights if weight)))
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The newest weights by name."""
+        return dict(zip(self.names, self.shares.weights, strict=True))
 
     def reweighted(self, place: int, weights: Mapping[str, float]) -> Mixture:
-        """Change the weights from a place on; sources may come (from their start) and go.
+        """Change the weights from a place on; the same mixture if they are what they were.
 
         Args:
-            place: at or behind the start of the newest stage.
-            weights: by name.
+            place: at or behind the start of the shares.
+            weights: by name. A name that is new begins at its source's start; one that is missing is forgotten.
 
         Raises:
             ConfigError: the place lies before the newest change, or a weight is wrong.
         """
-        if place < self.stages[-1].start:
-            raise ConfigError(f"weights were changed at place {self.stages[-1].start}, which is behind {place}")
-        names = (*self.names, *(name for name in weights if name not in self.names))
-        every = {name: weights.get(name, 0) for name in names}
-        had = (*self.rows_before(place), *([0] * (len(names) - len(self.names))))
-        more = (Fraction(0),) * (len(names) - len(self.names))
-        stages = tuple(
-            Stage(old.start, (*old.weights, *more), (*old.before, *([0] * len(more))))
-            for old in self.stages
-            if old.start < place
-        )
-        return Mixture(names, (*stages, Stage(place, _shares(every), had)), self.seed, self.epoch)
+        if place < self.shares.start:
+            raise ConfigError(f"weights were changed at place {self.shares.start}, which is behind {place}")
+        shares = smallest(weights)
+        if shares == self.weights:
+            return self
+        had = dict(zip(self.names, self.rows_before(place), strict=True))
+        before = tuple(had.get(name, 0) for name in shares)
+        return Mixture(tuple(shares), Shares(place, tuple(shares.values()), before), self.seed, self.epoch, self.block)
 
     def rows_before(self, place: int) -> tuple[int, ...]:
-        """Count the rows of each source that come before a place."""
-        stage = self.stages[int(np.searchsorted(self._starts, place, side="right")) - 1]
-        blocks, rest = divmod(place - stage.start, stage.block)
-        counts = [had + count for had, count in zip(stage.before, stage.counts(blocks), strict=True)]
+        """Count the rows of each source that come before a place, which is not before the shares' start."""
+        blocks, rest = divmod(place - self.shares.start, self.block_rows)
+        counts = np.array(self.shares.before) + self._had(np.array([blocks]))[0]
         if rest:
-            inside = self.places(place - rest, place).source
-            for source, count in enumerate(np.bincount(inside, minlength=len(counts)).tolist()):
-                counts[source] += count
-        return tuple(counts)
+            counts += np.bincount(self.places(place - rest, place).source, minlength=len(counts))
+        return tuple(counts.tolist())
 
     def places(self, start: int, stop: int) -> Place:
         """Say what comes at the places [start, stop)."""
@@ -152,28 +149,21 @@ class Mixture:
         """Say what comes at each place.
 
         Args:
-            places: int64[n], none negative.
+            places: int64[n], none before the shares' start.
         """
-        source, index = np.empty_like(places), np.empty_like(places)
-        stages = np.searchsorted(self._starts, places, side="right") - 1
-        for number in np.unique(stages).tolist():
-            stage = self.stages[number]
-            inside = np.flatnonzero(stages == number)
-            blocks = (places[inside] - stage.start) // stage.block
-            for block in np.unique(blocks).tolist():
-                at = inside[blocks == block]
-                slots = places[at] - stage.start - block * stage.block
-                source[at], index[at] = self._in_block(stage, block, slots)
-        return Place(source, index)
+        blocks, slots = np.divmod(places - self.shares.start, self.block_rows)
+        touched, which = _distinct(blocks)
+        source, turn = np.empty(len(places), dtype=np.int16), np.empty_like(places)
+        step = 1 if self.block_rows >= _LONG_BLOCK else _SLOTS_AT_ONCE // self.block_rows
+        for first in range(0, len(touched), step):
+            inside = np.flatnonzero((which >= first) & (which < first + step))
+            found = touched[first : first + step]
+            shuffled = _long_block(self, int(found[0])) if step == 1 else self.shuffled(found)
+            at = (which[inside] - first, slots[inside])
+            source[inside], turn[inside] = shuffled.source[at], shuffled.turn[at]
+        return Place(source, turn)
 
-    def _in_block(self, stage: Stage, block: int, slots: Ints) -> tuple[Ints, Ints]:
-        before, after = stage.counts(block), stage.counts(block + 1)
-        counts = tuple(high - low for low, high in zip(before, after, strict=True))
-        source, rank = _shuffled(counts, self.seed, self.epoch, f"mixture block {block} from {stage.start}")
-        first = np.array(stage.before, dtype=np.int64) + np.array(before, dtype=np.int64)
-        return source[slots], rank[slots] + first[source[slots]]
-
-    def length(self, rows: Sequence[int], rule: StopRule) -> int | None:
+    def length(self, rows: Sequence[int], rule: StopRule) -> int:
         """Count the places of the epoch.
 
         Args:
@@ -182,64 +172,129 @@ class Mixture:
                 each has delivered all its rows; "forever".
 
         Returns:
-            None for "forever".
+            At least the shares' start; `ENDLESS` for "forever".
 
         Raises:
             ConfigError: a source with a weight has no row, or the rule is unknown.
         """
         if rule not in get_args(StopRule):
             raise ConfigError(f"stop must be one of {', '.join(map(repr, get_args(StopRule)))}, got {rule!r}")
-        weights = self.stages[-1].weights
-        if empty := [name for name, n, w in zip(self.names, rows, weights, strict=True) if w and not n]:
-            raise ConfigError(f"source {empty[0]!r} has no row; leave it out of the mixture, or give it the weight 0")
+        wanted = [number for number, weight in enumerate(self.shares.weights) if weight]
+        if empty := [self.names[number] for number in wanted if not rows[number]]:
+            raise ConfigError(
+                f"source {empty[0]!r} has no row in this epoch; leave it out of the mixture, or give it the weight 0"
+            )
         if rule == "forever":
-            return None
-        wanted = [number for number, weight in enumerate(weights) if weight]
+            return ENDLESS
+        most = np.array(rows)[wanted]
 
-        def over(place: int) -> bool:
-            counts = self.rows_before(place)
-            if rule == "first_exhausted":
-                return any(counts[number] > rows[number] for number in wanted)
-            return all(counts[number] >= rows[number] for number in wanted)
+        def over(blocks: int) -> bool:
+            had = (np.array(self.shares.before) + self._had(np.array([blocks]))[0])[wanted]
+            return bool((had > most).any() if rule == "first_exhausted" else (had >= most).all())
 
-        first = _first(over, self.stages[-1].start)
-        return first - 1 if rule == "first_exhausted" else first
+        blocks = _first(over)
+        if not blocks:
+            return self.shares.start
+        first = self.shares.start + (blocks - 1) * self.block_rows
+        source, turn = self.places(first, first + self.block_rows)
+        missing = np.array([weight > 0 for weight in self.shares.weights])[source]
+        if rule == "first_exhausted":
+            return first + int(np.argmax(missing & (turn >= np.array(rows)[source])))
+        return first + int(np.flatnonzero(missing & (turn == np.array(rows)[source] - 1))[-1]) + 1
+
+    def _had(self, blocks: Ints) -> Ints:
+        """Count the rows of each source in the first blocks of the shares.
+
+        Args:
+            blocks: int64[n].
+
+        Returns:
+            int64[n, sources].
+        """
+        edges = [0, *accumulate(self.shares.weights)]
+        fits = int(blocks.max(initial=0)) * self.block_rows * edges[-1] < 1 << 63
+        kind: Any = np.int64 if fits else object
+        ends = blocks.astype(kind)[:, None] * self.block_rows * np.array(edges, dtype=kind) // edges[-1]
+        counts: Ints = np.diff(ends, axis=1).astype(np.int64)
+        return counts
+
+    def shuffled(self, blocks: Ints) -> Place:
+        """Shuffle some blocks: source and turn of each slot, [n, block_rows]."""
+        before, number = self._had(blocks), len(self.names)
+        counts = (self._had(blocks + 1) - before).reshape(-1)
+        slots = np.arange(self.block_rows)
+        key = derive_key(self.seed, self.epoch, f"mixture from {self.shares.start}")
+        hashes = hashes_of((blocks[:, None] * self.block_rows + slots).astype(np.uint64), key)
+        # The low bits of each hash become its slot: no two are equal then, and sorting needs no second array.
+        low = u64((1 << self.block_rows.bit_length()) - 1)
+        hashes |= low
+        hashes ^= low ^ slots.astype(np.uint64)
+        hashes.sort(axis=1)
+        order = (hashes & low).view(np.int64)
+        kinds = np.tile(np.arange(number, dtype=np.int16), len(blocks))
+        source = np.take_along_axis(np.repeat(kinds, counts).reshape(order.shape), order, axis=1)
+        # Of a block's slots with one source, the first has the source's first turn in that block, and so on.
+        starts = np.cumsum(counts.reshape(-1, number), axis=1) - counts.reshape(-1, number)
+        first = (np.array(self.shares.before) + before - starts).reshape(-1)
+        turn = np.empty(order.shape, dtype=np.int64)
+        by_source = np.argsort(source, axis=1, kind="stable")
+        np.put_along_axis(turn, by_source, np.repeat(first, counts).reshape(order.shape) + slots, axis=1)
+        return Place(source, turn)
 
 
-def source_order(rows: int, seed: int, name: str, epoch: int, wrap: int) -> Permutation:
-    """Give the order in which a source's rows come between two wraps.
+@lru_cache(maxsize=4)
+def _long_block(mixture: Mixture, block: int) -> Place:
+    return mixture.shuffled(np.array([block]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceOrder:
+    """The order of a source's rows in an epoch: it repeats none until it wraps, and wraps in another order.
 
     Args:
-        rows: of the source.
+        remaining: the rows of the store that are left; at least one.
         seed: the mixture's.
         name: the source's.
         epoch: from 0.
-        wrap: how often the source has been through.
     """
+
+    remaining: Remaining
+    seed: int
+    name: str
+    epoch: int
+
+    def take(self, turns: Ints) -> Ints:
+        """Give the row of the store that comes after so many rows of the source.
+
+        Args:
+            turns: int64[n], none negative.
+        """
+        rows = self.remaining.num_rows
+        wraps, places = np.divmod(turns, rows)
+        taken = np.empty_like(turns)
+        for wrap in _distinct(wraps)[0].tolist():
+            inside = wraps == wrap
+            taken[inside] = _permutation(rows, self.seed, self.epoch, self.name, wrap).take(places[inside])
+        return self.remaining.select(taken)
+
+
+def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
+    """Give the distinct numbers, rising, and which of them each is; without a sort where they are near each other."""
+    low = int(numbers.min(initial=1 << 62))
+    if int(numbers.max(initial=0)) - low >= 4 * len(numbers):
+        return np.unique(numbers, return_inverse=True)
+    found = np.bincount(numbers - low) > 0
+    return np.flatnonzero(found) + low, (np.cumsum(found) - 1)[numbers - low]
+
+
+@lru_cache(maxsize=16)
+def _permutation(rows: int, seed: int, epoch: int, name: str, wrap: int) -> Permutation:
     return Permutation(rows, derive_key(seed, epoch, f"mixture source {wrap} {name}"))
 
 
-def source_rows(turn: Ints, rows: int, seed: int, name: str, epoch: int) -> Ints:
-    """Turn how many rows of a source came before into the row that comes; it repeats none until it wraps.
-
-    Args:
-        turn: int64[n], none negative.
-        rows: of the source, at least one.
-        seed: the mixture's.
-        name: the source's.
-        epoch: from 0.
-    """
-    wraps = turn // rows
-    taken = np.empty_like(turn)
-    for wrap in np.unique(wraps).tolist():
-        inside = wraps == wrap
-        taken[inside] = source_order(rows, seed, name, epoch, wrap).take(turn[inside] % rows)
-    return taken
-
-
-def _first(over: Callable[[int], bool], low: int) -> int:
-    """Find the first place at which something holds that then holds for ever."""
-    high = max(1, low)
+def _first(over: Any) -> int:
+    """Find the first number for which something holds that then holds for ever."""
+    low, high = 0, 1
     while not over(high):
         high *= 2
     while low < high:
@@ -248,32 +303,4 @@ def _first(over: Callable[[int], bool], low: int) -> int:
     return low
 
 
-@lru_cache(maxsize=64)
-def _shuffled(counts: tuple[int, ...], seed: int, epoch: int, purpose: str) -> tuple[Ints, Ints]:
-    """Shuffle a block: the source of each slot, and how many of the block's slots before it have the same source."""
-    size = sum(counts)
-    order = Permutation(size, derive_key(seed, epoch, purpose)).slice(0, size)
-    source = np.searchsorted(np.cumsum(counts), order, side="right")
-    rank = np.empty_like(source)
-    starts = np.cumsum(counts) - np.array(counts, dtype=np.int64)
-    rank[np.argsort(source, kind="stable")] = np.arange(size) - np.repeat(starts, counts)
-    return source, rank
-
-
-def _shares(weights: Mapping[str, float]) -> tuple[Fraction, ...]:
-    try:
-        shares = tuple(Fraction(weight) for weight in weights.values())
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"weights must be numbers by source name, got {dict(weights)!r}") from error
-    if not any(shares) or min(shares) < 0:
-        raise ConfigError(f"weights must be at least 0, and one of them above it, got {dict(weights)!r}")
-    rarest = min(share for share in shares if share)
-    if sum(shares) / rarest > _MOST_BLOCK_ROWS:
-        raise ConfigError(
-            f"the smallest weight must be at least 1/{_MOST_BLOCK_ROWS} of their sum, got {dict(weights)!r}; "
-            "leave that source out"
-        )
-    return shares
-
-
-__all__ = ["BLOCK_ROWS", "Mixture", "Place", "Stage", "StopRule", "source_order", "source_rows"]
+__all__ = ["BLOCK_ROWS", "Mixture", "Place", "Shares", "SourceOrder", "StopRule"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.cursor import Stage
@@ -14,15 +14,14 @@ from torch_table_loader.planning.ranks import Topology
 
 
 @dataclass(frozen=True, slots=True)
-class RowCursor:
-    """What a job has done of an epoch: the same on every rank, but for `ended`.
+class EpochPlace:
+    """Where a job stands in an order of single rows, as a number of samples.
 
     Args:
         epoch: which.
-        total: rows of the epoch, those that are excluded left out.
+        total: rows of the epoch's order.
         start: samples that the job had taken when the stage began.
         stage: the topology since, and the steps taken under it.
-        exclusions: what is taken out of this epoch, and of the next.
         ended: True on a rank that has taken all its batches while others may take one more.
     """
 
@@ -30,8 +29,7 @@ class RowCursor:
     total: int
     start: int
     stage: Stage
-    exclusions: ExclusionVersions = field(default_factory=ExclusionVersions)
-    ended: bool = False
+    ended: bool = field(default=False, kw_only=True)
 
     @property
     def consumed(self) -> int:
@@ -42,13 +40,29 @@ class RowCursor:
         """Plan the stage for a rank."""
         return GlobalBatches(self.total, self.start, self.stage.topology, rank)
 
-    def on(self, topology: Topology) -> RowCursor:
+    def on(self, topology: Topology) -> Self:
         """Go on under a topology, in a stage of its own."""
         return replace(self, start=self.consumed, stage=Stage(topology), ended=False)
 
-    def after(self, steps: int, *, ended: bool = False) -> RowCursor:
+    def after(self, steps: int, *, ended: bool = False) -> Self:
         """Stand where the stage has taken so many steps."""
         return replace(self, stage=Stage(self.stage.topology, steps), ended=ended)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCursor(EpochPlace):
+    """What a job has done of an epoch: the same on every rank, but for `ended`.
+
+    Args:
+        epoch: which.
+        total: rows of the epoch, those that are excluded left out.
+        start: samples that the job had taken when the stage began.
+        stage: the topology since, and the steps taken under it.
+        exclusions: what is taken out of this epoch, and of the next.
+        ended: see `EpochPlace`.
+    """
+
+    exclusions: ExclusionVersions = field(default_factory=ExclusionVersions)
 
     def to_state(self) -> dict[str, Any]:
         """Write as ints, strings and lists.
@@ -122,4 +136,4 @@ class RowPosition:
         return RowCursor(self.epoch, total, self.consumed, Stage(topology), self.exclusions)
 
 
-__all__ = ["RowCursor", "RowPosition"]
+__all__ = ["EpochPlace", "RowCursor", "RowPosition"]

@@ -36,6 +36,13 @@ class LiveSpan(NamedTuple):
     last: int
 
 
+class SourceRow(NamedTuple):
+    """A row of a mixture: the name of its source, and its id there, as the column ``row_id`` gives it."""
+
+    source: str
+    row_id: int
+
+
 def spans_of_batch(
     plan: RankPlan,
     segments: SegmentTable,
@@ -126,4 +133,4 @@ def _spans(
         at += segment.live
 
 
-__all__ = ["LiveSpan", "RowSpan", "spans_of_batch"]
+__all__ = ["LiveSpan", "RowSpan", "SourceRow", "spans_of_batch"]

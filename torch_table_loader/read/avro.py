@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from torch_table_loader.errors import MissingExtraError, TableError
-from torch_table_loader.read.failures import as_reading_error, first_line
+from torch_table_loader.errors import MissingExtraError, TableError, TableLoaderError
+from torch_table_loader.read.failures import as_reading_error, first_line, is_store_failure
 from torch_table_loader.read.sequential import SequentialFile, one_group, prune_by_partition
 
 if TYPE_CHECKING:
@@ -62,9 +62,12 @@ class AvroReader:
                 blocks = fastavro.block_reader(source)
                 arrow = arrow_schema(json.loads(blocks.metadata["avro.schema"]))
                 num_rows = sum(block.num_records for block in blocks)
-        except (OSError, pa.ArrowException) as error:
-            raise as_reading_error(error, file, is_local=storage.is_local) from error
-        except (ValueError, KeyError, TypeError, EOFError, IndexError) as error:
+        except Exception as error:
+            known = isinstance(error, TableLoaderError | pa.ArrowException | OSError)
+            if known or is_store_failure(error, is_local=storage.is_local):
+                raise as_reading_error(error, file, is_local=storage.is_local) from error
+            if "you need to install" in str(error):
+                raise MissingExtraError(f"{file.name}: {first_line(error)}") from error
             raise TableError(
                 f"{file.name} must be an Avro file, got one that does not parse ({first_line(error)}); the file is "
                 "torn or of another format: write it again, or leave it out of the table"

@@ -122,7 +122,7 @@ def plan_by_id(
         TableError: the file has no field ids, and the table gives none by name; or types that never fit.
     """
     found = places_of(file_schema, columns, name)
-    names = columns.table.names
+    names = None if columns.table.names is None or has_ids(file_schema) else columns.table.names
     reads: list[str] = []
     sources: list[_Source] = []
     for _, column in wanted:
@@ -131,7 +131,7 @@ def plan_by_id(
             sources.append(_absent(column, columns, name))
             continue
         field = file_schema.field(place)
-        inner = None if names is None or has_ids(file_schema) else inside_of(names, field.name)
+        inner = None if names is None else inside_of(names, field.name)
         lineage = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
         stands_in = _absent(column, columns, name) if lineage else None
         sources.append(

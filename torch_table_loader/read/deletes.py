@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,6 +14,7 @@ from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.field_ids import own_ids
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.held import Held
 from torch_table_loader.read.keys import KeySet
 from torch_table_loader.read.vectors import read_vector
 
@@ -46,7 +44,7 @@ class Deletes:
             cache_bytes: how much is kept.
         """
         self._storage = storage
-        self._cache = _Cache(cache_bytes)
+        self._cache = Held(cache_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the storage alone."""
@@ -200,44 +198,6 @@ def _rows_of(storage: Storage, file: DataFile, choose: Callable[[pa.Schema], lis
         raise as_reading_error(error, file, is_local=storage.is_local) from error
     finally:
         handle.close()
-
-
-class _Cache:
-    """Values by key, each made once by whoever asks first; the least recently used go when it is full."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes = most_bytes
-        self._held: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
-        self._num_bytes = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._making: dict[Any, threading.Lock] = {}
-        self._pid = os.getpid()
-
-    def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
-        """Give a value; `make` gives it and its size in bytes where it is not held."""
-        if self._pid != os.getpid():  # a fork: locks may be held by threads that are not here
-            self._reset()
-        with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key][0]
-            making = self._making.setdefault(key, threading.Lock())
-        with making:
-            with self._lock:
-                if key in self._held:
-                    return self._held[key][0]
-            value, num_bytes = make()
-            with self._lock:
-                self._held[key] = (value, num_bytes)
-                self._making.pop(key, None)
-                self._num_bytes += num_bytes
-                while self._num_bytes > self.most_bytes and len(self._held) > 1:
-                    _, (_, size) = self._held.popitem(last=False)
-                    self._num_bytes -= size
-        return value
 
 
 __all__ = ["CACHE_BYTES", "Deletes", "inside", "key_path"]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
 
 _STORE_WORDS = ("AWS Error", "curlCode", "Couldn't resolve", "Connection")
-_DATA_MODULES = ("builtins", "pyarrow", "numpy")
+_DATA_MODULES = ("builtins", "pyarrow", "numpy", "zlib", "fastavro", "cramjam", "backports", "compression")
 
 
 def is_store_failure(error: BaseException, *, is_local: bool) -> bool:

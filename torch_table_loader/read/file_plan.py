@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torch_table_loader.read.by_id import IdConformer, plan_by_id
 from torch_table_loader.read.conform import Conformer, conform_plan
@@ -29,8 +28,8 @@ class _Keys(NamedTuple):
     columns: tuple[tuple[str, tuple[Column, ...]], ...]
     keys: KeySet
 
-    def hit(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        return self.keys.holds([inside(batch.column(name), path) for name, path in self.columns])
+    def miss(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        return self.keys.lacks([inside(batch.column(name), path) for name, path in self.columns])
 
 
 class FilePlan(NamedTuple):
@@ -71,7 +70,7 @@ class FilePlan(NamedTuple):
         low, high = np.searchsorted(self.positions, (segment.row_start, segment.row_stop))
         return segment.row_stop - segment.row_start - int(high - low)
 
-    def mask(self, batch: pa.RecordBatch, row: int) -> pa.Array | None:
+    def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         """Say which rows of a batch live.
 
         Args:
@@ -79,24 +78,25 @@ class FilePlan(NamedTuple):
             row: the place of its first row in the file.
 
         Returns:
-            Booleans, one a row, of which null is no; None where all rows live.
+            bool [rows]; None where all rows live.
         """
-        live = self._live(batch, row)
-        mask = None if live is None else pa.array(live)
+        live = self._undeleted(batch, row)
         if self.filters is None:
-            return mask
+            return live
         passing = row_mask(batch, self.filters)
-        return passing if mask is None else pc.and_kleene(passing, mask)
+        known = passing.fill_null(False) if passing.null_count else passing
+        mask: NDArray[np.bool_] = known.to_numpy(zero_copy_only=False)
+        return mask if live is None else mask & live
 
-    def _live(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
+    def _undeleted(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         low, high = np.searchsorted(self.positions, (row, row + batch.num_rows))
         live: NDArray[np.bool_] | None = None
         if low < high:
             live = np.ones(batch.num_rows, dtype=np.bool_)
             live[self.positions[low:high] - row] = False
         for keys in self.keys:
-            hit = keys.hit(batch)
-            live = ~hit if live is None else live & ~hit
+            missed = keys.miss(batch)
+            live = missed if live is None else live & missed
         return live
 
 

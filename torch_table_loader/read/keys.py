@@ -18,6 +18,8 @@ _TABLE_SPARSITY = 16
 _TABLE_BYTES = 1 << 24
 """… or up to this size; wider ranges are hashed."""
 
+_LEAST = -(2**63)
+
 
 class KeySet:
     """Distinct keys of one or more columns; null equals null.
@@ -52,14 +54,17 @@ class KeySet:
         """Memory that it takes."""
         return sum(values.num_bytes for values in self._columns) + sum(pairs.nbytes for pairs in self._pairs)
 
-    def holds(self, columns: Sequence[pa.Array]) -> NDArray[np.bool_]:
-        """Say for each row whether its key is in the set.
+    def lacks(self, columns: Sequence[pa.Array]) -> NDArray[np.bool_]:
+        """Say for each row whether its key is not in the set.
 
         Args:
             columns: one array a key column, of the types of the keys.
+
+        Returns:
+            bool [rows], which nobody else has.
         """
         if len(columns) == 1:
-            return self._columns[0].holds(columns[0])
+            return self._columns[0].lacks(columns[0])
         code = self._columns[0].places(columns[0])
         found: NDArray[np.bool_] = code >= 0
         for values, known, column in zip(self._columns[1:], self._pairs, columns[1:], strict=True):
@@ -69,7 +74,7 @@ class KeySet:
             found &= own >= 0
             found &= known[place] == joined if len(known) else False
             code = place
-        return found
+        return np.logical_not(found, out=found)
 
 
 class _Values:
@@ -79,7 +84,7 @@ class _Values:
         distinct = pc.unique(column)
         self._values = distinct.combine_chunks() if isinstance(distinct, pa.ChunkedArray) else distinct
         self._null = bool(self._values.null_count)
-        self._low, self._table = _table_of(self._values)
+        self._base, self._table = _table_of(self._values)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -94,47 +99,53 @@ class _Values:
         places: NDArray[np.int64] = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
         return places
 
-    def holds(self, column: pa.Array) -> NDArray[np.bool_]:
-        """Whether each value is among them."""
+    def lacks(self, column: pa.Array) -> NDArray[np.bool_]:
+        """Whether each value is not among them."""
         if self._table is None:
             found: NDArray[np.bool_] = pc.is_in(column, value_set=self._values, skip_nulls=False).to_numpy(
                 zero_copy_only=False
             )
-            return found
-        numbers = _integers(column) - self._low
-        inside = (numbers >= 0) & (numbers < len(self._table))
-        found = self._table[np.where(inside, numbers, 0)] & inside
+            return ~found
+        # What wraps around 64 bits does not end in the table: only equal integers have equal differences.
+        places = np.subtract(_integers(column), self._base, dtype=np.int64)
+        missing: NDArray[np.bool_] = self._table.take(places, mode="clip")
         if column.null_count:
-            found[column.is_null().to_numpy(zero_copy_only=False)] = self._null
-        return found
+            missing[column.is_null().to_numpy(zero_copy_only=False)] = not self._null
+        return missing
 
 
-def _table_of(values: pa.Array) -> tuple[int, NDArray[np.bool_] | None]:
-    """A table that says of each integer in a range whether it is there; None where the range is too wide."""
+def _table_of(values: pa.Array) -> tuple[np.int64, NDArray[np.bool_] | None]:
+    """A table that says of each integer in a range whether it is missing, and of those beside it that they are.
+
+    Returns:
+        The integer of the table's first entry, which stands for all below the range, as its last does for all above;
+        and the table, None where the range is too wide.
+    """
     kind = values.type
     whole = (
         pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind)
     )
     known = values.drop_null()
     if not whole or not len(known):
-        return 0, None
-    numbers = _integers(known)
+        return np.int64(0), None
+    numbers = _integers(known).astype(np.int64, copy=False)
     low, high = int(numbers.min()), int(numbers.max())
     span = high - low + 1
     if span > max(_TABLE_BYTES, _TABLE_SPARSITY * len(numbers)):
-        return 0, None
-    table = np.zeros(span, dtype=np.bool_)
-    table[numbers - low] = True
-    return low, table
+        return np.int64(0), None
+    base = np.int64(low - 1 if low > _LEAST else -_LEAST - 1)
+    table: NDArray[np.bool_] = np.ones(span + 2, dtype=np.bool_)
+    table[numbers - base] = False
+    return base, table
 
 
 def _integers(column: pa.Array) -> NDArray[Any]:
-    """The values as int64; what stands in place of nulls does not matter."""
+    """The values as integers of their width; what stands in place of nulls does not matter."""
     width = column.type.bit_width
     plain = column.view(pa.int32() if width == 32 else pa.int64()) if width in (32, 64) else column
     if plain.null_count:
         plain = pc.fill_null(plain, 0)
-    numbers: NDArray[Any] = plain.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    numbers: NDArray[Any] = plain.to_numpy(zero_copy_only=False)
     return numbers
 
 

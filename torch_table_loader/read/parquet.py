@@ -23,6 +23,9 @@ _MAGIC = b"PAR1"
 _TAIL_BYTES = 64 * 1024
 """What the first ranged read of a footer asks for; most footers are smaller."""
 
+_VALUES_AT_ONCE = 1 << 19
+"""Values that one call of pyarrow decodes where a row group is read whole: 2 to 4 MiB of numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader:
@@ -131,7 +134,19 @@ class ParquetFile:
         return calls
 
     def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        return iter(self._handle.read_row_group(group, columns=columns, use_threads=False).to_batches())
+        """Read a row group, on this machine a few columns at a time, which is faster: caches hold what they touch."""
+        at_once = max(1, _VALUES_AT_ONCE // self._handle.metadata.row_group(group).num_rows)
+        if not self._is_local or len(columns) <= at_once:
+            return iter(self._table(group, columns).to_batches())
+        parts = [columns[start : start + at_once] for start in range(0, len(columns), at_once)]
+        tables = [self._table(group, part) for part in parts]
+        fields = [field for table in tables for field in table.schema]
+        arrays = [column for table in tables for column in table.columns]
+        return iter(pa.Table.from_arrays(arrays, schema=pa.schema(fields)).to_batches())
+
+    def _table(self, group: int, columns: list[str]) -> pa.Table:
+        table = self._handle.read_row_group(group, columns=columns, use_threads=False)
+        return table if table.column_names == columns else table.select(columns)
 
     def _streamed(self, groups: list[int], columns: list[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = self._handle.iter_batches(

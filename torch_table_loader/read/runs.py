@@ -72,6 +72,41 @@ def trim_segments(
     return kept, skip, take
 
 
+def fit_segments(
+    segments: Sequence[Segment], group_starts: Sequence[int], live_rows: Callable[[Segment], int] | None
+) -> tuple[list[Segment], list[int]]:
+    """Cut segments of estimated row groups where the file's row groups begin.
+
+    Args:
+        segments: runs of rows, whatever groups they name.
+        group_starts: the first row of each row group, then the rows of the file.
+        live_rows: counts the live rows of a segment; None where that takes reading.
+
+    Returns:
+        Segments that each lie in one row group, and for each the place of the one it is cut from.
+
+    >>> fitted, owners = fit_segments([Segment(0, 5, 15, 10)], [0, 10, 20], None)
+    >>> [(part.group, part.row_start, part.row_stop) for part in fitted], owners
+    ([(0, 5, 10), (1, 10, 15)], [0, 0])
+    """
+    fitted: list[Segment] = []
+    owners: list[int] = []
+    for owner, segment in enumerate(segments):
+        start = segment.row_start
+        while start < segment.row_stop:
+            group = group_at(start, group_starts)
+            stop = min(segment.row_stop, group_starts[group + 1])
+            if stop <= start:
+                raise TableError(
+                    f"the file ends at row {group_starts[-1]}, and rows up to {segment.row_stop} were planned"
+                )
+            part = Segment(group, start, stop, -1)
+            fitted.append(part if live_rows is None else part._replace(live=live_rows(part)))
+            owners.append(owner)
+            start = stop
+    return fitted, owners
+
+
 def plan_runs(segments: Sequence[Segment], group_starts: Sequence[int], *, merge: bool) -> list[Run]:
     """Join segments of consecutive row groups into runs.
 
@@ -181,4 +216,4 @@ def _inside(segment: Segment, group_starts: Sequence[int]) -> bool:
     )
 
 
-__all__ = ["Piece", "Run", "Walk", "group_at", "plan_runs", "trim_segments"]
+__all__ = ["Piece", "Run", "Walk", "fit_segments", "group_at", "plan_runs", "trim_segments"]

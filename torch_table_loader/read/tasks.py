@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure
 from torch_table_loader.read.file_plan import FilePlan, plan_file
+from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import COLUMNAR, reader_for
-from torch_table_loader.read.runs import Piece, Walk, group_at, plan_runs, trim_segments
+from torch_table_loader.read.runs import Piece, Walk, fit_segments, group_at, plan_runs, trim_segments
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import OpenFile, Storage
-    from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
+    from torch_table_loader.read.footers import Footers
+    from torch_table_loader.records import DataFile, ReadTask, Segment
 
 ROW_ID = "row_id"
 """The column that says which physical row of the snapshot a row is."""
@@ -33,7 +38,11 @@ class _Masked(NamedTuple):
     piece: Piece
     row: int
     batch: pa.RecordBatch
-    mask: pa.Array | None
+    mask: NDArray[np.bool_] | None
+
+    @property
+    def num_live(self) -> int:
+        return self.batch.num_rows if self.mask is None else int(np.count_nonzero(self.mask))
 
 
 class TaskReader:
@@ -43,7 +52,7 @@ class TaskReader:
         self,
         storage: Storage,
         files: Sequence[DataFile],
-        metas: Sequence[FileMeta],
+        metas: Footers,
         table_schema: pa.Schema,
         columns: Sequence[str],
         *,
@@ -57,7 +66,7 @@ class TaskReader:
         Args:
             storage: where the files are.
             files: the table's data files in canonical order.
-            metas: what each file's reader said of it.
+            metas: what each file's reader said of it, or says when it is asked.
             table_schema: the unified schema, partition columns included.
             columns: names to deliver, in this order.
             filters: a pyarrow compute Expression over `table_schema`; rows for which it is false or null do
@@ -72,12 +81,6 @@ class TaskReader:
         """
         if len(files) != len(metas):
             raise ConfigError(f"TaskReader wants a FileMeta for each file, got {len(files)} and {len(metas)}")
-        if unknown := [name for name in columns if name not in table_schema.names]:
-            raise ConfigError(f"columns must be in the table's schema {table_schema.names}, got {unknown[0]!r}")
-        if row_id_bases is not None and ROW_ID in columns:
-            raise ConfigError(
-                f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
-            )
         if max_rows < 1:
             raise ConfigError(f"max_rows must be at least 1, got {max_rows}")
         if filters is not None:
@@ -92,10 +95,7 @@ class TaskReader:
         self._bases = row_id_bases
         self._max_rows = max_rows
         self._deletes = Deletes(storage) if deletes is None else deletes
-        fields = [table_schema.field(name) for name in columns]
-        if row_id_bases is not None:
-            fields.append(pa.field(ROW_ID, pa.int64(), nullable=False))
-        self._schema = pa.schema(fields)
+        self._schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
 
     @property
     def schema(self) -> pa.Schema:
@@ -121,22 +121,20 @@ class TaskReader:
         if plan.empty:
             return
         _check_live(plan, task.segments)
-        segments, skip, take = trim_segments(task.segments, task.skip, task.take, every_row_lives=not plan.masks)
+        planned, _ = self._fitted(plan, task.segments)
+        segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not plan.masks)
         if not segments or take == 0:
             return
         base = None if self._bases is None else int(self._bases[task.file_index])
         with closing(self._masked(plan, segments)) as parts:
             for part in parts:
-                batch = self._delivered(part, base)
-                if skip:
-                    dropped = min(skip, batch.num_rows)
-                    skip -= dropped
-                    batch = batch.slice(dropped)
-                if take >= 0:
-                    batch = batch.slice(0, take)
-                    take -= batch.num_rows
-                if batch.num_rows:
-                    yield batch
+                num_live = part.num_live
+                start = min(skip, num_live)
+                stop = num_live if take < 0 else min(num_live, start + take)
+                skip -= start
+                take -= 0 if take < 0 else stop - start
+                if start < stop:
+                    yield self._delivered(part, start, stop, base)
                 if take == 0:
                     self._check_version(plan.file)
                     return
@@ -160,25 +158,35 @@ class TaskReader:
         if plan.knows_live:
             return [plan.live_rows(segment) for segment in task.segments]
         counts = [0] * len(task.segments)
-        for part in self._masked(plan, task.segments):
-            counts[part.piece.segment] += part.mask.true_count if part.mask is not None else part.batch.num_rows
+        segments, owners = self._fitted(plan, task.segments)
+        for part in self._masked(plan, segments):
+            counts[owners[part.piece.segment]] += part.num_live
         return counts
+
+    def _fitted(self, plan: FilePlan, segments: Sequence[Segment]) -> tuple[Sequence[Segment], Sequence[int]]:
+        """Cut segments to the file's row groups, where the plan only estimated those."""
+        if not isinstance(self._metas, LazyFooters):
+            return segments, range(len(segments))
+        return fit_segments(segments, plan.group_starts, plan.live_rows if plan.knows_live else None)
 
     def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
         filters = (self._filters, self._filter_columns)
         file, meta = self._files[file_index], self._metas[file_index]
         return plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
 
-    def _delivered(self, part: _Masked, base: int | None) -> pa.RecordBatch:
+    def _delivered(self, part: _Masked, start: int, stop: int, base: int | None) -> pa.RecordBatch:
+        """Give the live rows `start` to `stop` of a part."""
         batch, mask = part.batch, part.mask
         if batch.num_columns > len(self._columns):
             batch = batch.select(self._columns)
         if base is not None:
             ids = _ascending(base + part.row, batch.num_rows)
             batch = pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._schema)
-        if mask is None or mask.true_count == batch.num_rows:
-            return batch
-        return batch.filter(mask)
+        if mask is None or stop - start == batch.num_rows:
+            return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
+        # Filtering by the mask would cost more: a filter asks at each row, these indices were checked when made.
+        indices = np.flatnonzero(mask)[start:stop].astype(np.uint32)
+        return pc.take(batch, pa.array(indices), boundscheck=False)
 
     def _masked(self, plan: FilePlan, segments: Sequence[Segment]) -> Generator[_Masked, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
@@ -196,8 +204,9 @@ class TaskReader:
                 for piece, row, batch in walk.batches(handle, plan.conformer.reads, self._max_rows):
                     conformed = plan.conformer.apply(batch, row)
                     mask = plan.mask(conformed, row)
-                    found[piece.segment] += conformed.num_rows if mask is None else mask.true_count
-                    yield _Masked(piece, row, conformed, mask)
+                    part = _Masked(piece, row, conformed, mask)
+                    found[piece.segment] += part.num_live
+                    yield part
             if not plan.knows_live:
                 _check_found(plan.file, segments, found)
         except MemoryError:
@@ -231,6 +240,17 @@ class TaskReader:
                 groups = range(group, group_at(row + self._max_rows, plan.group_starts) + 1)
                 group, column = _find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)
         return as_reading_error(error, file, is_local=is_local, group=group, column=column)
+
+
+def _delivered_schema(table_schema: pa.Schema, columns: Sequence[str], *, row_ids: bool) -> pa.Schema:
+    if unknown := [name for name in columns if name not in table_schema.names]:
+        raise ConfigError(f"columns must be in the table's schema {table_schema.names}, got {unknown[0]!r}")
+    if row_ids and ROW_ID in columns:
+        raise ConfigError(
+            f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
+        )
+    fields = [table_schema.field(name) for name in columns]
+    return pa.schema([*fields, pa.field(ROW_ID, pa.int64(), nullable=False)] if row_ids else fields)
 
 
 def _ascending(start: int, length: int) -> pa.Array:

@@ -77,11 +77,11 @@ class LocalClient:
 
     def __init__(self) -> None:
         """Open nothing."""
-        self._native = arrow_fs.LocalFileSystem()
+        self.native = arrow_fs.LocalFileSystem()
 
     def open(self, path: str) -> pa.NativeFile:
         """Open with plain reads: a mapping would die with SIGBUS where a file is cut short."""
-        return self._native.open_input_file(path)
+        return self.native.open_input_file(path)
 
     def stat(self, path: str) -> Found:
         """Follow links, as `open` does."""
@@ -130,15 +130,15 @@ class ArrowS3Client:
         options = dict(options)
         if "region" not in options and "endpoint_override" not in options and not _region_in_environment():
             options["region"] = _region_of(bucket)
-        self._native = arrow_fs.S3FileSystem(**options)
+        self.native = arrow_fs.S3FileSystem(**options)
 
     def open(self, path: str) -> pa.NativeFile:
         """Open an object; its bytes come with range requests."""
-        return self._native.open_input_file(path)
+        return self.native.open_input_file(path)
 
     def stat(self, path: str) -> Found:
         """Ask with one HEAD request (and a listing where that finds nothing)."""
-        info = self._native.get_file_info(path)
+        info = self.native.get_file_info(path)
         if info.type == arrow_fs.FileType.NotFound:
             raise FileNotFoundError(path)
         return _of_arrow(info)
@@ -146,18 +146,18 @@ class ArrowS3Client:
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one request for every thousand objects."""
         selector = arrow_fs.FileSelector(root, recursive=recursive)
-        for info in self._native.get_file_info(selector):
+        for info in self.native.get_file_info(selector):
             if not recursive or info.type == arrow_fs.FileType.File:
                 yield _of_arrow(info)
 
     def read(self, path: str) -> bytes:
         """Read an object whole."""
-        with self._native.open_input_file(path) as file:
+        with self.native.open_input_file(path) as file:
             return bytes(file.readall())
 
     def write(self, path: str, data: bytes) -> None:
         """Put an object; it appears when the stream closes."""
-        with self._native.open_output_stream(path) as stream:
+        with self.native.open_output_stream(path) as stream:
             stream.write(data)
 
 
@@ -167,31 +167,31 @@ class FsspecClient:
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
         """Make an instance of our own: fsspec's shared ones may hold stale listings and other logins."""
         self._protocol = protocol
-        self._native = filesystem_class(protocol)(**options, skip_instance_cache=True)
+        self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         tuned = {"block_size", "default_block_size"} & set(options)
         self._open_options = {} if tuned else {"block_size": _READ_AHEAD}
 
     def open(self, path: str) -> pa.NativeFile:
         """Open a file; of memory:// a copy, since fsspec hands every reader the same object and position."""
         if self._protocol == "memory":
-            return pa.PythonFile(io.BytesIO(self._native.cat_file(path)), mode="r")
+            return pa.PythonFile(io.BytesIO(self.native.cat_file(path)), mode="r")
         with _honest(self._protocol):
-            return pa.PythonFile(self._native.open(path, "rb", **self._open_options), mode="r")
+            return pa.PythonFile(self.native.open(path, "rb", **self._open_options), mode="r")
 
     def stat(self, path: str) -> Found:
         """Ask for one path, past the cache of listings."""
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
             return Found(path, None)
         with _honest(self._protocol):
-            return _of_fsspec(path, self._native.info(path))
+            return _of_fsspec(path, self.native.info(path))
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one call, and ask for what a listing left out (http has no sizes in it)."""
         if recursive:
-            infos = self._native.find(root, detail=True)
+            infos = self.native.find(root, detail=True)
         else:
-            infos = {info["name"]: info for info in self._native.ls(root, detail=True)}
-        self._native.invalidate_cache()
+            infos = {info["name"]: info for info in self.native.ls(root, detail=True)}
+        self.native.invalidate_cache()
         infos.pop(root, None)  # object stores list a directory's own marker
         unknown = [path for path, info in infos.items() if _is_file(info) and info.get("size") is None]
         with ThreadPoolExecutor(STAT_THREADS) as pool:
@@ -201,15 +201,15 @@ class FsspecClient:
 
     def read(self, path: str) -> bytes:
         """Read a file whole."""
-        return bytes(self._native.cat_file(path))
+        return bytes(self.native.cat_file(path))
 
     def write(self, path: str, data: bytes) -> None:
         """Put a file; directories are made where the store has such a thing."""
         try:
-            self._native.pipe_file(path, data)
+            self.native.pipe_file(path, data)
         except FileNotFoundError:
-            self._native.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self._native.pipe_file(path, data)
+            self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self.native.pipe_file(path, data)
 
 
 def connect(protocol: str, options: Mapping[str, Any], s3: S3Choice | None, path: str) -> Client:

@@ -18,6 +18,7 @@ from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 _MAGIC = b"TTLPLAN1"
+_NOTE_MAGIC = b"TTLNOTE1"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 
@@ -51,9 +52,10 @@ class CacheEntry:
 class PlanCache:
     """Entries of data files in a directory on any file system, each written whole.
 
-    An entry is found under a hash of where the file is, its name, format, size, mtime and etag, and carries a
-    checksum: a torn or foreign one is not used, and is replaced when the file has been read again. A cache that
-    does not answer costs time and never an error; it is said once, as a warning of this module's logger.
+    An entry is found under a hash of where the file is, its name, format, size, mtime and etag (of a file that the
+    table's format says nobody writes again, size alone), and carries a checksum: a torn or foreign one is not used,
+    and is replaced when the file has been read again. A cache that does not answer costs time and never an error; it
+    is said once, as a warning of this module's logger. Beside the entries lie notes: bytes by a key of the caller's.
 
     Args:
         storage: the cache's.
@@ -76,14 +78,8 @@ class PlanCache:
     def get(self, file: DataFile) -> CacheEntry | None:
         """Give what is known of a file; None if nothing is, or if its version cannot be told."""
         key = self._key(file)
-        if key is None:
-            return None
-        try:
-            data = self.storage.read_bytes(self._path(key))
-        except TableError:  # there is none
-            return None
-        except StorageError as error:
-            self._say("read", f"the plan cache cannot be read and is not used: {error}")
+        data = None if key is None else self._read(key)
+        if key is None or data is None:
             return None
         entry = _decode(data, key)
         if entry is None:
@@ -105,20 +101,53 @@ class PlanCache:
             if entry.counts.items() <= known.counts.items():
                 return
             entry = CacheEntry(entry.meta, {**known.counts, **entry.counts})
-        try:
-            self.storage.write_bytes(self._path(key), _encode(entry, key))
-        except (StorageError, TableError) as error:
-            self._say("write", f"the plan cache cannot be written and stays as it is: {error}")
+        self._write(key, _encode(entry, key))
 
     def put_many(self, entries: Sequence[tuple[DataFile, CacheEntry]]) -> None:
         """Keep several entries, writing several at once."""
         with ThreadPoolExecutor(STAT_THREADS) as pool:
             list(pool.map(lambda pair: self.put(*pair), entries))
 
+    def get_note(self, key: str) -> bytes | None:
+        """Give what `put_note` kept; None if there is nothing, or something torn.
+
+        Args:
+            key: says in full what the note depends on, but for where the table is.
+        """
+        digest = self._note_key(key)
+        data = self._read(digest)
+        start = len(_NOTE_MAGIC) + _DIGEST_BYTES
+        if data is None or data[:start] != _NOTE_MAGIC + hashlib.sha256(digest + data[start:]).digest():
+            return None
+        return data[start:]
+
+    def put_note(self, key: str, data: bytes) -> None:
+        """Keep bytes under a key; they may hold nothing secret."""
+        digest = self._note_key(key)
+        self._write(digest, _NOTE_MAGIC + hashlib.sha256(digest + data).digest() + data)
+
+    def _note_key(self, key: str) -> bytes:
+        return hashlib.sha256(json.dumps(["note", self.scope, key]).encode("utf-8")).digest()
+
+    def _read(self, key: bytes) -> bytes | None:
+        try:
+            return self.storage.read_bytes(self._path(key))
+        except TableError:  # there is none
+            return None
+        except StorageError as error:
+            self._say("read", f"the plan cache cannot be read and is not used: {error}")
+            return None
+
+    def _write(self, key: bytes, data: bytes) -> None:
+        try:
+            self.storage.write_bytes(self._path(key), data)
+        except (StorageError, TableError) as error:
+            self._say("write", f"the plan cache cannot be written and stays as it is: {error}")
+
     def _key(self, file: DataFile) -> bytes | None:
         """Hash what tells this file from any other; a store that gives neither time nor tag cannot tell."""
         version = file.version
-        if version.mtime_ns is None and version.etag is None:
+        if version.mtime_ns is None and version.etag is None and not version.immutable:
             return None
         # The full path (hashed) keeps two tables apart whose files have equal names, sizes and seconds.
         identity = [self.scope, file.path.partition("?")[0], file.name, file.format]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
@@ -32,6 +32,7 @@ from torch_table_loader.source.address import (
     shown,
 )
 from torch_table_loader.source.clients import Client, Found, connect
+from torch_table_loader.source.parts import put_file, read_parts
 from torch_table_loader.source.s3 import S3Choice, choose_s3
 
 _MEMORY_OF = uuid.uuid4().hex
@@ -126,6 +127,21 @@ class FileStorage:
         """Write a small file whole: whoever reads sees all of it or none. Raises StorageError."""
         with self._own_errors(path):
             self._client(path).write(path, data)
+
+    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        """Read parts of a file, several requests at once; see `contracts.PartStorage`."""
+        with self._own_errors(path):
+            return read_parts(self._client(path), path, parts)
+
+    def put_file(self, local: str, path: str) -> None:
+        """Copy a file of this machine there.
+
+        Raises:
+            ConfigError: the store takes no files.
+            StorageError: it refuses, or does not answer.
+        """
+        with self._own_errors(path):
+            put_file(self._client(path), local, path)
 
     def close(self) -> None:
         """Drop this process's client; the next call opens a new one."""

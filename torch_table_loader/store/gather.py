@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +14,17 @@ from torch_table_loader.store.buffers import BufferPool
 from torch_table_loader.store.stored import from_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from torch_table_loader.store.advice import Advice
     from torch_table_loader.store.layout import RecordLayout, Slot
     from torch_table_loader.store.stored import Fixed
 
     Ints: TypeAlias = NDArray[np.int64]
+
+T = TypeVar("T")
 
 _NARROW = 96
 _NARROW_BLOCK, _WIDE_BLOCK = 1 << 17, 1 << 16
@@ -42,6 +45,7 @@ class Rows:
         row_ids: int64 [rows], rising; None where each row's id is its place.
         heap: record batches of the columns that no record holds, in row order.
         num_rows: how many.
+        advice: tells the system what comes next, where that is more than its memory holds; or None.
     """
 
     layout: RecordLayout
@@ -51,6 +55,7 @@ class Rows:
     row_ids: Ints | None
     heap: Sequence[pa.RecordBatch]
     num_rows: int
+    advice: Advice | None = None
     _heap_starts: Ints = field(init=False, repr=False)
     _pool: BufferPool = field(init=False, repr=False, default_factory=BufferPool)
 
@@ -59,6 +64,21 @@ class Rows:
         starts = np.zeros(len(self.heap) + 1, dtype=np.int64)
         np.cumsum([batch.num_rows for batch in self.heap], out=starts[1:])
         object.__setattr__(self, "_heap_starts", starts)
+
+    def windows(
+        self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
+    ) -> Iterator[tuple[Rows, Ints, T]]:
+        """Make ready the rows of blocks that come after each other.
+
+        Args:
+            blocks: the places of each, and a note of the caller's.
+            most_blocks: blocks that are made ready together at most.
+
+        Yields:
+            The rows to gather from, the places of the block among them, and the note.
+        """
+        for places, note in blocks if self.advice is None else self.advice.windows(blocks, most_blocks):
+            yield self, places, note
 
     def ids(self, places: Ints) -> Ints:
         """Give the row id at each place; a new array."""

@@ -103,15 +103,29 @@ def read_manifest(place: Path) -> Manifest | None:
         TableError: it is torn, or of another format.
     """
     try:
-        whole = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        text = (place / MANIFEST).read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise TableError(f"the manifest of the row store {place.name!r} cannot be read ({error}); {REMEDY}") from error
+    return parse_manifest(text, place.name)
+
+
+def parse_manifest(text: bytes, name: str) -> Manifest:
+    """Read what `write_manifest` wrote.
+
+    Args:
+        text: the file's content.
+        name: of the store, for messages.
+
+    Raises:
+        TableError: it is torn, or of another format.
+    """
     try:
+        whole = json.loads(text)
         said = whole["store"]
         if whole["crc"] != _crc(said) or said["format"] != FORMAT:
-            raise TableError(f"the manifest of the row store {place.name!r} is damaged; {REMEDY}")
+            raise TableError(f"the manifest of the row store {name!r} is damaged; {REMEDY}")
         return Manifest(
             said["name"],
             decode_schema(said["schema"]),
@@ -122,7 +136,25 @@ def read_manifest(place: Path) -> Manifest | None:
             said["made"],
         )
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        raise TableError(f"the manifest of the row store {place.name!r} is damaged ({error!r}); {REMEDY}") from error
+        raise TableError(f"the manifest of the row store {name!r} is damaged ({error!r}); {REMEDY}") from error
+
+
+def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
+    """Hold what a store says of itself against what is wanted.
+
+    Args:
+        manifest: the store's.
+        spec: what it must hold.
+        name: of its folder, for the message.
+
+    Raises:
+        TableError: it holds something else.
+    """
+    if manifest.name != spec.name or tuple(part.rows for part in manifest.parts) != spec.chunk_rows:
+        raise TableError(
+            f"the row store {name!r} holds {manifest.num_rows} rows of {manifest.name!r}, expected "
+            f"{spec.num_rows} of {spec.name!r}; {REMEDY}"
+        )
 
 
 def file_names(spec: StoreSpec, parts: Sequence[Part]) -> list[str]:
@@ -216,4 +248,14 @@ def _crc(said: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode())
 
 
-__all__ = ["REMEDY", "Manifest", "check_store", "file_names", "read_manifest", "write_manifest", "write_whole"]
+__all__ = [
+    "REMEDY",
+    "Manifest",
+    "check_fits",
+    "check_store",
+    "file_names",
+    "parse_manifest",
+    "read_manifest",
+    "write_manifest",
+    "write_whole",
+]

@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.errors import TableError
+from torch_table_loader.store.advice import Advice
 from torch_table_loader.store.gather import Rows
 from torch_table_loader.store.layout import RecordLayout
-from torch_table_loader.store.manifest import REMEDY, Manifest, check_store, read_manifest, write_manifest
+from torch_table_loader.store.manifest import Manifest, check_fits, check_store, read_manifest, write_manifest
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS, StoreSpec, heap_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def open_store(place: Path, spec: StoreSpec, threads: int) -> Rows | None:
+def open_store(place: Path, spec: StoreSpec, threads: int, window_bytes: int | None = None) -> Rows | None:
     """Map a store into memory, after its counts (and where a file was written since, its checksums) were compared.
 
     Args:
         place: its folder.
         spec: what it must hold.
         threads: how many compare checksums.
+        window_bytes: bytes of pages that a lane may ask the system for ahead; None where memory holds the store.
 
     Returns:
         None if there is no store, or it is not whole yet.
@@ -38,18 +39,14 @@ def open_store(place: Path, spec: StoreSpec, threads: int) -> Rows | None:
     manifest = read_manifest(place)
     if manifest is None:
         return None
-    if manifest.name != spec.name or tuple(part.rows for part in manifest.parts) != spec.chunk_rows:
-        raise TableError(
-            f"the row store {place.name!r} holds {manifest.num_rows} rows of {manifest.name!r}, expected "
-            f"{spec.num_rows} of {spec.name!r}; {REMEDY}"
-        )
+    check_fits(manifest, spec, place.name)
     if check_store(place, manifest, contents=False, threads=threads):
         with suppress(OSError):  # so that the next one need not read it all again; a folder may be read-only
             write_manifest(place, spec, manifest.parts)
-    return _mapped(place, manifest)
+    return _mapped(place, manifest, window_bytes)
 
 
-def _mapped(place: Path, manifest: Manifest) -> Rows:
+def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> Rows:
     layout, rows = RecordLayout(manifest.schema), manifest.num_rows
     records: NDArray[Any] = np.empty(0, dtype=np.uint8)
     if layout.width and rows:
@@ -62,7 +59,11 @@ def _mapped(place: Path, manifest: Manifest) -> Rows:
     if layout.heap:
         for chunk in range(len(manifest.parts)):
             heap += _heap(place / heap_file(chunk))
-    return Rows(layout, records, nulls, manifest.null_columns, ids, heap, rows)
+    advice = None
+    if window_bytes is not None and layout.width and hasattr(os, "posix_fadvise"):
+        nulled = [(place / NULLS, layout.null_width)] if NULLS in manifest.files else []
+        advice = Advice([(place / RECORDS, layout.width), *nulled], window_bytes)
+    return Rows(layout, records, nulls, manifest.null_columns, ids, heap, rows, advice)
 
 
 def _map(path: Path) -> NDArray[np.uint8]:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.torch.scripts.stage import epoch, play_all, scene
+from torch_table_loader import MixedDataset, StructuredDataset
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.row_store import StoreKeeper
 
@@ -75,6 +76,36 @@ def drop(root: Path) -> Any:
 @scene
 def pad(root: Path) -> Any:
     return epoch(root / "table", even_ranks="pad")
+
+
+def mixed_epoch(root: Path, weights: dict[str, float], **options: Any) -> dict[str, Any]:
+    """Deliver an epoch of a mixture, whose ranks are its sources'."""
+    ranks: dict[str, Any] = {"num_ranks": "auto", "even_ranks": "pad"}
+    sources = {
+        name: StructuredDataset(str(root / name), shuffle="rows", row_store=str(root / "stores"), **ranks)
+        for name in ("table", "grown")
+    }
+    loader, _ = MixedDataset.create_dataloader(
+        sources, weights, batch_size=7, even_ranks="pad", stop="all_exhausted", **options
+    )
+    batches = list(loader)
+    return {
+        "rows": [row for batch in batches for row in zip(batch["source"].tolist(), batch["x"].tolist(), strict=True)],
+        "padding": [pads for batch in batches for pads in batch["padding"].tolist()],
+        "steps": len(batches),
+        "told": len(loader),
+        "state": loader.state_dict(),
+    }
+
+
+@scene
+def mixture(root: Path) -> Any:
+    return mixed_epoch(root, {"table": 1, "grown": 1})
+
+
+@scene
+def other_weights_on_rank_2(root: Path) -> Any:
+    return mixed_epoch(root, {"table": 1, "grown": 2 if dist.get_rank() == 2 else 1})
 
 
 @scene

@@ -6,11 +6,11 @@ import difflib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import Catalog, list_catalogs, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
@@ -160,11 +160,13 @@ def _from_catalog(table: Any, catalog_config: Any) -> Table:
         raise ConfigTypeError(
             f'table must be a name such as "db.table" or a pyiceberg Table, got {type(table).__name__} {table!r}'
         )
+    if len(table.split(".") if isinstance(table, str) else table) < 2:
+        raise ConfigError(f'a table has a name of two or more parts, such as "db.table", got {table!r}')
     catalog = _catalog(catalog_config)
     try:
         return catalog.load_table(table)
     except (NoSuchTableError, NoSuchNamespaceError) as error:
-        raise ConfigError(_missing(catalog, table)) from error
+        raise ConfigError(_missing(catalog, table, error)) from error
     except (ValueError, TypeError) as error:
         raise TableError(f"the catalog gives metadata for {table!r} that pyiceberg does not read: {error}") from error
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
@@ -178,6 +180,11 @@ def _catalog(config: Any) -> Catalog:
     if isinstance(config, Catalog):
         return config
     if isinstance(config, str):
+        known = list_catalogs()
+        if config.lower() not in known:
+            raise ConfigError(
+                f"neither .pyiceberg.yaml nor the environment has a catalog {config!r}; {_nearest(config, known)}"
+            )
         return _loaded(config, {})
     if not isinstance(config, Mapping) or not config:
         raise ConfigTypeError(
@@ -226,20 +233,34 @@ def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
     return properties
 
 
-def _missing(catalog: Catalog, table: str | tuple[str, ...]) -> str:
+def _missing(catalog: Catalog, table: str | tuple[str, ...], error: Exception) -> str:
     parts = tuple(table.split(".")) if isinstance(table, str) else table
     shown = ".".join(parts)
     try:
-        namespaces = [".".join(each) for each in catalog.list_namespaces()]
-        space = ".".join(parts[:-1])
-        if space not in namespaces:
-            near = difflib.get_close_matches(space, namespaces) or sorted(namespaces)[:10]
-            return f"the catalog has no namespace {space!r}; the nearest are {', '.join(map(repr, near)) or 'none'}"
+        for depth in range(1, len(parts)):
+            above = parts[: depth - 1]
+            known = [
+                ".".join(each) for each in (catalog.list_namespaces(above) if above else catalog.list_namespaces())
+            ]
+            space = ".".join(parts[:depth])
+            if not known and not above:
+                return (
+                    f"the catalog {catalog.name!r} has no namespace {space!r}, nor any other; check its address, and "
+                    "its name, to which the tables of a SQL catalog belong"
+                )
+            if space not in known:
+                return f"the catalog has no namespace {space!r}; {_nearest(space, known)}"
         names = [".".join(each) for each in catalog.list_tables(parts[:-1])]
-    except Exception as error:  # noqa: BLE001 - some catalogs list nothing; the table is missing all the same
-        return f"the catalog has no table {shown!r} (and lists none: {type(error).__name__})"
-    near = difflib.get_close_matches(shown, names) or sorted(names)[:10]
-    return f"the catalog has no table {shown!r}; the nearest are {', '.join(map(repr, near)) or 'none'}"
+    except Exception as other:  # noqa: BLE001 - some catalogs list nothing; the table is missing all the same
+        return (
+            f"the catalog has no table {shown!r}: {_scrubbed(error, catalog)} (it lists none: {type(other).__name__})"
+        )
+    return f"the catalog has no table {shown!r}; {_nearest(shown, names)}"
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known) or sorted(known)[:10]
+    return f"the nearest are {', '.join(map(repr, near)) or 'none'}"
 
 
 def _scrubbed(error: BaseException, catalog: Catalog) -> str:

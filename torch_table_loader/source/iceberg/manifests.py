@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
 _DELETED = 2
+
+_TORN = (ValueError, KeyError, TypeError, EOFError, IndexError, zlib.error)
+"""What fastavro raises of bytes that are no Avro, or are cut short."""
+
+_FILE_PATH_ID = 2147483546
+"""The column of a position delete file that names the data file."""
 
 _LOST = "; restore it, or read a snapshot that does not need it"
 
@@ -48,36 +55,61 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A data or delete file that is part of a snapshot.
+    """A data or delete file that is part of a snapshot: what planning needs of the manifest's ``data_file``.
+
+    Statistics are not held: a table of many files would not fit.
 
     Args:
-        raw: the manifest's ``data_file``.
+        path: as the metadata writes it.
+        content: `DATA`, `POSITION_DELETES` or `EQUALITY_DELETES`.
+        format: in capitals.
         spec_id: its partition spec.
         partition: its partition values, in the order of the spec's fields.
         sequence_number: the data sequence number.
         first_row_id: of its first row, if rows are counted.
+        num_rows: its rows.
+        num_bytes: its size in the store.
+        split_offsets: where row groups begin, in bytes, if the writer said so.
+        deletes: what else is said of a delete file; None of a data file.
     """
 
-    raw: Mapping[str, Any]
+    path: str
+    content: int
+    format: str
     spec_id: int
     partition: tuple[Any, ...]
     sequence_number: int
     first_row_id: int | None
+    num_rows: int
+    num_bytes: int
+    split_offsets: tuple[int, ...] = ()
+    deletes: DeletesInfo | None = None
 
-    @property
-    def path(self) -> str:
-        """Its path, as the metadata writes it."""
-        return str(self.raw["file_path"])
 
-    @property
-    def content(self) -> int:
-        """`DATA`, `POSITION_DELETES` or `EQUALITY_DELETES`."""
-        return int(self.raw.get("content") or 0)
+@dataclass(frozen=True, slots=True)
+class DeletesInfo:
+    """What a manifest says of a delete file.
 
-    def by_id(self, name: str) -> dict[int, Any]:
-        """Give one of the statistics, such as "lower_bounds", by column id."""
-        pairs = self.raw.get(name) or ()
-        return {pair["key"]: pair["value"] for pair in pairs if pair is not None}
+    Args:
+        key_ids: of an equality delete, the columns of its keys.
+        target: the one data file whose rows it deletes, if that is said.
+        blob: of a deletion vector offset and length in its file, in bytes, if that is said.
+        paths: of a position delete, between which paths of data files lie: lowest and highest, each None if not said.
+    """
+
+    key_ids: tuple[int, ...]
+    target: str | None
+    blob: tuple[int, int] | None
+    paths: tuple[bytes | None, bytes | None]
+
+
+Raw = Mapping[str, Any]
+"""A manifest's ``data_file``, as its Avro says it."""
+
+
+def by_id(raw: Raw, name: str) -> dict[int, Any]:
+    """Give one of a file's statistics, such as "lower_bounds", by column id."""
+    return {pair["key"]: pair["value"] for pair in raw.get(name) or () if pair is not None}
 
 
 def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
@@ -111,15 +143,15 @@ def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
 def read_manifests(
     storage: Storage,
     manifests: Sequence[Manifest],
-    keep: Callable[[Entry], bool] | None = None,
+    keep: Callable[[Entry, Raw], bool] | None = None,
     seen: list[int] | None = None,
 ) -> list[list[Entry]]:
-    """Read manifests, several at once.
+    """Read manifests, several at once; of each only its compressed bytes and what is kept are in memory.
 
     Args:
         storage: where they are.
         manifests: which.
-        keep: what is not kept is not held in memory; None keeps all.
+        keep: what is not kept is not held; None keeps all.
         seen: where to note how many files each manifest lists; or None.
 
     Returns:
@@ -130,10 +162,14 @@ def read_manifests(
     """
 
     def read(number: int) -> list[Entry]:
-        entries = list(_entries(storage, manifests[number]))
+        listed, kept = 0, []
+        for entry, raw in _entries(storage, manifests[number]):
+            listed += 1
+            if keep is None or keep(entry, raw):
+                kept.append(entry)
         if seen is not None:
-            seen[number] = len(entries)
-        return entries if keep is None else [entry for entry in entries if keep(entry)]
+            seen[number] = listed
+        return kept
 
     if len(manifests) <= 1:
         return [read(number) for number in range(len(manifests))]
@@ -141,10 +177,11 @@ def read_manifests(
         return list(pool.map(read, range(len(manifests))))
 
 
-def _entries(storage: Storage, manifest: Manifest) -> Iterator[Entry]:
+def _entries(storage: Storage, manifest: Manifest) -> Iterator[tuple[Entry, Raw]]:
     rows, metadata = _read_avro(storage, manifest.path, "manifest")
     spec_id = manifest.spec_id if manifest.listed else int(metadata.get("partition-spec-id") or 0)
     next_row_id = manifest.first_row_id
+    partitions: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for row in rows:
         if row["status"] == _DELETED:
             continue
@@ -154,16 +191,38 @@ def _entries(storage: Storage, manifest: Manifest) -> Iterator[Entry]:
         if first_row_id is None and next_row_id is not None and not manifest.deletes:
             first_row_id = next_row_id
             next_row_id += raw["record_count"]
-        yield Entry(
-            raw,
-            spec_id,
-            tuple((raw.get("partition") or {}).values()),
-            manifest.sequence_number if sequence_number is None else sequence_number,
-            first_row_id,
+        content = int(raw.get("content") or DATA)
+        values = tuple((raw.get("partition") or {}).values())
+        entry = Entry(
+            path=str(raw["file_path"]),
+            content=content,
+            format=str(raw["file_format"]).upper(),
+            spec_id=spec_id,
+            partition=partitions.setdefault(values, values),
+            sequence_number=manifest.sequence_number if sequence_number is None else sequence_number,
+            first_row_id=first_row_id,
+            num_rows=int(raw["record_count"]),
+            num_bytes=int(raw["file_size_in_bytes"]),
+            split_offsets=tuple(raw.get("split_offsets") or ()),
+            deletes=None if content == DATA else _deletes_info(raw),
         )
+        yield entry, raw
 
 
-def _read_avro(storage: Storage, path: str, what: str) -> tuple[Iterable[dict[str, Any]], Mapping[str, Any]]:
+def _deletes_info(raw: Raw) -> DeletesInfo:
+    offset, length, target = (
+        raw.get(name) for name in ("content_offset", "content_size_in_bytes", "referenced_data_file")
+    )
+    low, high = (by_id(raw, name).get(_FILE_PATH_ID) for name in ("lower_bounds", "upper_bounds"))
+    return DeletesInfo(
+        key_ids=tuple(raw.get("equality_ids") or ()),
+        target=None if not target else str(target),
+        blob=None if offset is None or length is None else (offset, length),
+        paths=(low, high),
+    )
+
+
+def _read_avro(storage: Storage, path: str, what: str) -> tuple[Iterator[dict[str, Any]], Mapping[str, Any]]:
     try:
         with storage.open(path) as source:
             data = source.read()
@@ -171,17 +230,31 @@ def _read_avro(storage: Storage, path: str, what: str) -> tuple[Iterable[dict[st
         raise TableError(f"the {what} {path} is gone{_LOST}") from error
     try:
         reader = fastavro.reader(io.BytesIO(data))
-        return list(cast("Iterable[dict[str, Any]]", reader)), reader.metadata
-    except (ValueError, KeyError, TypeError, EOFError, IndexError) as error:
-        raise TableError(f"the {what} {path} must be an Avro file, and does not parse ({error}){_LOST}") from error
+    except _TORN as error:
+        raise _torn(path, what, error) from error
+
+    def rows() -> Iterator[dict[str, Any]]:
+        try:
+            yield from cast("Iterator[dict[str, Any]]", reader)
+        except _TORN as error:
+            raise _torn(path, what, error) from error
+
+    return rows(), reader.metadata
+
+
+def _torn(path: str, what: str, error: Exception) -> TableError:
+    return TableError(f"the {what} {path} must be an Avro file, and does not parse ({error}){_LOST}")
 
 
 __all__ = [
     "DATA",
     "EQUALITY_DELETES",
     "POSITION_DELETES",
+    "DeletesInfo",
     "Entry",
     "Manifest",
+    "Raw",
+    "by_id",
     "list_manifests",
     "read_manifests",
 ]

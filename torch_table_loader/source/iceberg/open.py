@@ -8,6 +8,7 @@ from typing import Any
 
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
 from torch_table_loader.source.iceberg.source import IcebergSource
+from torch_table_loader.source.plan_cache import PlanCache
 
 
 def open_source(
@@ -23,7 +24,8 @@ def open_source(
     columns: Sequence[str] | None,
     filters: Any,
     scan_filter: Any,
-) -> tuple[IcebergSource, Any]:
+    plan_cache: str | None = None,
+) -> tuple[IcebergSource, Any, PlanCache | None]:
     """Find a table, choose its snapshot and plan its files.
 
     Args:
@@ -38,9 +40,10 @@ def open_source(
         columns: that will be read; None for all.
         filters: a pyarrow Expression, or None.
         scan_filter: a pyiceberg expression or text, or None.
+        plan_cache: a directory that keeps plans, footers and counts; or None.
 
     Returns:
-        The source, and the filter for rows.
+        The source, the filter for rows, and the cache.
     """
     find = partial(
         open_table,
@@ -57,7 +60,8 @@ def open_source(
         if not found.metadata.has(snapshot_id, schema_id):
             found = find(as_it_is_now(table))  # rank 0 came later, and saw a commit that this rank did not
         snapshot = found.metadata.snapshot_as(snapshot_id, schema_id)
-    return IcebergSource.open(
+    cache = None if plan_cache is None else PlanCache.open(plan_cache, storage_options, found.storage.place)
+    source, rows = IcebergSource.open(
         found.metadata,
         found.storage,
         snapshot,
@@ -65,7 +69,9 @@ def open_source(
         columns=columns,
         filters=filters,
         scan_filter=scan_filter,
+        cache=cache,
     )
+    return source, rows, cache
 
 
 __all__ = ["open_source"]

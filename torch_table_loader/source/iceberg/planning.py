@@ -15,9 +15,6 @@ from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVe
 from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, POSITION_DELETES, Entry
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
-_FILE_PATH_ID = 2147483546
-"""The column of a position delete file that names the data file."""
-
 _Scope = tuple[int, tuple[Any, ...]]
 """Spec and partition values."""
 
@@ -37,6 +34,7 @@ class Naming:
     columns: TableColumns
     specs: Mapping[int, Sequence[Mapping[str, Any]]]
     names: Mapping[int, str]
+    _known: dict[Any, tuple[FileColumns, tuple[tuple[str, Any], ...]]] = field(default_factory=dict, init=False)
 
     def name_of(self, path: str) -> str:
         """Say a path relative to the table, or, of a file elsewhere, without its protocol."""
@@ -51,15 +49,25 @@ class Naming:
         Raises:
             TableError: a format that this library does not read.
         """
-        kind = str(entry.raw["file_format"]).upper()
         name = name or self.name_of(entry.path)
-        if kind not in FORMATS:
-            raise TableError(f"{name} is of the format {kind}, which this library does not read")
-        constants = self._constants(entry)
-        partition = tuple((self.names[i], value) for i, value in constants.items() if i in self.names)
-        columns = FileColumns(self.columns, constants, entry.first_row_id, entry.sequence_number)
-        version = FileVersion(int(entry.raw["file_size_in_bytes"]), immutable=True)
-        return DataFile(entry.path, name, version, FORMATS[kind], partition, columns, deletes)
+        if entry.format not in FORMATS:
+            raise TableError(f"{name} is of the format {entry.format}, which this library does not read")
+        columns, partition = self._columns(entry)
+        version = FileVersion(entry.num_bytes, immutable=True)
+        told = (entry.num_rows, entry.split_offsets)
+        return DataFile(entry.path, name, version, FORMATS[entry.format], partition, columns, deletes, *told)
+
+    def _columns(self, entry: Entry) -> tuple[FileColumns, tuple[tuple[str, Any], ...]]:
+        """How an entry's columns are found, and its partition values: of many files one and the same."""
+        key = (entry.spec_id, entry.partition, entry.sequence_number, entry.first_row_id)
+        known = self._known.get(key)
+        if known is None:
+            constants = self._constants(entry)
+            columns = FileColumns(self.columns, constants, entry.first_row_id, entry.sequence_number)
+            known = columns, tuple((self.names[i], value) for i, value in constants.items() if i in self.names)
+            if entry.first_row_id is None:
+                self._known[key] = known
+        return known
 
     def _constants(self, entry: Entry) -> dict[int, Any]:
         fields = self.specs.get(entry.spec_id, ())
@@ -127,7 +135,7 @@ class DeleteIndex:
                     keys[scope].append(entry)
                 else:
                     everywhere.append(entry)
-            elif entry.content == POSITION_DELETES and str(entry.raw["file_format"]).upper() == "PUFFIN":
+            elif entry.content == POSITION_DELETES and entry.format == "PUFFIN":
                 vectors[_vector_target(entry)].append(entry)
             elif (path := _only_path(entry)) is not None:
                 by_path[path].append(entry)
@@ -167,16 +175,15 @@ class DeleteIndex:
         return self._made[id(entry)]
 
     def _make(self, entry: Entry) -> DeleteFile:
-        file, raw = self._naming.file_of(entry), entry.raw
-        count = int(raw["record_count"])
+        file, said = self._naming.file_of(entry), entry.deletes
+        assert said is not None  # noqa: S101 of a delete file it is there
         if entry.content == EQUALITY_DELETES:
-            key_ids = tuple(raw.get("equality_ids") or ())
-            if not key_ids:
+            if not said.key_ids:
                 raise TableError(f"the equality delete file {file.name} must name its key columns, and names none")
-            return DeleteFile(file, "equality", count, key_ids)
+            return DeleteFile(file, "equality", entry.num_rows, said.key_ids)
         if file.format == "puffin":
-            return DeleteFile(file, "vector", count, blob=(raw["content_offset"], raw["content_size_in_bytes"]))
-        return DeleteFile(file, "position", count)
+            return DeleteFile(file, "vector", entry.num_rows, blob=said.blob)
+        return DeleteFile(file, "position", entry.num_rows)
 
 
 def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> tuple[DataFile, ...]:
@@ -198,20 +205,21 @@ def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> t
 
 
 def _vector_target(entry: Entry) -> str:
-    target = entry.raw.get("referenced_data_file")
-    if not target or entry.raw.get("content_offset") is None or entry.raw.get("content_size_in_bytes") is None:
+    said = entry.deletes
+    if said is None or said.target is None or said.blob is None:
         raise TableError(
             f"the manifest must say of which data file {entry.path} deletes rows, and where in it the deletion vector "
             "lies, and does not; the writer broke the format: write the table's deletes again"
         )
-    return str(target)
+    return said.target
 
 
 def _only_path(entry: Entry) -> str | None:
     """The one data file that a position delete file names, if the manifest says so."""
-    if target := entry.raw.get("referenced_data_file"):
-        return str(target)
-    low, high = (entry.by_id(name).get(_FILE_PATH_ID) for name in ("lower_bounds", "upper_bounds"))
+    said = entry.deletes
+    if said is None or said.target is not None:
+        return None if said is None else said.target
+    low, high = said.paths
     if low is None or low != high:
         return None
     try:
@@ -223,8 +231,7 @@ def _only_path(entry: Entry) -> str | None:
 def _may_name(entry: Entry, path: str) -> bool:
     """Whether the bounds of a position delete file let it name a path; upper bounds may be cut, and are then larger."""
     encoded = path.encode("utf-8")
-    low = entry.by_id("lower_bounds").get(_FILE_PATH_ID)
-    high = entry.by_id("upper_bounds").get(_FILE_PATH_ID)
+    low, high = (None, None) if entry.deletes is None else entry.deletes.paths
     return (low is None or low <= encoded) and (high is None or encoded <= high)
 
 

@@ -19,12 +19,12 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, IcebergType, LongType, TimestampType, TimestamptzType
 
-from torch_table_loader.source.iceberg.manifests import DATA
+from torch_table_loader.source.iceberg.manifests import DATA, by_id
 
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
-    from torch_table_loader.source.iceberg.manifests import Entry, Manifest
+    from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
 
 _UNDECIDED = (
     ValueError,
@@ -79,8 +79,13 @@ class Pruner:
         except _UNDECIDED:
             return True
 
-    def keeps(self, entry: Entry) -> bool:
-        """Say whether a file may hold a row that is wanted, or a delete that reaches one."""
+    def keeps(self, entry: Entry, raw: Raw) -> bool:
+        """Say whether a file may hold a row that is wanted, or a delete that reaches one.
+
+        Args:
+            entry: the file.
+            raw: its statistics.
+        """
         try:
             with self._lock:
                 by_partition = self._partition.get(entry.spec_id)
@@ -92,7 +97,7 @@ class Pruner:
             return True
         try:
             with self._lock:
-                return bool(self._metrics.eval(_statistics(entry, self._types)))
+                return bool(self._metrics.eval(_statistics(raw, self._types)))
         except _UNDECIDED:
             return True
 
@@ -127,14 +132,14 @@ def _spec_field(raw: Mapping[str, Any]) -> PartitionField:
     )
 
 
-def _statistics(entry: Entry, types: Mapping[int, IcebergType]) -> Any:
+def _statistics(raw: Raw, types: Mapping[int, IcebergType]) -> Any:
     return SimpleNamespace(
-        record_count=entry.raw["record_count"],
-        value_counts=entry.by_id("value_counts"),
-        null_value_counts=entry.by_id("null_value_counts"),
-        nan_value_counts=entry.by_id("nan_value_counts"),
-        lower_bounds=_bounds(entry.by_id("lower_bounds"), types),
-        upper_bounds=_bounds(entry.by_id("upper_bounds"), types),
+        record_count=raw["record_count"],
+        value_counts=by_id(raw, "value_counts"),
+        null_value_counts=by_id(raw, "null_value_counts"),
+        nan_value_counts=by_id(raw, "nan_value_counts"),
+        lower_bounds=_bounds(by_id(raw, "lower_bounds"), types),
+        upper_bounds=_bounds(by_id(raw, "upper_bounds"), types),
     )
 
 

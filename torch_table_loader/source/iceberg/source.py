@@ -22,6 +22,7 @@ from torch_table_loader.source.iceberg.columns import (
     read_name_mapping,
 )
 from torch_table_loader.source.iceberg.filters import iceberg_schema, make_pruner, row_filter
+from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
     from torch_table_loader.source.iceberg.pruning import Pruner
     from torch_table_loader.source.iceberg.storage import IcebergStorage
+    from torch_table_loader.source.plan_cache import PlanCache
+
+_Plan = tuple[list["Entry"], tuple[str, ...]]
+"""The files of a snapshot that a filter leaves, and what there is to say of them."""
 
 _NAME_MAPPING = "schema.name-mapping.default"
 
@@ -69,6 +74,7 @@ class IcebergSource:
         columns: Sequence[str] | None = None,
         filters: Any = None,
         scan_filter: Any = None,
+        cache: PlanCache | None = None,
     ) -> tuple[IcebergSource, Any]:
         """Plan the files of a snapshot.
 
@@ -80,6 +86,7 @@ class IcebergSource:
             columns: the columns that will be read; None for all.
             filters: a pyarrow Expression over the columns, or None.
             scan_filter: a pyiceberg expression or text, or None.
+            cache: keeps which files a snapshot and a filter have; or None.
 
         Returns:
             The source, and the filter for rows.
@@ -100,7 +107,9 @@ class IcebergSource:
         rows = row_filter(filters, scan_filter, ice)
         schema = arrow_schema(current)
         pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
-        entries, told = _entries(storage, snapshot, pruner)
+        asked = f"{filters}\n{scan_filter}" if isinstance(scan_filter, str | None) else f"{filters}\n{scan_filter!r}"
+        kept = _Kept(cache, f"iceberg plan 1\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{asked}")
+        entries, told = kept.get() or kept.put(_entries(storage, snapshot, pruner))
         index = DeleteIndex((entry for entry in entries if entry.content), naming)
         files = plan_files((entry for entry in entries if not entry.content), index, naming)
         notes += (*told, *(f"{part} leaves no file out" for part in unasked))
@@ -113,7 +122,24 @@ class IcebergSource:
         return source, rows
 
 
-def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None) -> tuple[list[Entry], tuple[str, ...]]:
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A plan in a cache: of one snapshot, which never changes, under one filter."""
+
+    cache: PlanCache | None
+    key: str
+
+    def get(self) -> _Plan | None:
+        data = None if self.cache is None else self.cache.get_note(self.key)
+        return None if data is None else read_plan(data)
+
+    def put(self, plan: _Plan) -> _Plan:
+        if self.cache is not None:
+            self.cache.put_note(self.key, write_plan(*plan))
+        return plan
+
+
+def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None) -> _Plan:
     """Read the manifests that a filter leaves, and keep the files that it leaves."""
     manifests = list_manifests(storage, snapshot)
     if pruner is None:

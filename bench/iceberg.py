@@ -1,0 +1,158 @@
+"""Iceberg tables over the bench tables' own files, and who reads them: this library and pyiceberg.
+
+Run as a program it compares planning with pyiceberg's `plan_files()` and prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from bench.ours import rows_of
+from bench.tables import BenchTable
+from tests.iceberg import IcebergWriter, column
+from tests.iceberg_many import write_many
+
+KINDS = ("plain", "position", "vector", "equality")
+"""What deletes a table has: none, 5 % of rows by position or by deletion vector, or 5 % of the values of a column."""
+
+DELETED = 0.05
+_TYPES = {"int64": "long", "int32": "int", "double": "double", "float": "float"}
+_KEYS = {"A-zstd": "l_partkey", "A-snappy": "l_partkey", "B": "cat_3"}
+_SEED = 20_260_102
+_VERSION = 1
+
+
+def location(table: BenchTable, kind: str) -> str:
+    """Write the metadata of a table over a bench table's files if it is not there, and say where it is.
+
+    Args:
+        table: whose files become data files, by a name mapping.
+        kind: one of `KINDS`.
+    """
+    root = table.folder.parent.resolve() / f"iceberg-{table.folder.name}-{kind}-v{_VERSION}"
+    said = root / "location"
+    if not said.exists():
+        shutil.rmtree(root, ignore_errors=True)
+        said.write_text(_write(table, kind, root).metadata)
+    return said.read_text()
+
+
+def _write(table: BenchTable, kind: str, root: Path) -> IcebergWriter:
+    schema = pq.read_schema(table.files[0])
+    columns = [column(at + 1, entry.name, _TYPES[str(entry.type)]) for at, entry in enumerate(schema)]
+    mapping = json.dumps([{"field-id": each["id"], "names": [each["name"]]} for each in columns])
+    version = 3 if kind == "vector" else 2
+    writer = IcebergWriter(root, columns, version=version, properties={"schema.name-mapping.default": mapping})
+    paths = {writer.adopt(file): pq.read_metadata(file).num_rows for file in table.files}
+    writer.commit()
+    rng = np.random.default_rng(_SEED)
+    if kind == "equality":
+        key = _KEYS[table.name]
+        values = np.unique(np.concatenate([pq.read_table(file, columns=[key])[key].to_numpy() for file in table.files]))
+        chosen = values[rng.random(len(values)) < DELETED].tolist()
+        writer.delete_keys([schema.get_field_index(key) + 1], [{key: value} for value in chosen])
+    elif kind != "plain":
+        rows = {path: np.flatnonzero(rng.random(count) < DELETED).tolist() for path, count in paths.items()}
+        if kind == "position":
+            writer.delete_rows(rows)
+        else:
+            for path, positions in rows.items():
+                writer.delete_vector(path, positions)
+    if kind != "plain":
+        writer.commit()
+    return writer
+
+
+def ours(table: BenchTable, batch_size: int, kind: str) -> Callable[[], int]:
+    """Open a table with this library; each call of what comes back is one epoch and returns its rows."""
+    from torch_table_loader import IcebergDataset
+
+    where = location(table, kind)
+    loader, _ = IcebergDataset.create_dataloader(metadata_location=where, batch_size=batch_size, num_workers=2)
+    return lambda: sum(rows_of(batch) for batch in loader)
+
+
+def theirs(table: BenchTable, kind: str) -> Callable[[], int]:
+    """Open a table with pyiceberg; each call reads it batch by batch into tensors, of whatever length they come."""
+    import torch
+    from pyiceberg.table import StaticTable
+
+    opened = StaticTable.from_metadata(location(table, kind))
+
+    def epoch() -> int:
+        rows = 0
+        for batch in opened.scan().to_arrow_batch_reader():
+            tensors = [torch.from_numpy(column.to_numpy(zero_copy_only=False).copy()) for column in batch.columns]
+            rows += len(tensors[0])
+        return rows
+
+    return epoch
+
+
+def time_planning(root: Path, num_files: int, num_manifests: int, rounds: int) -> dict[str, float]:
+    """Plan a table in turn with this library and with pyiceberg.
+
+    Args:
+        root: where its metadata is written, if it is not there.
+        num_files: data files.
+        num_manifests: manifests that list them.
+        rounds: pairs to take.
+
+    Returns:
+        The median ratio of seconds, ours over theirs, and the median seconds of each.
+    """
+    from pyiceberg.table import StaticTable
+
+    from torch_table_loader.source.iceberg.open import open_source
+
+    folder = root.resolve() / f"iceberg-many-{num_files}-v{_VERSION}"
+    if not folder.is_dir():
+        write_many(folder, num_files, num_manifests, "s3://nowhere/many")
+    where = f"file://{folder}/metadata/v1.metadata.json"
+
+    def mine() -> int:
+        found, _, _ = open_source(
+            None, None, chosen={}, agree=lambda _, value: value, metadata_location=where, location_override=None,
+            storage_options={"anon": True, "region": "us-east-1"}, credentials=None, columns=None, filters=None,
+            scan_filter=None,
+        )  # fmt: skip
+        return len(found.files)
+
+    def other() -> int:
+        return len(list(StaticTable.from_metadata(where).scan().plan_files()))
+
+    if mine() != other():
+        raise RuntimeError("the two sides planned different numbers of files; they are no pair")
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for turn in range(rounds):
+        for name, plan in (("ours", mine), ("theirs", other))[:: -1 if turn % 2 else 1]:
+            begin = time.perf_counter()
+            plan()
+            seconds[name].append(time.perf_counter() - begin)
+    ratios = [left / right for left, right in zip(seconds["ours"], seconds["theirs"], strict=True)]
+    return {"ratio": statistics.median(ratios)} | {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def main() -> None:
+    """Read the command line, plan, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=Path("build/bench"))
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--manifests", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    sys.stdout.write(json.dumps(time_planning(options.root, options.files, options.manifests, options.rounds)) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Planning tables of many files: what is read, how much is held, and what is kept for the next rank."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+import threading
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from tests.iceberg import IcebergWriter
+from tests.iceberg_many import write_many
+from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
+from torch_table_loader.read.footers import estimated_groups
+from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
+from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, read_manifests
+from torch_table_loader.source.iceberg.storage import IcebergStorage
+from torch_table_loader.source.storage import FileStorage
+
+BYTES_A_FILE = 2048
+"""What planning may hold of a data file, whatever its manifest says of it."""
+
+_PLAN = """
+import json, re, sys
+from torch_table_loader.source.iceberg.open import open_source
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+
+def plan(location, filters=None):
+    source, _ = open_source(
+        None, None, chosen={}, agree=lambda _, value: value, metadata_location=location, location_override=None,
+        storage_options={"anon": True, "region": "us-east-1"}, credentials=None, columns=None, filters=filters,
+        scan_filter=None,
+    )
+    return source
+
+plan(sys.argv[1])
+before = peak()
+source = plan(sys.argv[2])
+print(json.dumps({"files": len(source.files), "bytes": peak() - before}))
+"""
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_files_are_planned_in_bounded_memory(tmp_path: Path) -> None:
+    few = write_many(tmp_path / "few", 8, 2, "s3://nowhere/few")
+    many = write_many(tmp_path / "many", 100_000, 1_000, "s3://nowhere/many")
+    command = [sys.executable, "-c", _PLAN, few, many]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    planned = json.loads(done.stdout)
+    assert planned["files"] == 100_000
+    assert planned["bytes"] < 100_000 * BYTES_A_FILE
+
+
+def test_manifests_are_read_several_at_once(tmp_path: Path) -> None:
+    write_many(tmp_path / "t", 12, 4, "s3://nowhere/t")
+    together = threading.Barrier(4, timeout=20)
+
+    class Waiting(FileStorage):
+        def open(self, path: str) -> pa.NativeFile:
+            together.wait()  # broken, if the others do not come while this one is open
+            return super().open(path)
+
+    manifests = [Manifest(f"{tmp_path}/t/metadata/m{number:05}.avro", spec_id=0) for number in range(4)]
+    found = read_manifests(Waiting("file"), manifests)
+    assert [[entry.partition for entry in each] for each in found] == [[(number,)] * 3 for number in range(4)]
+
+
+def written(root: Path, **how: Any) -> IcebergWriter:
+    """A table of six files in four row groups each, with position deletes in one, and keys deleted from three."""
+    table = IcebergWriter(root, partition_by=2, **how)
+    files = [table.append(rows(at), partition=at % 2, group=25) for at in range(6)]
+    table.commit()
+    table.delete_rows({files[1]: range(20, 50)}, partition=1)
+    table.delete_keys([1], [{"x": 100 * at + 7} for at in range(6)], partition=0)
+    table.commit()
+    return table
+
+
+def rows(file: int) -> list[dict[str, Any]]:
+    return [{"x": 100 * file + at, "k": file % 2, "s": f"s{at % 3}"} for at in range(100)]
+
+
+def read(table: IcebergWriter, **options: Any) -> list[int]:
+    loader, _ = IcebergDataset.create_dataloader(
+        **{**newest(table), "output_format": "arrow", "num_workers": 2, "batch_size": 7, **options}
+    )
+    return [x for batch in loader for x in batch.column("x").to_pylist()]
+
+
+def newest(table: IcebergWriter) -> dict[str, Any]:
+    """Where the table is, its snapshot named: ranks of a test see the same one."""
+    return {"metadata_location": table.metadata, "snapshot_id": table.snapshots[-1]["snapshot-id"]}
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts the files that are opened of a table that is far away, as its storage says."""
+    counts: Counter[str] = Counter()
+    real = IcebergStorage.open
+
+    def counting(self: IcebergStorage, path: str) -> pa.NativeFile:
+        counts[path.rpartition("/")[2]] += 1
+        return real(self, path)
+
+    monkeypatch.setattr(IcebergStorage, "open", counting)
+    monkeypatch.setattr(IcebergStorage, "is_local", property(lambda _: False))
+    return counts
+
+
+@pytest.mark.parametrize("filters", [None, pc.field("k") == 0])
+def test_the_second_rank_reads_no_manifest_and_no_footer(
+    tmp_path: Path, opened: Counter[str], filters: pc.Expression | None
+) -> None:
+    table = written(tmp_path / "t")
+    where, cache = newest(table), str(tmp_path / "cache")
+
+    def plan(rank: int) -> IcebergDataset:
+        opened.clear()
+        return IcebergDataset(**where, plan_cache=cache, filters=filters, rank=rank, num_ranks=2, even_ranks="balance")
+
+    first = plan(0)
+    assert sum(count for name, count in opened.items() if name.startswith(("snap-", "m"))) >= 3
+    second = plan(1)
+    asked = {name for name in opened if not name.endswith(".metadata.json")}
+    deletes = {Path(delete.file.path).name for file in second.job.table.files for delete in file.deletes}
+    assert asked <= deletes  # of which one that goes by position says how many rows of each row group live
+    assert [file.name for file in second.job.table.files] == [file.name for file in first.job.table.files]
+    assert second.explain().notes == first.explain().notes
+    other = IcebergDataset(**where, plan_cache=cache, filters=pc.field("k") == 1)
+    assert [file.partition for file in other.job.table.files] != [file.partition for file in first.job.table.files]
+
+
+def test_a_kept_plan_is_of_its_snapshot_alone(tmp_path: Path) -> None:
+    table, cache = IcebergWriter(tmp_path / "t"), str(tmp_path / "cache")
+    for number in range(3):
+        table.append(rows(number))
+        snapshot = table.commit()
+        assert len(read(table, plan_cache=cache)) == 100 * (number + 1)
+    assert len(read(table, plan_cache=cache, snapshot_id=snapshot - 1)) == 200
+    for entry in (tmp_path / "cache").iterdir():
+        entry.write_bytes(entry.read_bytes()[:-3])
+    assert len(read(table, plan_cache=cache)) == 300
+
+
+VALUES = (
+    None,
+    True,
+    -3,
+    2**40,
+    "ü",
+    b"\0\xff",
+    0.1,
+    float("-inf"),
+    dt.date(2020, 2, 29),
+    dt.datetime(2020, 1, 1, 1, 2, 3, 4, tzinfo=dt.UTC),
+    dt.time(1, 2, 3, 4),
+    Decimal("-1.50"),
+    UUID(int=7),
+)
+
+
+def test_entries_of_every_kind_are_kept_as_they_are() -> None:
+    said = DeletesInfo((1, 2), "s3://a/b", (4, 99), (b"a", None))
+    entries = [
+        Entry("s3://a/1", 0, "PARQUET", 3, VALUES, 9, None, 10, 20, (4, 8)),
+        Entry("s3://a/2", 1, "PUFFIN", 0, (), 10, 5, 1, 2, (), said),
+    ]
+    found, notes = read_plan(write_plan(entries, ["one", "two"]))
+    assert notes == ("one", "two")
+    names = Entry.__dataclass_fields__
+    assert [{n: getattr(e, n) for n in names} for e in found] == [{n: getattr(e, n) for n in names} for e in entries]
+    assert all(type(a) is type(b) for a, b in zip(found[0].partition, VALUES, strict=True))
+
+
+def test_a_rank_opens_the_footers_of_its_own_files_alone(tmp_path: Path, opened: Counter[str]) -> None:
+    table = IcebergWriter(tmp_path / "t")
+    for at in range(8):
+        table.append(rows(at), group=25)
+    table.commit()
+    everything: list[int] = []
+    for rank in range(4):
+        opened.clear()
+        loader, dataset = IcebergDataset.create_dataloader(
+            **newest(table), footers="lazy", rank=rank, num_ranks=4, output_format="arrow"
+        )
+        assert len(loader) == 1
+        assert not [name for name in opened if name.endswith(".parquet")]
+        everything += [x for batch in loader for x in batch.column("x").to_pylist()]
+        read_files = {name for name in opened if name.endswith(".parquet")}
+        assert len(read_files) == 2
+        assert dataset.job.table.footer_bytes > 0
+    assert sorted(everything) == list(range(800))
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("split_deletes", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_rows_come_once_whenever_footers_are_read(
+    tmp_path: Path, worker_type: str, split_deletes: bool, num_ranks: int
+) -> None:
+    table = written(tmp_path)
+    expected = sorted(row["x"] for row in table.live())
+    shared: dict[str, Any] = {"split_deletes": split_deletes, "num_ranks": num_ranks, "split_rows": 30}
+    shared |= {"shuffle": True, "footers": "lazy", "worker_type": worker_type, "even_ranks": "balance"}
+    found = [x for rank in range(num_ranks) for x in read(table, rank=rank, **shared)]
+    assert sorted({*found}) == expected
+    assert len(found) <= len(expected) + num_ranks
+    filtered = [x for rank in range(num_ranks) for x in read(table, rank=rank, filters=pc.field("x") > 333, **shared)]
+    assert sorted({*filtered}) == [x for x in expected if x > 333]
+
+
+@pytest.mark.filterwarnings("ignore:under a row filter", "ignore:ranks take unequally")
+@pytest.mark.parametrize("split_deletes", [False, True])
+def test_a_lazy_job_goes_on_where_it_was_also_on_other_ranks(tmp_path: Path, split_deletes: bool) -> None:
+    table = written(tmp_path)
+
+    def load(rank: int, num_ranks: int, **more: Any) -> Any:
+        return IcebergDataset.create_dataloader(
+            **newest(table), footers="lazy", split_deletes=split_deletes, split_rows=30, rank=rank,
+            num_ranks=num_ranks, num_workers=2, batch_size=7, shuffle=True, output_format="arrow", **more,
+        )[0]  # fmt: skip
+
+    taken: list[int] = []
+    states = []
+    for rank in range(2):
+        loader = load(rank, 2)
+        batches = iter(loader)
+        taken += [x for _ in range(11) for x in next(batches).column("x").to_pylist()]
+        states.append(loader.state_dict())
+    assert states[0] == states[1]
+    for rank in range(3):
+        loader = load(rank, 3)
+        loader.load_state_dict(states[0])
+        taken += [x for batch in loader for x in batch.column("x").to_pylist()]
+    assert sorted(taken) == sorted(row["x"] for row in table.live())
+    eager, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, split_rows=30, shuffle=True)
+    with pytest.raises(ResumeError, match="split"):
+        eager.load_state_dict(states[0])
+
+
+def test_a_file_of_other_rows_than_the_manifest_says(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    path = table.append(rows(0))
+    table.data[0].entry["record_count"] = 99
+    table.commit()
+    assert len(read(table)) == 100
+    with pytest.raises(TableError, match=f"{Path(path).name} must have 99 rows"):
+        read(table, footers="lazy")
+    with pytest.raises(ConfigError, match="footers must be one of 'eager', 'lazy'"):
+        read(table, footers="later")
+    with pytest.raises(ConfigError, match='no meaning with shuffle="rows"'):
+        read(table, footers="lazy", shuffle="rows")
+
+
+@pytest.mark.parametrize(
+    ("size", "offsets", "expected"),
+    [
+        (100, (4, 54), ((52, 48), (50, 46))),
+        (100, (), ((100,), (100,))),
+        (80 << 20, (), ((40, 40, 20), (32 << 20, 32 << 20, 16 << 20))),
+        (100, (4, 4, 300, -1), ((100,), (96,))),
+        (0, (), ((100,), (1,))),
+    ],
+)
+def test_row_groups_are_estimated_by_bytes(size: int, offsets: tuple[int, ...], expected: Any) -> None:
+    file = DataFile("a", "a", FileVersion(size), "parquet", num_rows=100, split_offsets=offsets)
+    assert estimated_groups(file) == expected

@@ -1,0 +1,87 @@
+"""Builds the row store of a table as ``torch-table-loader store build`` does, with several processes at it for sure.
+
+Usage: build_store.py WORK TABLE [ray]; the builders are the ranks of torchrun, or tasks on a Ray cluster of two nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from torch_table_loader.cli.main import main
+from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.read.tasks import TaskReader
+from torch_table_loader.records import ReadTask
+
+MOST_SECONDS = 60.0
+
+
+def meet(folder: Path) -> None:
+    """Let a process's reads wait until two processes are at theirs, so that each has a chunk."""
+    (folder / str(os.getpid())).touch()
+    end = time.monotonic() + MOST_SECONDS
+    while len(list(folder.iterdir())) < 2:
+        assert time.monotonic() < end, f"waited {MOST_SECONDS} s for another builder"
+        time.sleep(0.01)
+
+
+def die_once(folder: Path) -> None:
+    """Kill the first process that reads."""
+    try:
+        (folder / "died").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+SCENES = {"meet": meet, "die_once": die_once, "plan": Path.exists}
+
+
+def disturb(work: Path) -> None:
+    """Have every read of this process begin with the scene that runs."""
+    read = TaskReader.read
+
+    def disturbed(reader: TaskReader, task: ReadTask) -> Iterator[pa.RecordBatch]:
+        name = (work / "scene").read_text()
+        SCENES[name](work / name)
+        yield from read(reader, task)
+
+    TaskReader.read = disturbed  # type: ignore[method-assign, assignment]
+
+
+def play(work: Path, table: str, name: str, *options: str) -> None:
+    """Build a store of its own for a scene."""
+    (work / name).mkdir(exist_ok=True)
+    (work / "scene").write_text(name)
+    assert main(["store", "build", table, "--store", str(work / f"{name}-stores"), *options]) == 0
+
+
+def on_ray(work: Path, table: str) -> None:
+    """Play every scene on a cluster of two nodes with a CPU each."""
+    from tests.torch.scripts.ray_jobs import two_nodes
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("what the tasks have planned is in the cache, and is read by nobody else")
+
+    hook: Callable[[], Any] = lambda: disturb(work)  # noqa: E731 it is sent by value
+    with two_nodes(runtime_env={"worker_process_setup_hook": hook}):
+        play(work, table, "meet", "--engine", "ray")
+        play(work, table, "die_once", "--engine", "ray")
+        ParquetReader.inspect = TaskReader.read = refuse  # type: ignore[method-assign, assignment]
+        play(work, table, "plan", "--engine", "ray", "--plan-cache", str(work / "cache"), "--filter", "x >= 0")
+
+
+if __name__ == "__main__":
+    work, table, *engine = sys.argv[1:]
+    if engine == ["ray"]:
+        on_ray(Path(work), table)
+    else:
+        disturb(Path(work))
+        play(Path(work), table, "meet")

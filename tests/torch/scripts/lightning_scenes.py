@@ -1,0 +1,150 @@
+"""What two ranks see of one table under Lightning. Run by torchrun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pyarrow.compute as pc
+import torch
+import torch.distributed as dist
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from tests.torch.scripts.stage import play_all_and_leave, scene
+from torch_table_loader import StructuredDataset
+
+
+class Model(lightning.LightningModule):
+    """Notes which rows came in which epoch."""
+
+    def __init__(self, table: Path, **options: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.rows: dict[int, list[int]] = {}
+        self.validated: list[int] = []
+        self._table = table
+        self._options: dict[str, Any] = {
+            "batch_size": 7,
+            "num_workers": 2,
+            "num_ranks": "auto",
+            "even_ranks": "balance",
+        } | options
+
+    def train_dataloader(self) -> Any:
+        return StructuredDataset.create_dataloader(str(self._table), "parquet", shuffle=True, **self._options)[0]
+
+    def val_dataloader(self) -> Any:
+        return StructuredDataset.create_dataloader(str(self._table), "parquet", **self._options)[0]
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.rows.setdefault(self.current_epoch, []).extend(own(batch))
+        return torch.mean(self.layer(batch["f"].float()[:, None])) * 1e-6
+
+    def validation_step(self, batch: dict[str, torch.Tensor]) -> None:
+        self.validated += own(batch)
+
+    def predict_step(self, batch: dict[str, torch.Tensor]) -> list[int]:
+        return own(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def own(batch: dict[str, torch.Tensor]) -> list[int]:
+    padding = batch.get("padding")
+    return (batch["x"] if padding is None else batch["x"][~padding]).tolist()
+
+
+def fit(root: Path, model: Model, *, resume: str | None = None, keep: bool = False, **options: Any) -> Model:
+    """Train; where `keep`, with a checkpoint after every third step and every epoch."""
+    chosen: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, "limit_val_batches": 0} | options
+    callbacks = []
+    if keep:
+        steps: dict[str, Any] = {"dirpath": root / "checkpoints", "save_top_k": -1, "filename": "{step}"}
+        callbacks += [ModelCheckpoint(every_n_train_steps=3, **steps)]
+        callbacks += [
+            ModelCheckpoint(every_n_epochs=1, save_on_train_epoch_end=True, **steps | {"filename": "{epoch}"})
+        ]
+    trainer(callbacks=callbacks, enable_checkpointing=keep, **chosen).fit(model, ckpt_path=resume)
+    return model
+
+
+def trainer(**options: Any) -> lightning.Trainer:
+    chosen: dict[str, Any] = {"logger": False, "enable_checkpointing": False} | options
+    return lightning.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", enable_progress_bar=False, enable_model_summary=False, **chosen
+    )
+
+
+@scene
+def with_a_sampler(root: Path) -> Any:
+    return fit(root, Model(root / "table"), use_distributed_sampler=True).rows
+
+
+@scene
+def without_a_sampler(root: Path) -> Any:
+    return fit(root, Model(root / "table"), use_distributed_sampler=False).rows
+
+
+@scene
+def validated(root: Path) -> Any:
+    """Validate inside an epoch and after it."""
+    options: dict[str, Any] = {"limit_val_batches": 1.0, "val_check_interval": 4, "max_epochs": 1}
+    model = fit(root, Model(root / "table"), **options)
+    return {"rows": model.rows, "validated": model.validated}
+
+
+@scene
+def gone_on(root: Path) -> Any:
+    whole = fit(root, Model(root / "table"), keep=True).rows
+    dist.barrier()
+    found = {}
+    for path in sorted((root / "checkpoints").glob("*.ckpt")):
+        found[path.stem] = fit(root, Model(root / "table"), resume=str(path)).rows
+    return {"whole": whole, "gone on": found}
+
+
+@scene
+def one_loader_for_two_trainers(root: Path) -> Any:
+    model = Model(root / "table")
+    loader = model.train_dataloader()
+    found = []
+    for _ in range(2):
+        model.rows = {}
+        model.train_dataloader = lambda: loader  # type: ignore[method-assign]
+        found.append(fit(root, model).rows)
+    return found
+
+
+@scene
+def on_more_ranks(root: Path) -> Any:
+    """Go on from what one rank saved after three steps: Lightning counts them among the steps of two ranks."""
+    path = root / f"of one rank {dist.get_rank()}.ckpt"
+    alone = Model(root / "table", num_ranks=1, rank=0, check_plan=False).train_dataloader()
+    batches = iter(alone)
+    before = [row for _ in range(3) for row in own(next(batches))]
+    checkpoint = torch.load(root / "checkpoints/step=3.ckpt", weights_only=False)
+    checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = [alone.state_dict()]
+    torch.save(checkpoint, path)
+    return {"before": before, "after": fit(root, Model(root / "table"), resume=str(path)).rows}
+
+
+@scene
+def predicted(root: Path) -> Any:
+    model = Model(root / "table")
+    batches: Any = trainer().predict(model, model.val_dataloader())
+    return [row for rows in batches for row in rows]
+
+
+@scene
+def uncounted(root: Path) -> Any:
+    """Where rows are not counted Lightning reads a batch ahead, which the state takes for trained."""
+    options: dict[str, Any] = {"filters": pc.field("k") < 9, "count_filtered": False, "even_ranks": None}
+    model = fit(root, Model(root / "table", **options), max_steps=3)
+    loader: Any = model.trainer.train_dataloader
+    return {"trained": len(model.rows[0]) // 7, "taken": loader.state_dict()["history"][-1][6]}
+
+
+if __name__ == "__main__":
+    play_all_and_leave()

@@ -1,0 +1,81 @@
+"""The loader under Lightning: each row once an epoch on two ranks, and resumed in the middle of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.torch.scenes import TOTAL, Seen, play, values
+
+EVERY = list(range(TOTAL))
+STEPS = -(-TOTAL // 14)
+"""Steps of an epoch: two ranks with seven rows a batch."""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """Give what each of two ranks saw in each scene."""
+    root = tmp_path_factory.mktemp("lightning")
+    return play("lightning_scenes.py", root, 2)
+
+
+def together(ranks: list[Any], epoch: int | str) -> list[int]:
+    """Give the rows of all ranks in an epoch, sorted."""
+    return sorted(row for rank in ranks for row in rank[str(epoch)])
+
+
+@pytest.mark.parametrize("scene", ["with_a_sampler", "without_a_sampler"])
+def test_every_row_comes_once_in_each_epoch_and_in_a_new_order(seen: Seen, scene: str) -> None:
+    ranks = values(seen[scene])
+    assert together(ranks, 0) == together(ranks, 1) == EVERY
+    assert ranks[0]["0"] != ranks[0]["1"]
+
+
+def test_a_sampler_that_lightning_may_put_in_changes_nothing(seen: Seen) -> None:
+    assert values(seen["with_a_sampler"]) == values(seen["without_a_sampler"])
+
+
+def test_validation_inside_an_epoch_sees_every_row_and_takes_none(seen: Seen) -> None:
+    ranks = values(seen["validated"])
+    assert together([rank["rows"] for rank in ranks], 0) == EVERY
+    assert sorted(row for rank in ranks for row in rank["validated"]) == sorted(2 * EVERY)
+
+
+def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen) -> None:
+    for rank in values(seen["gone_on"]):
+        whole = rank["whole"]["0"] + rank["whole"]["1"]
+        checkpoints = rank["gone on"]
+        assert set(checkpoints) == {f"step={step}" for step in range(3, 2 * STEPS, 3)} | {"epoch=0", "epoch=1"}
+        for name, rows in checkpoints.items():
+            kind, number = name.split("=")
+            steps = int(number) if kind == "step" else (int(number) + 1) * STEPS
+            trained = steps // STEPS * len(rank["whole"]["0"]) + steps % STEPS * 7
+            assert rows.get("0", []) + rows.get("1", []) == whole[trained:], name
+
+
+def test_a_loader_serves_one_trainer_after_another(seen: Seen) -> None:
+    for first, second in values(seen["one_loader_for_two_trainers"]):
+        assert first == second
+    told = [text for rank in seen["one_loader_for_two_trainers"] for text in rank["warnings"]]
+    assert not [text for text in told if "iterated again" in text]
+
+
+def test_predictions_come_once_for_each_row(seen: Seen) -> None:
+    assert sorted(row for rank in values(seen["predicted"]) for row in rank) == EVERY
+
+
+def test_canary_of_the_batch_that_lightning_reads_ahead(seen: Seen) -> None:
+    """Only where rows are not counted; when this fails, `docs/frameworks.md` need not warn of it."""
+    assert values(seen["uncounted"]) == [{"trained": 3, "taken": 4}] * 2
+
+
+def test_canary_of_an_epoch_that_goes_on_on_more_ranks(seen: Seen) -> None:
+    """Lightning ends it by its own count of batches; when this fails, `docs/frameworks.md` need not warn of it."""
+    ranks = values(seen["on_more_ranks"])
+    before = ranks[0]["before"]
+    after = together([rank["after"] for rank in ranks], 0)
+    assert not set(before) & set(after)
+    assert 0 < TOTAL - len(before) - len(after) <= 2 * 7
+    for rank in seen["on_more_ranks"]:
+        assert any("epoch 0, which was resumed, was left with 1 batches to go" in text for text in rank["warnings"])

@@ -1,0 +1,791 @@
+"""A mixture through the real loader: shares, one order whatever the job, exact state, weights that change."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from tests.laws.effort import examples
+from tests.torch.tables import meant_warnings, write_table
+from tests.torch.test_rows import plain
+from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
+from torch_table_loader.engine import row_store, sizes
+from torch_table_loader.errors import ConfigTypeError
+from torch_table_loader.planning.exclusion import ExclusionVersions
+
+SIZES = {"a": 700, "b": 250, "c": 61}
+WEIGHTS = {"a": 5, "b": 3, "c": 1}
+
+Tables = dict[str, str]
+Row = tuple[str, int]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Tables of several files whose `id` counts from 10,000 in the second, from 20,000 in the third."""
+    root = tmp_path_factory.mktemp("tables")
+    for number, (name, size) in enumerate(SIZES.items()):
+        (root / name).mkdir()
+        for part, ids in enumerate(np.array_split(np.arange(size) + 10_000 * number, 3)):
+            columns = {"id": ids, "x": ids.astype("f4") / 3, "text": [f"row {i}" for i in ids]}
+            pq.write_table(pa.table(columns), root / name / f"{part}.parquet", row_group_size=50)
+    return {name: str(root / name) for name in SIZES}
+
+
+def open_sources(paths: Mapping[str, str], **options: Any) -> dict[str, StructuredDataset]:
+    chosen: dict[str, Any] = {"shuffle": "rows", "row_id": True, "check_plan": False} | options
+    with meant_warnings():
+        return {name: StructuredDataset(path, **chosen) for name, path in paths.items()}
+
+
+def make(
+    paths: Mapping[str, str], weights: Mapping[str, float] | None = None, **options: Any
+) -> tuple[TableLoader, MixedDataset]:
+    own = ("filters", "row_store", "row_store_memory", "columns")
+    of_sources = {name: options.pop(name) for name in own if name in options}
+    weights = {name: WEIGHTS[name] for name in paths} if weights is None else weights
+    with meant_warnings():
+        sources = open_sources(paths, **of_sources)
+        return MixedDataset.create_dataloader(sources, weights, **({"batch_size": 32, "check_plan": False} | options))
+
+
+def rows(batch: Mapping[str, Any], names: tuple[str, ...] = ("a", "b", "c")) -> list[Row]:
+    """Give source and row of each row of a batch, padding left out."""
+    pads = batch["padding"].tolist() if "padding" in batch else [False] * len(batch["source"])
+    found = zip(batch["source"].tolist(), batch["row_id"].tolist(), pads, strict=True)
+    return [(names[source], row) for source, row, padding in found if not padding]
+
+
+def batches(loader: Any) -> list[list[Row]]:
+    return [rows(batch) for batch in loader]
+
+
+# ---- what comes ------------------------------------------------------------------------------------------
+
+jobs = st.fixed_dictionaries(
+    {
+        "num_ranks": st.integers(1, 5),
+        "num_workers": st.integers(0, 4),
+        "batch_size": st.integers(3, 20),
+        "even_ranks": st.sampled_from([None, "pad"]),
+        "drop_last": st.booleans(),
+        "stop": st.sampled_from(["first_exhausted", "all_exhausted"]),
+        "block": st.sampled_from([1, 256]),
+        "filters": st.sampled_from([None, pc.field("k") < 5]),
+    }
+)
+
+
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    groups=st.lists(
+        st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=3), min_size=1, max_size=3), min_size=1, max_size=3
+    ),
+    weights=st.lists(st.sampled_from([0.3, 1, 2]), min_size=3, max_size=3),
+    options=jobs,
+    epoch=st.integers(0, 2),
+)
+def test_each_source_has_its_share_and_repeats_no_row_before_its_wrap(
+    groups: list[list[list[int]]], weights: list[float], options: dict[str, Any], epoch: int
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        paths = {name: f"{root}/{name}" for name, _ in zip("abc", groups, strict=False)}
+        for path, files in zip(paths.values(), groups, strict=True):
+            write_table(Path(path), files)
+        shares = dict(zip(paths, weights, strict=False))
+        made = [make(paths, shares, rank=rank, **options) for rank in range(options["num_ranks"])]
+        live = {name: len(source.as_map()) for name, source in open_sources(paths, filters=options["filters"]).items()}
+        seen: Counter[Row] = Counter()
+        for loader, _ in made:
+            loader.set_epoch(epoch)
+            found = list(loader)
+            assert len(found) == len(loader)
+            assert all(len(batch["source"]) == options["batch_size"] for batch in found[:-1])
+            for batch in found:
+                assert batch["x"].tolist() == batch["row_id"].tolist()
+                seen.update(rows(batch, tuple(paths)))
+        per_source = Counter(name for name, _ in seen.elements())
+        for name, count in live.items():
+            own = [times for (source, _), times in seen.items() if source == name]
+            assert max(own, default=0) - (min(own, default=0) if len(own) == count else 0) <= 1
+            if options["stop"] == "first_exhausted":
+                assert max(own, default=0) <= 1
+            elif not options["drop_last"]:
+                assert len(own) == count
+        if options["drop_last"] or options["even_ranks"] == "pad":
+            assert len({len(loader) for loader, _ in made}) == 1
+        total = sum(per_source.values())
+        block = max(options["block"], 100)
+        for name in paths:
+            share = total * Fraction(str(shares[name])) / sum(Fraction(str(weight)) for weight in shares.values())
+            assert abs(per_source[name] - share) <= block
+
+
+SAME: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 7},
+    {"worker_type": "process", "num_workers": 2},
+    {"worker_type": "process", "num_workers": 3, "collate_fn": dict},
+    {"row_store": "STORES", "worker_type": "process", "num_workers": 2, "multiprocessing_context": "forkserver"},
+    {"prefetch_batches": 5},
+    {"global_batch_size": 32, "batch_size": 1024},
+    {"columns": ["text", "id"]},
+]
+
+
+@pytest.mark.parametrize("options", SAME, ids=str)
+def test_batches_are_the_same_whoever_makes_them(tables: Tables, options: dict[str, Any], tmp_path: Path) -> None:
+    options = {name: str(tmp_path) if value == "STORES" else value for name, value in options.items()}
+    wanted, found = make(tables, stop="all_exhausted")[0], make(tables, stop="all_exhausted", **options)[0]
+    wanted.set_epoch(3)
+    found.set_epoch(3)
+    for one, other in zip(wanted, found, strict=True):
+        assert rows(one) == rows(other)
+        assert one["text"] == other["text"] == [f"row {i}" for i in one["id"].tolist()]
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("where", ["behind a URL", "larger than memory"])
+def test_stores_that_are_not_in_memory_give_the_same(
+    tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, worker_type: str
+) -> None:
+    """One source is so rare that most blocks have nothing of it."""
+    chosen: dict[str, Any] = {"weights": {"a": 300, "b": 100, "c": 1}, "batch_size": 8, "worker_type": worker_type}
+    wanted = batches(make(tables, **chosen)[0])
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "first"))
+    monkeypatch.setattr(sizes, "_GATHER_ROWS", 16)
+    folder = uuid.uuid4().hex
+    place = f"memory://{folder}" if where == "behind a URL" else str(tmp_path / "stores")
+    if where == "larger than memory":
+        monkeypatch.setattr(row_store, "available_memory", lambda: 1)
+    store: dict[str, Any] = {
+        "row_store": place,
+        "row_store_memory": 1,
+        "num_workers": 2,
+        "multiprocessing_context": "fork",
+    }
+    assert batches(make(tables, **chosen, **store)[0]) == wanted
+    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "second"))
+    again, dataset = make(tables, **chosen, **store)
+    assert batches(again) == wanted
+    assert type(dataset.job.sources["a"].keeper.rows()).__name__ == (
+        "RemoteRows" if where == "behind a URL" else "Rows"
+    )
+
+
+def test_ranks_stride_the_order_of_one_rank(tables: Tables) -> None:
+    whole = [row for batch in batches(make(tables)[0]) for row in batch]
+    for ranks in (2, 3):
+        steps = [batches(make(tables, num_ranks=ranks, rank=rank, batch_size=10)[0]) for rank in range(ranks)]
+        size = 10 * ranks
+        for step in range(len(whole) // size):
+            for rank in range(ranks):
+                assert steps[rank][step] == whole[step * size : (step + 1) * size][rank::ranks]
+
+
+def test_a_callers_own_dataloader_gets_the_same_steps(tables: Tables, tmp_path: Path) -> None:
+    loader, dataset = make(tables, row_store=str(tmp_path))
+    wanted = batches(loader)
+    for workers in (0, 2):
+        assert batches(DataLoader(dataset, batch_size=None, num_workers=workers)) == wanted
+
+
+def test_epochs_and_seeds_and_names_differ_and_rows_of_tells_them(tables: Tables) -> None:
+    loader = make(tables, filters=pc.field("x") < 6720)[0]
+    orders = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        told = [loader.rows_of(step) for step in range(len(loader))]
+        found = batches(loader)
+        assert [[(row.source, row.row_id) for row in step if isinstance(row, SourceRow)] for step in told] == found
+        orders.append(found)
+    orders.append(batches(make(tables, filters=pc.field("x") < 6720, shuffle_seed=1)[0]))
+    assert len({json.dumps(order) for order in orders}) == 4
+    renamed = {"d" if name == "a" else name: path for name, path in tables.items()}
+    other = batches(make(renamed, {"d": 5, "b": 3, "c": 1}, filters=pc.field("x") < 6720)[0])
+    assert [row[1] for row in other[0] if row[0] == "a"] != [row[1] for row in orders[0][0] if row[0] == "a"]
+
+
+def test_the_order_in_which_sources_are_named_decides_only_their_numbers(tables: Tables) -> None:
+    turned = dict(reversed(tables.items()))
+    loader, dataset = make(turned)
+    assert dataset.source_names == ("c", "b", "a")
+    assert [rows(batch, ("c", "b", "a")) for batch in loader] == batches(make(tables)[0])
+
+
+def test_an_epoch_without_end_wraps_and_has_no_length(tables: Tables) -> None:
+    loader, dataset = make(tables, {"a": 1, "b": 1, "c": 8}, stop="forever", batch_size=100)
+    for unknown in (loader, dataset, iter(loader)):
+        with pytest.raises(TypeError, match='stop="forever"'):
+            len(unknown)
+    loader.set_epoch(1)
+    taken = [row for batch in islice(loader, 20) for row in rows(batch)]
+    of_c = [row for name, row in taken if name == "c"]
+    for start in range(0, len(of_c) - 61, 61):
+        assert sorted(of_c[start : start + 61]) == list(range(61))
+    assert of_c[:61] != of_c[61:122]
+    assert dataset.explain().steps is None
+    assert "the epoch ends never" in str(dataset.explain())
+
+
+def test_a_source_without_weight_stays_out(tables: Tables) -> None:
+    loader, dataset = make(tables, {"a": 1, "b": 0, "c": 1})
+    assert {name for batch in batches(loader) for name, _ in batch} == {"a", "c"}
+    assert dataset.weights == {"a": 1, "b": 0, "c": 1}
+
+
+# ---- state -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stop": "all_exhausted", "drop_last": True},
+        {"filters": pc.field("x") < 6720},
+        {"num_ranks": 2, "rank": 1, "even_ranks": "pad"},
+        {"worker_type": "process", "num_workers": 2},
+    ],
+    ids=str,
+)
+def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(tables: Tables, options: dict[str, Any]) -> None:
+    loader = make(tables, **options)[0]
+    loader.set_epoch(7)
+    whole = batches(loader)
+    for taken in (0, 1, 5, len(whole) - 1, len(whole)):
+        loader.set_epoch(7)
+        going = iter(loader)
+        for _ in range(taken):
+            next(going)
+        state = json.loads(json.dumps(loader.state_dict()))
+        fresh = make(tables, **options)[0]
+        fresh.load_state_dict(state)
+        assert fresh.state_dict() == state
+        fresh.set_epoch(7)
+        assert batches(fresh) == whole[taken:]
+        fresh.set_epoch(8)
+        assert len(batches(fresh)) == len(fresh)
+
+
+def test_the_state_is_small_and_plain(tables: Tables) -> None:
+    loader, dataset = make(tables)
+    dataset.exclude({"b": range(100)})
+    next(iter(loader))
+    dataset.set_weights({"a": 0.123456789, "b": 0.7, "c": 1})
+    state = loader.state_dict()
+    assert len(json.dumps(state)) < 4096
+    stored = io.BytesIO()
+    torch.save(state, stored)
+    stored.seek(0)
+    assert torch.load(stored, weights_only=True) == state == json.loads(json.dumps(state))
+
+
+def run_stage(
+    paths: Tables, state: dict[str, Any] | None, steps: int, change: Any, **options: Any
+) -> tuple[list[Row], dict[str, Any]]:
+    """Let every rank of a job go on from a state; after its first step each is told the same."""
+    seen, states = [], []
+    sources, weights = open_sources(paths), options.pop("weights")
+    for rank in range(options["num_ranks"]):
+        with meant_warnings():
+            loader, dataset = MixedDataset.create_dataloader(sources, weights, rank=rank, check_plan=False, **options)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        told = taken = 0
+        for batch in islice(loader, steps):
+            taken += 1
+            seen += rows(batch, dataset.source_names)
+            if not told:
+                told = 1
+                change(dataset)
+        if not told:
+            change(dataset)
+        states.append((taken, loader.state_dict()))
+    running = [state for _, state in states if not state["position"][1]]
+    assert all(state == running[0] for state in running)
+    return seen, running[0] if running else states[0][1]
+
+
+stages = st.lists(
+    st.fixed_dictionaries(
+        {
+            "num_ranks": st.integers(1, 5),
+            "num_workers": st.integers(0, 3),
+            "batch_size": st.integers(1, 40),
+            "steps": st.integers(1, 6),
+            "pad": st.booleans(),
+            "names": st.sets(st.sampled_from("abc"), min_size=1),
+            "weights": st.lists(st.sampled_from([1, 2, 5]), min_size=3, max_size=3),
+            "reset": st.booleans(),
+        }
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
+@given(chain=stages, data=st.data(), stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]))
+def test_states_chained_through_topologies_weights_sources_and_exclusions(
+    tables: Tables, chain: list[dict[str, Any]], data: st.DataObject, stop: str
+) -> None:
+    state: dict[str, Any] | None = None
+    seen: Counter[Row] = Counter()
+    gone: dict[str, set[int]] = {name: set() for name in SIZES}
+    names: set[str] = set()
+    weights: dict[str, float] = {}
+    last = {"num_ranks": 1, "num_workers": 1, "batch_size": 64, "steps": 12, "pad": False, "reset": False}
+    for stage in [*chain, last]:
+        if "names" in stage:
+            left = names - stage["names"]
+            seen = Counter({row: times for row, times in seen.items() if row[0] not in left})
+            names = set(stage["names"])
+            weights = dict(zip(sorted(names), stage["weights"], strict=False))
+        elif not names:
+            names, weights = {"a", "b"}, {"a": 1, "b": 1}
+        asked = {name: data.draw(st.sets(st.integers(0, SIZES[name] - 1), max_size=9)) for name in sorted(names)}
+        new = dict(zip(sorted(names), data.draw(st.permutations([3, 1, 4])), strict=False)) if stage["reset"] else None
+
+        def change(dataset: MixedDataset, asked: Any = asked, new: Any = new) -> None:
+            dataset.exclude({name: sorted(ids) for name, ids in asked.items()})
+            if new is not None:
+                dataset.set_weights(new)
+
+        found, state = run_stage(
+            {name: tables[name] for name in sorted(names)},
+            state,
+            stage["steps"],
+            change,
+            weights=weights,
+            stop=stop,
+            num_ranks=stage["num_ranks"],
+            num_workers=stage["num_workers"],
+            batch_size=stage["batch_size"],
+            even_ranks="pad" if stage["pad"] else None,
+        )
+        seen.update(found)
+        shares = {name: before for name, _, before in state["shares"][1]}
+        assert set(shares) == names
+        for name in names:
+            times = [seen[name, row] for row in range(SIZES[name])]
+            assert max(times) - min(times) <= 1, "no row comes twice before each has come"
+            assert stop != "first_exhausted" or max(times) <= 1
+            gone[name] |= asked[name]
+        assert sum(seen.values()) >= sum(shares.values())
+    loader, dataset = make({name: tables[name] for name in sorted(names)}, weights=weights, stop=stop)
+    loader.load_state_dict(state or {})
+    loader.set_epoch(1)
+    going = islice(loader, 12)
+    later = Counter(row for batch in going for row in rows(batch, dataset.source_names))
+    excluded = gone_now(state)
+    for name in names:
+        assert not any(later[name, row] for row in excluded[name]), "what was excluded meanwhile is gone now"
+        left = [later[name, row] for row in range(SIZES[name]) if row not in excluded[name]]
+        assert max(left) - min(left) <= 1
+        assert excluded[name] <= gone[name]
+
+
+def gone_now(state: dict[str, Any] | None) -> dict[str, set[int]]:
+    """Read what the state says is excluded from the next epoch."""
+    said = dict((state or {})["exclusions"])
+    versions = {name: ExclusionVersions.from_state({"exclusions": said.get(name, [])}) for name in SIZES}
+    return {name: set(version.newest.ids.tolist()) for name, version in versions.items()}
+
+
+def test_a_state_of_something_else_is_refused_by_name(tables: Tables, tmp_path: Path) -> None:
+    state = make(tables)[0].state_dict()
+    single = StructuredDataset.create_dataloader(tables["a"], shuffle="rows", check_plan=False)[0]
+    with pytest.raises(ResumeError, match="speaks of a mixture"):
+        single.load_state_dict(state)
+    with pytest.raises(ResumeError, match="speaks of one table"):
+        make(tables)[0].load_state_dict(single.state_dict())
+    for option, message in (
+        ({"shuffle_seed": 1}, "shuffle_seed was 42 and is 1"),
+        ({"stop": "forever"}, "stop was 'first_exhausted' and is 'forever'"),
+        ({"block": 8}, "block was 256 and is 8"),
+        ({"columns": ["id"]}, "source 'a': the state was saved under other options: columns was"),
+        ({"filters": pc.field("x") < 9000}, "source 'a': .* filters was None"),
+    ):
+        with pytest.raises(ResumeError, match=message):
+            make(tables, **option)[0].load_state_dict(state)
+    with pytest.raises(ResumeError, match="source 'b': the state speaks of another table"):
+        make(tables | {"b": tables["a"]})[0].load_state_dict(state)
+
+
+def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
+    loader = make(tables)[0]
+    state = loader.state_dict()
+    wrong: list[dict[str, Any]] = [
+        {"version": 2},
+        {"epoch": -1},
+        {"epoch": True},
+        {"position": [1, False]},
+        {"position": ["1", False, 10]},
+        {"position": [11, False, 10]},
+        {"position": [5, True, 10]},
+        {"shares": [0, [["a", 1]]]},
+        {"shares": [0, [["z", 1, 0]]]},
+        {"shares": None},
+        {"sources": [["a"]]},
+        {"exclusions": [["a", [["!", "0"]]]]},
+    ]
+    for change in wrong:
+        with pytest.raises(ResumeError):
+            loader.load_state_dict(copy.deepcopy(state) | change)
+    for missing in state:
+        with pytest.raises(ResumeError):
+            loader.load_state_dict({name: value for name, value in state.items() if name != missing})
+    others: list[Any] = [None, {}, []]
+    for other in others:
+        with pytest.raises(ResumeError, match="without a version"):
+            loader.load_state_dict(other)
+    assert loader.state_dict() == state
+
+
+def test_the_state_of_a_rank_that_ended_is_refused_while_others_go_on(tables: Tables) -> None:
+    one: dict[str, Any] = {"paths": {"c": tables["c"]}, "weights": {"c": 1}, "batch_size": 30}  # a row is left over
+    ended = make(**one, num_ranks=2, rank=1)[0]
+    list(ended)
+    assert ended.state_dict()["position"] == [60, True, 61]
+    with pytest.raises(ResumeError, match="others take 1 more"):
+        make(**one)[0].load_state_dict(ended.state_dict())
+    running, dataset = make(**one, num_ranks=2, rank=0)
+    going = iter(running)
+    next(going)
+    dataset.set_weights({"c": 1})
+    assert running.state_dict()["position"] == [60, False, 61]
+    assert [len(rows(batch, ("c",))) for batch in going] == [1]
+
+
+# ---- weights that change ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_weights_change_at_the_next_step(tables: Tables, worker_type: str, at: int) -> None:
+    options: dict[str, Any] = {"worker_type": worker_type, "num_workers": 2, "batch_size": 50}
+    before = batches(make(tables, **options)[0])
+    loader, dataset = make(tables, **options)
+    going = iter(loader)
+    taken = [rows(next(going)) for _ in range(at)]
+    dataset.set_weights({"a": 0, "b": 1, "c": 0})
+    state = loader.state_dict()
+    rest = batches(going)
+    assert taken == before[:at]
+    assert {name for batch in rest for name, _ in batch} == {"b"}
+    of_b = [row for batch in [*taken, *rest] for name, row in batch if name == "b"]
+    assert sorted(of_b) == list(range(SIZES["b"]))
+    assert loader.metrics().batches == at + len(rest)
+    assert loader.metrics().rows == sum(map(len, [*taken, *rest]))
+    fresh = make(tables, **options)[0]
+    fresh.load_state_dict(state)
+    assert fresh.state_dict() == state
+    assert batches(fresh) == rest
+    fresh.set_epoch(1)
+    assert {name for batch in batches(fresh) for name, _ in batch} == {"b"}, "the epochs to come have them too"
+
+
+def test_weights_change_at_an_epoch_and_over_a_resume(tables: Tables) -> None:
+    loader, dataset = make(tables)
+    list(loader)
+    dataset.set_weights({"a": 1, "b": 0, "c": 0})
+    finished = loader.state_dict()
+    assert list(loader.rows_of(0)) != []
+    loader.set_epoch(1)
+    only_a = batches(loader)
+    assert sorted(row for batch in only_a for row in batch) == [("a", row) for row in range(SIZES["a"])]
+    fresh, other = make(tables)
+    fresh.load_state_dict(finished)
+    assert batches(fresh) == [], "a finished epoch stays finished"
+    assert other.weights == {"a": 1, "b": 0, "c": 0}
+    fresh.set_epoch(1)
+    assert batches(fresh) == only_a
+
+
+def test_a_loader_made_with_other_weights_goes_on_with_those(tables: Tables) -> None:
+    loader, dataset = make(tables)
+    going = iter(loader)
+    taken = rows(next(going))
+    dataset.set_weights({"a": 1, "b": 1, "c": 1})
+    state = loader.state_dict()
+    same, told = make(tables)
+    same.load_state_dict(state)
+    assert told.weights == {"a": 1, "b": 1, "c": 1}, "made as the first run was, it has the weights that were set"
+    other, told = make(tables, {"a": 0, "b": 0, "c": 1})
+    other.load_state_dict(state)
+    assert told.weights == {"a": 0, "b": 0, "c": 1}
+    of_c = [row for batch in [taken, *batches(other)] for name, row in batch if name == "c"]
+    assert sorted(of_c) == list(range(SIZES["c"]))
+
+
+def test_equal_weights_change_nothing(tables: Tables) -> None:
+    loader, dataset = make(tables)
+    whole = batches(loader)
+    loader.set_epoch(0)
+    going = iter(loader)
+    first = rows(next(going))
+    dataset.set_weights({name: weight / 10 for name, weight in WEIGHTS.items()})
+    assert [first, *batches(going)] == whole
+
+
+def test_sources_are_added_and_removed_where_the_job_stands(tables: Tables) -> None:
+    two = {name: tables[name] for name in ("a", "b")}
+    loader = make(two, {"a": 1, "b": 1})[0]
+    going = iter(loader)
+    taken = [row for _ in range(4) for row in rows(next(going), ("a", "b"))]
+    changed = {name: tables[name] for name in ("b", "c")}
+    fresh, dataset = make(changed, {"b": 2, "c": 1})
+    fresh.load_state_dict(loader.state_dict())
+    rest = [row for batch in fresh for row in rows(batch, dataset.source_names)]
+    assert {name for name, _ in rest} == {"b", "c"}
+    both = Counter(taken) + Counter(rest)
+    assert max(both.values()) == 1
+    assert {row for name, row in both if name == "c"} == set(range(SIZES["c"]))
+    fresh.set_epoch(1)
+    assert fresh.state_dict()["given"] == [["b", 2], ["c", 1]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"a": 1, "b": 1}, "'c' is not in it"),
+        ({"a": 1, "b": 1, "c": 1, "d": 1}, "weights names 'd'"),
+        ({"a": 0, "b": 0, "c": 0}, "one of them above it"),
+        ({"a": -1, "b": 1, "c": 1}, "at least 0"),
+        ({"a": "much", "b": 1, "c": 1}, "must be numbers"),
+        ({"a": 1e-9, "b": 1, "c": 1}, "smallest weight"),
+    ],
+    ids=str,
+)
+def test_weights_that_cannot_be_meant_are_refused(tables: Tables, weights: dict[str, Any], message: str) -> None:
+    loader, dataset = make(tables)
+    with pytest.raises(ConfigError, match=message):
+        dataset.set_weights(weights)
+    with pytest.raises(ConfigError, match=message):
+        make(tables, weights)
+    assert dataset.weights == WEIGHTS
+    assert len(loader) > 0
+
+
+# ---- exclusion -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filters", [None, pc.field("x") >= 1], ids=["whole", "filtered"])
+def test_excluded_rows_leave_at_the_next_epoch(tables: Tables, filters: Any) -> None:
+    loader, dataset = make(tables, filters=filters, stop="all_exhausted")
+    first = batches(loader)
+    loader.set_epoch(0)
+    going = iter(loader)
+    head = rows(next(going))
+    dataset.exclude({"b": range(200), "c": torch.arange(50, 61)})
+    assert [head, *batches(going)] == first, "the epoch that runs keeps its order"
+    state = loader.state_dict()
+    loader.set_epoch(1)
+    order = batches(loader)
+    seen = {row for batch in order for row in batch}
+    assert {row for name, row in seen if name == "b"} == set(range(200, 250))
+    assert {row for name, row in seen if name == "c"} == set(range(50))
+    fresh, other = make(tables, filters=filters, stop="all_exhausted")
+    fresh.load_state_dict(state)
+    fresh.set_epoch(1)
+    assert batches(fresh) == order
+    other.include({"b": range(200)})
+    fresh.set_epoch(2)
+    assert {row for batch in batches(fresh) for name, row in batch if name == "b"} == set(range(250))
+
+
+def test_what_a_source_had_excluded_stays_out_and_its_own_later_say_is_its_own(tables: Tables) -> None:
+    sources = open_sources(tables)
+    sources["c"].exclude(range(60))
+    loader, _ = MixedDataset.create_dataloader(sources, WEIGHTS, batch_size=32, stop="all_exhausted", check_plan=False)
+    sources["c"].include(range(60))
+    assert {row for batch in batches(loader) for name, row in batch if name == "c"} == {60}
+
+
+def test_all_excluded_and_unknown_rows_are_errors(tables: Tables) -> None:
+    loader, dataset = make(tables)
+    with pytest.raises(ConfigError, match="row ids must be in"):
+        dataset.exclude({"c": [61]})
+    with pytest.raises(ConfigError, match="no source 'z'"):
+        dataset.exclude({"z": [1]})
+    with pytest.raises(ConfigTypeError, match="by name of their source"):
+        dataset.include([1])  # type: ignore[arg-type]
+    dataset.exclude({"c": range(61)})
+    with pytest.raises(ConfigError, match="'c' has no row in this epoch"):
+        iter(loader)
+    with pytest.raises(ConfigError, match="'c' has no row in this epoch"):
+        dataset.set_weights(WEIGHTS)
+    dataset.set_weights({"a": 1, "b": 1, "c": 0})
+    assert {name for batch in batches(loader) for name, _ in batch} == {"a", "b"}
+    assert "'c': 0 rows, a share of 0" in str(dataset.explain())
+
+
+# ---- form ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"output_format": "numpy", "nulls": "mask"},
+        {"output_format": "arrow"},
+        {"output_format": "dict"},
+        {"nulls": "mask", "ragged": "pad"},
+        {"nulls": {"n": -5}, "ragged": "offsets", "strings": "codes", "vocabulary": {"s": ["s1", "s2"]}},
+        {"nulls": {"n": -5}, "ragged": "nested", "worker_type": "process"},
+    ],
+    ids=str,
+)
+def test_every_form_holds_the_values_that_each_table_alone_gives(tmp_path: Path, options: dict[str, Any]) -> None:
+    served = {"worker_type": options.get("worker_type", "thread")}
+    options = {name: value for name, value in options.items() if name not in served}
+    paths = {}
+    for name, r in (("one", range(100)), ("two", range(100, 160))):
+        table = pa.table(
+            {
+                "id": pa.array(r, pa.int64()),
+                "n": pa.array([None if i % 5 == 0 else i for i in r], pa.int16()),
+                "f": pa.array([None if i % 7 == 0 else i / 2 for i in r]),
+                "s": pa.array([None if i % 9 == 0 else f"s{i % 4}" for i in r]),
+                "l": pa.array([list(range(i % 4)) for i in r]),
+                "g": pa.array([[i, i + 1] for i in r], pa.list_(pa.float32(), 2)),
+                "b": pa.array([i % 2 == 0 for i in r]),
+            }
+        )
+        order = table.column_names if name == "one" else ["id", *reversed(table.column_names[1:])]
+        paths[name] = str(tmp_path / f"{name}.parquet")
+        pq.write_table(table.select(order), paths[name], row_group_size=70)
+    wanted: dict[int, Any] = {}
+    for path in paths.values():
+        alone = StructuredDataset.create_dataloader(path, batch_size=1, row_id=True, **options)[0]
+        wanted |= {row["id"]: row for row in map(plain, alone)}
+    sources = {name: StructuredDataset(path, shuffle="rows", row_id=True, **options) for name, path in paths.items()}
+    # A batch of one row has to be read as such; a lane gathers many of them at a time, from both tables.
+    loader = MixedDataset.create_dataloader(
+        sources, {"one": 5, "two": 3}, stop="all_exhausted", batch_size=1, num_workers=2, **served
+    )[0]
+    found = [plain(batch) for batch in loader]
+    assert {row["id"] for row in found} == set(range(160))
+    for row in found:
+        assert row.pop("source") == repr([int(row["id"] >= 100)])
+        assert row == wanted[row["id"]]
+
+
+def test_a_batch_may_be_written_in_place(tables: Tables) -> None:
+    loader = make(tables, {"a": 1, "b": 0, "c": 1}, row_store="memory")[0]
+    first = batches(loader)
+    loader.set_epoch(0)
+    for batch in loader:
+        for name in ("id", "x", "row_id", "source"):
+            batch[name].zero_()
+    loader.set_epoch(0)
+    assert batches(loader) == first
+
+
+# ---- options ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"filters": pc.field("x") > 1}, "filters= is for the sources"),
+        ({"shuffle": "rows"}, "shuffle= is for the sources"),
+        ({"row_id": True}, "row_id= is for the sources"),
+        ({"stop": "never"}, "stop must be one of"),
+        ({"block": 0}, "block must be"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"even_ranks": "balance"}, "even_ranks='balance' is for splits"),
+        ({"global_batch_size": 101, "num_ranks": 2, "rank": 0}, "the nearest is 100"),
+        ({"num_ranks": 2}, "wants rank="),
+        (
+            {"worker_type": "process", "multiprocessing_context": "forkserver"},
+            "source 'a' keeps its rows in memory.*pass row_store=",
+        ),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_refused(tables: Tables, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MixedDataset(open_sources(tables), WEIGHTS, **options)
+
+
+def test_sources_that_do_not_fit_are_refused(tables: Tables, tmp_path: Path) -> None:
+    good = open_sources(tables)
+    even = {"a": 1, "b": 1}
+
+    def refused(message: str, b: Any, a: Any = good["a"], **options: Any) -> None:
+        with pytest.raises(ConfigError, match=message):
+            MixedDataset({"a": a, "b": b}, even, **options)
+
+    def written(name: str, **columns: Any) -> StructuredDataset:
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+        return StructuredDataset(str(tmp_path / f"{name}.parquet"), shuffle="rows", row_id=True)
+
+    full: dict[str, Any] = {"id": pa.array([1]), "x": pa.array([1.0], "f4"), "text": ["t"]}
+    refused(r"column 'x' is float in 'a' and double in 'b'", written("types", **full | {"x": pa.array([1.0])}))
+    refused(r"'more' \(int64\) of 'b' is not in 'a'", written("more", **full | {"more": pa.array([1])}))
+    refused(r"'text' \(string\) of 'a' is not in 'b'", written("less", id=full["id"], x=full["x"]))
+    refused("row_id is True in 'a' and False in 'b'", StructuredDataset(tables["b"], shuffle="rows"))
+    refused("output_format is 'torch' in 'a'", StructuredDataset(tables["b"], shuffle="rows", output_format="numpy"))
+    refused('must be a dataset of one table with shuffle="rows"', StructuredDataset(tables["b"], shuffle=True))
+    refused("must be a dataset of one table", "a path")
+    refused("must be a dataset of one table", MixedDataset(good, WEIGHTS))
+    refused("has a collate_fn", StructuredDataset(tables["b"], shuffle="rows", row_id=True, collate_fn=dict))
+    hiding = written("source", source=pa.array([1]))
+    refused("adds a column 'source'", hiding, hiding)
+    padding = written("padding", padding=pa.array([1]))
+    refused("adds a column 'padding'", padding, padding, even_ranks="pad")
+    for wrong in ({}, [good["a"]], {1: good["a"]}):
+        with pytest.raises(ConfigTypeError, match="datasets by name"):
+            MixedDataset(wrong, {})  # type: ignore[arg-type]
+
+
+def test_ranks_are_those_of_the_sources_unless_they_are_named(tables: Tables) -> None:
+    def source(name: str, **ranks: Any) -> StructuredDataset:
+        return StructuredDataset(tables[name], shuffle="rows", row_id=True, even_ranks="pad", check_plan=False, **ranks)
+
+    both = {name: source(name, num_ranks=3, rank=2) for name in "ab"}
+    job = MixedDataset(both, {"a": 1, "b": 1}, drop_last=True, check_plan=False).job
+    assert (job.topology.num_ranks, job.rank) == (3, 2)
+    mixed = {"a": source("a", num_ranks=3, rank=2), "b": source("b", num_ranks=3, rank=1)}
+    with pytest.raises(ConfigError, match="'a' is rank 2 of 3; 'b' is rank 1 of 3"):
+        MixedDataset(mixed, {"a": 1, "b": 1})
+    named = MixedDataset(mixed, {"a": 1, "b": 1}, num_ranks=1)
+    assert named.job.topology.num_ranks == 1
+
+
+def test_uneven_steps_are_said(tables: Tables) -> None:
+    with pytest.warns(UserWarning, match="ranks take unequally many steps: 2, 1"):
+        MixedDataset(open_sources({"c": tables["c"]}), {"c": 1}, num_ranks=2, rank=0, batch_size=30, check_plan=False)
+
+
+def test_explain_tells_each_source(tables: Tables) -> None:
+    loader, dataset = make(tables, stop="all_exhausted")
+    told = dataset.explain()
+    assert told.live_rows == sum(SIZES.values())
+    assert told.steps == len(loader)
+    assert sum(worker.rows for worker in told.workers) == sum(map(len, batches(loader)))
+    assert "source 2 is 'c': 61 rows, a share of 0.1111" in str(told)
+    assert "times all of them" in str(told)
+
+
+def test_the_schema_says_what_comes(tables: Tables) -> None:
+    dataset = make(tables, even_ranks="pad")[1]
+    assert dataset.schema.names == ["id", "x", "text", "row_id", "source", "padding"]

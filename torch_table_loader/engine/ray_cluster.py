@@ -1,0 +1,167 @@
+"""Spreads work over a Ray cluster: planning by files, and building a row store by its chunks."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch_table_loader.errors import ConfigError, MissingExtraError, StorageError, WorkerError
+from torch_table_loader.store.build import done_chunks
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.row_store import StoreKeeper
+
+R = TypeVar("R")
+
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class RayCluster:
+    """A cluster that this process is connected to."""
+
+    def __init__(self, ray: Any) -> None:
+        """Use a connection that is there.
+
+        Args:
+            ray: the module.
+        """
+        self._ray = ray
+
+    @property
+    def cpus(self) -> int:
+        """CPUs of all nodes."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def share(self, value: Any) -> Any:
+        """Send a value to the cluster once, for all tasks that take it."""
+        return self._ray.put(value)
+
+    def run(
+        self, work: Callable[..., R], calls: Sequence[tuple[Any, ...]], look: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[str, R]]:
+        """Run a function as tasks of one CPU each, spread over the nodes; one whose node is lost is run again.
+
+        Args:
+            work: a function of a module that the nodes have, too.
+            calls: the arguments of each task.
+            look: called now and then while tasks run.
+
+        Returns:
+            Of each task the node that ran it and the result, as they end.
+
+        Raises:
+            WorkerError: Ray lost a task for good.
+        """
+        task = self._ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(_on_node)
+        waiting = [task.remote(work, *arguments) for arguments in calls]
+        while waiting:
+            ready, waiting = self._ray.wait(waiting, timeout=_SECONDS_BETWEEN_LOOKS)
+            look()
+            try:
+                yield from self._ray.get(ready)
+            except self._ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+            except self._ray.exceptions.RayError as error:
+                raise WorkerError(
+                    f"Ray lost a task for good: {error}; run again, and the work goes on where it was"
+                ) from error
+
+
+@contextmanager
+def ray_cluster(address: str | None = None) -> Iterator[RayCluster]:
+    """Connect to a cluster, unless this process is connected.
+
+    Args:
+        address: of the cluster; None for the one that Ray finds, or a new one on this machine.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        ConfigError: there is no cluster at the address.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError(
+            f"spreading work over a Ray cluster needs Ray ({error}); pip install 'torch-table-loader[engines]'"
+        ) from error
+    if ray.is_initialized():
+        yield RayCluster(ray)
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"there is no Ray cluster at {address or 'the address that Ray knows'}: {error}") from error
+    try:
+        yield RayCluster(ray)
+    finally:
+        ray.shutdown()
+
+
+def build_over_ray(cluster: RayCluster, keeper: StoreKeeper, place: Path) -> dict[str, int]:
+    """Build a row store with a task on each CPU of a cluster, or on as many as there are chunks.
+
+    The table was planned here, once; the plan goes to the tasks, which take chunks that nobody is at until all are
+    there.
+
+    Args:
+        cluster: that is to build.
+        keeper: of the store.
+        place: the store's folder; every node sees it.
+
+    Returns:
+        The number of chunks that each node built, by its host name and id.
+
+    Raises:
+        StorageError: a node does not see the folder, or the disk is full.
+    """
+    built: Counter[str] = Counter()
+    with _mark(place.parent) as mark, keeper.progress() as report:
+
+        def look() -> None:
+            if report is not None:
+                report(len(done_chunks(place)))
+
+        shared = cluster.share(keeper)
+        tasks = max(1, min(cluster.cpus, len(keeper.spec.chunk_rows)))
+        for node, count in cluster.run(_build_share, [(shared, str(place), str(mark))] * tasks, look):
+            built[node] += count
+    return dict(built)
+
+
+def _on_node(work: Callable[..., R], *arguments: Any) -> tuple[str, R]:
+    """Run on a node of the cluster; say which that is."""
+    import ray
+
+    node = f"{socket.gethostname()} ({ray.get_runtime_context().get_node_id()[:8]})"
+    return node, work(*arguments)
+
+
+def _build_share(keeper: StoreKeeper, place: str, mark: str) -> int:
+    """Build with one thread until the store is whole; give the number of chunks that were built here."""
+    if not Path(mark).exists():
+        raise StorageError(
+            f"the Ray node on {socket.gethostname()} does not see {Path(mark).parent}; pass --store a folder that all "
+            "nodes share"
+        )
+    return len(keeper.build_share(Path(place), threads=1))
+
+
+@contextmanager
+def _mark(folder: Path) -> Iterator[Path]:
+    """Keep a file in a folder, by which others tell that they see the same one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / f".shared-{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+__all__ = ["RayCluster", "build_over_ray", "ray_cluster"]

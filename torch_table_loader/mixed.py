@@ -1,0 +1,231 @@
+"""The dataset of a mixture: several tables, row by row, in shares that the caller chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from torch_table_loader.dataset import RankDataset, TableDataset
+from torch_table_loader.engine.agreement import Agreement
+from torch_table_loader.engine.mixed_job import MixedJob
+from torch_table_loader.engine.mixed_state import MixedPosition, resumed
+from torch_table_loader.engine.mixed_work import common_form
+from torch_table_loader.engine.ranks import RankInfo, resolve_ranks
+from torch_table_loader.engine.row_job import RowJob
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.explain_mixture import explain_mixture
+from torch_table_loader.keywords import make_options
+from torch_table_loader.loader import LoaderIterator
+from torch_table_loader.planning.mixture import BLOCK_ROWS, StopRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch_table_loader.engine.roles import Place
+    from torch_table_loader.explain import Explanation
+    from torch_table_loader.loader import TableLoader
+    from torch_table_loader.options import EvenRanks, LoaderKeywords, WorkerType
+    from torch_table_loader.planning.mixed_cursor import MixedCursor
+
+
+class MixedKeywords(TypedDict, total=False):
+    """Those fields of `LoaderOptions` that speak of the job and of how it is served."""
+
+    batch_size: int
+    global_batch_size: int | None
+    num_ranks: int | str
+    rank: int | None
+    mesh: Any
+    shuffle_seed: int
+    num_workers: int | None
+    worker_type: WorkerType
+    multiprocessing_context: Any
+    prefetch_batches: int | None
+    drop_last: bool
+    even_ranks: EvenRanks | None
+    collate_fn: Callable[[Any], Any] | None
+    device: Any
+    pin_memory: bool
+    show_progress: bool
+    check_plan: bool
+
+
+class MixedDataset(RankDataset):
+    """Several tables as one: every batch draws its rows from all of them, in shares that the caller chooses.
+
+    The sources say which rows come and in what form: columns, filters, `nulls`, `strings`, `row_id` and the like,
+    which they must have in common. The mixture says how the job takes them: batch size, ranks, workers, seed. Each
+    batch has the int64 column ``source``: the number of the source that a row is of, in the order of `sources`.
+    """
+
+    _job: MixedJob
+    _takes = frozenset(MixedKeywords.__annotations__)
+
+    def __init__(
+        self,
+        sources: Mapping[str, TableDataset],
+        weights: Mapping[str, float],
+        *,
+        stop: StopRule = "first_exhausted",
+        block: int = BLOCK_ROWS,
+        **options: Unpack[MixedKeywords],
+    ) -> None:
+        """Check that the sources fit each other, and plan the first epoch.
+
+        Args:
+            sources: datasets with ``shuffle="rows"`` by name. The names are part of the order and of the state.
+            weights: how much of each source, by name, in any unit; 0 leaves a source out.
+            stop: when an epoch ends: "first_exhausted": before any source that has a weight would repeat a row;
+                "all_exhausted": when each has delivered all its rows; "forever".
+            block: over every run of so many rows, from the epoch's start, each source has its share, but for less
+                than one row. More where a source is rarer than one in so many.
+            options: as `LoaderOptions` has them. Without `num_ranks`, `rank` and `mesh` the ranks are the sources'.
+
+        Raises:
+            ConfigError: an option or weight is wrong, or the sources differ in what comes out.
+        """
+        if wrong := sorted(set(options) - self._takes):
+            raise ConfigError(f"{wrong[0]}= is for the sources of a mixture to say; pass it to each of them")
+        jobs = _row_jobs(sources)
+        form = common_form({name: job.options for name, job in jobs.items()})
+        keywords: LoaderKeywords = {**options, **form, "shuffle": "rows"}  # type: ignore[typeddict-item]
+        asked = make_options(keywords)
+        named = {"num_ranks", "rank", "mesh"} & set(options)
+        ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
+        agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
+        job = MixedJob.open(jobs, asked, ranks, weights, stop, block)
+        agreement.check(job.said | asdict(job.topology))
+        super().__init__(job)
+        self._sources = dict(sources)
+
+    @property
+    def job(self) -> MixedJob:
+        """The rank's share of the sources, for loaders and tools."""
+        return self._job
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """The sources, in the order that the column ``source`` counts."""
+        return tuple(self._job.sources)
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The newest weights, as the smallest integers."""
+        return {name: self._job.book.newest[name] for name in self.source_names}
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Change the weights, from the next step or the next ``iter()`` on; no row is repeated or skipped for it.
+
+        Every rank must be told the same after the same step. An epoch that has ended stays ended.
+
+        Args:
+            weights: for every source, by name.
+
+        Raises:
+            ConfigError: a weight is wrong, a source is missing, or one with a weight has no row.
+        """
+        self._job.set_weights(weights)
+
+    def exclude(self, row_ids: Mapping[str, Any]) -> None:
+        """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
+
+        What a source had excluded when the mixture was made is excluded here, too; from then on each has its own say.
+
+        Args:
+            row_ids: by name of the source, integers as its column ``row_id`` gives them.
+
+        Raises:
+            ConfigError: a source that is not there, or an id that no row has.
+        """
+        for job, ids in self._told(row_ids):
+            job.exclude(ids)
+
+    def include(self, row_ids: Mapping[str, Any]) -> None:
+        """Take rows in again that were excluded; see `exclude`."""
+        for job, ids in self._told(row_ids):
+            job.include(ids)
+
+    def _told(self, row_ids: Mapping[str, Any]) -> list[tuple[RowJob, Any]]:
+        if not isinstance(row_ids, Mapping):
+            raise ConfigTypeError(f"row ids must be given by name of their source, got {type(row_ids).__name__}")
+        if unknown := [name for name in row_ids if name not in self._job.sources]:
+            raise ConfigError(f"the mixture has no source {unknown[0]!r}; it has {', '.join(self.source_names)}")
+        return [(self._job.sources[name], ids) for name, ids in row_ids.items()]
+
+    def explain(self) -> Explanation:
+        """Say what an epoch will read, and why; see `Explanation`."""
+        return explain_mixture(self._job, self.epoch)
+
+    @property
+    def cursor(self) -> Place:
+        """Where the next iterator begins, with the newest weights."""
+        cursor: Any = super().cursor
+        return self._job.current(cursor)
+
+    def iterate(self, cursor: Place, loader: TableLoader) -> LoaderIterator:
+        """Begin an iterator that heeds new weights."""
+        return _MixedIterator(self._job, cursor, loader)
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[MixedJob, MixedCursor]:
+        """Find the job that goes on from a state, each source at the snapshot that the state speaks of."""
+        job = self._job
+        if isinstance(state, Mapping) and "sources" in state:
+            position = MixedPosition.from_state(state)
+            both = {name: source for name, source in self._sources.items() if name in position.names}
+            job = job.with_sources({name: resumed(name, source, position) for name, source in both.items()})
+        return job.resume(state)
+
+
+class _MixedIterator(LoaderIterator):
+    """Begins anew where the trainer stands when the weights change."""
+
+    def __init__(self, job: MixedJob, cursor: Any, loader: TableLoader) -> None:
+        super().__init__(job, cursor, loader)
+        self._mixed = job
+        self._weights = job.book.newest
+        self._over = False
+
+    def __next__(self) -> Any:
+        if self._weights is not self._mixed.book.newest and not self._over:
+            self._weights = self._mixed.book.newest
+            stands: Any = self.progress.now()
+            if (cursor := self._mixed.current(stands)) is not stands:
+                self.go_on(cursor)
+        try:
+            return super().__next__()
+        except BaseException:
+            self._over = True
+            raise
+
+    def close(self) -> None:
+        """End threads and processes now."""
+        self._over = True
+        super().close()
+
+
+def _row_jobs(sources: Mapping[str, TableDataset]) -> dict[str, RowJob]:
+    if not isinstance(sources, Mapping) or not sources or not all(isinstance(name, str) and name for name in sources):
+        raise ConfigTypeError(f"sources must be datasets by name, at least one, got {sources!r}")
+    jobs: dict[str, RowJob] = {}
+    for name, source in sources.items():
+        job = getattr(source, "job", None)
+        if not isinstance(job, RowJob):
+            raise ConfigError(
+                f'source {name!r} must be a dataset of one table with shuffle="rows", got {type(source).__name__}'
+            )
+        if job.options.collate_fn is not None:
+            raise ConfigError(f"source {name!r} has a collate_fn, which would never be called; pass it to the mixture")
+        jobs[name] = job
+    return jobs
+
+
+def _common_ranks(jobs: Mapping[str, RowJob]) -> RankInfo:
+    found = {name: (job.rank, job.topology.num_ranks) for name, job in jobs.items()}
+    if len(set(found.values())) > 1:
+        said = "; ".join(f"{name!r} is rank {rank} of {ranks}" for name, (rank, ranks) in found.items())
+        raise ConfigError(f"the sources speak of different ranks: {said}; pass num_ranks= and rank= to the mixture")
+    return RankInfo(*next(iter(found.values())), "the sources")
+
+
+__all__ = ["MixedDataset", "MixedKeywords"]

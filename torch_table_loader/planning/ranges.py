@@ -1,0 +1,72 @@
+"""Which parts of a file to read for some of its records: neighbours in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+
+class Ranges(NamedTuple):
+    """Parts of a file of records.
+
+    Args:
+        first: int64[k] the first record of each part.
+        stop: int64[k] the record after its last.
+        bounds: int64[k+1]; part i serves the records wanted ``bounds[i]:bounds[i + 1]``.
+    """
+
+    first: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+
+
+def coalesce(records: NDArray[np.int64], gap: int, most: int) -> Ranges:
+    """Merge records that are near each other into parts.
+
+    Args:
+        records: int64[n], n ≥ 1, rising.
+        gap: records that may be read in vain between two that are wanted.
+        most: records that a part has at most.
+
+    >>> [column.tolist() for column in coalesce(np.array([3, 4, 9, 30, 31]), gap=5, most=10)]
+    [[3, 30], [10, 32], [0, 3, 5]]
+    """
+    far = np.diff(records) > gap + 1
+    run = np.concatenate(([0], np.cumsum(far)))
+    start_of_run = records[np.flatnonzero(np.diff(run, prepend=-1))][run]
+    cut = far | (np.diff((records - start_of_run) // most) > 0)
+    bounds = np.concatenate(([0], np.flatnonzero(cut) + 1, [len(records)]))
+    return Ranges(records[bounds[:-1]], records[bounds[1:] - 1] + 1, bounds)
+
+
+def in_windows(
+    blocks: Iterator[tuple[NDArray[np.int64], T]], least: int, most: int, most_blocks: int | None = None
+) -> Iterator[list[tuple[NDArray[np.int64], T]]]:
+    """Join blocks of records into windows that grow, so that the first is there soon.
+
+    Args:
+        blocks: what is wanted next, and a note of the caller's.
+        least: records that the first window aims at; each later one aims at twice as many.
+        most: records that no window aims beyond.
+        most_blocks: blocks that no window has more of, however few records they want.
+    """
+    aim, rows = min(least, most), 0
+    window: list[tuple[NDArray[np.int64], T]] = []
+    for block in blocks:
+        window.append(block)
+        rows += len(block[0])
+        if rows >= aim or len(window) == most_blocks:
+            yield window
+            window, rows, aim = [], 0, min(2 * aim, most)
+    if window:
+        yield window
+
+
+__all__ = ["Ranges", "coalesce", "in_windows"]

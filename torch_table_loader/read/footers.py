@@ -1,0 +1,118 @@
+"""Footers that are read when a file is, not before; until then the table's metadata says what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.held import Held
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import DataFile, FileMeta
+
+FOOTER_BYTES = 256 * 1024 * 1024
+"""Footers that a process holds at most; what was used longest ago goes first, and is read again."""
+
+_PART_BYTES = 32 * 1024 * 1024
+_META_BYTES = 4096
+
+
+class Footers(Protocol):
+    """What the footer of each file says: a tuple, or `LazyFooters`."""
+
+    def __len__(self) -> int:
+        """How many files."""
+        ...
+
+    def __getitem__(self, index: int, /) -> FileMeta:
+        """Give one."""
+        ...
+
+
+class LazyFooters:
+    """Footers of a table's files, each read when it is asked for. It pickles, without what was read.
+
+    Row groups of the plan are then estimates: a task's segments are fitted to the file when it is open.
+    """
+
+    def __init__(
+        self, files: Sequence[DataFile], inspect: Callable[[DataFile], FileMeta], most_bytes: int = FOOTER_BYTES
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            files: each with its number of rows.
+            inspect: reads a footer; must pickle.
+            most_bytes: how much is held.
+        """
+        self._files = files
+        self._inspect = inspect
+        self._held = Held(most_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle how footers are read."""
+        return LazyFooters, (self._files, self._inspect, self._held.most_bytes)
+
+    def __len__(self) -> int:
+        """How many files."""
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> FileMeta:
+        """Read a footer, or give what was read.
+
+        Raises:
+            TableError: the file is gone or torn, or has other rows than the table's metadata says.
+        """
+        file = self._files[index]
+
+        def make() -> tuple[FileMeta, int]:
+            meta = self._inspect(file)
+            if meta.num_rows != file.num_rows:
+                raise TableError(
+                    f"{file.name} must have {file.num_rows} rows, as the table's metadata says, got {meta.num_rows}; "
+                    "the table was planned by the metadata alone: mend it, or read footers first"
+                )
+            return meta, _META_BYTES + len(meta.footer or b"")
+
+        meta: FileMeta = self._held.get(index, make)
+        return meta
+
+    def __iter__(self) -> Iterator[FileMeta]:
+        """Read them all, one after another."""
+        return (self[index] for index in range(len(self)))
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held now."""
+        return self._held.num_bytes
+
+
+def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Estimate row groups of a file by what the table's metadata says.
+
+    Where the metadata says at which bytes row groups begin, there is one part for each; else one for each 32 MiB.
+    Rows are shared out by bytes.
+
+    Args:
+        file: with its number of rows.
+
+    Returns:
+        Rows and stored bytes of each part.
+
+    Raises:
+        TableError: the metadata does not say how many rows the file has.
+    """
+    if file.num_rows is None:
+        raise TableError(f"the table's metadata must say how many rows {file.name} has, and does not; read footers")
+    size = file.version.num_bytes
+    starts = sorted({offset for offset in file.split_offsets if 0 <= offset < size})
+    starts = starts or list(range(0, size, _PART_BYTES)) or [0]
+    stops = [*starts[1:], max(size, starts[-1] + 1)]
+    num_bytes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+    edges = [file.num_rows * upto // sum(num_bytes) for upto in accumulate(num_bytes, initial=0)]
+    return tuple(stop - start for start, stop in pairwise(edges)), num_bytes
+
+
+__all__ = ["FOOTER_BYTES", "Footers", "LazyFooters", "estimated_groups"]

@@ -1,0 +1,58 @@
+"""What was read, held for the next who asks, within a number of bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+
+class Held:
+    """Values by key, each made once by whoever asks first; the least recently used go when it is full.
+
+    Threads share it; it does not pickle.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        """Hold nothing.
+
+        Args:
+            most_bytes: how much is held; the newest value always is.
+        """
+        self.most_bytes = most_bytes
+        self.num_bytes = 0
+        self._values: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._making: dict[Any, threading.Lock] = {}
+        self._pid = os.getpid()
+
+    def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
+        """Give a value; `make` gives it and its size in bytes where it is not held."""
+        if self._pid != os.getpid():  # a fork: locks may be held by threads that are not here
+            self._reset()
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key][0]
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
+            with self._lock:
+                if key in self._values:
+                    return self._values[key][0]
+            value, num_bytes = make()
+            with self._lock:
+                self._values[key] = (value, num_bytes)
+                self._making.pop(key, None)
+                self.num_bytes += num_bytes
+                while self.num_bytes > self.most_bytes and len(self._values) > 1:
+                    _, (_, size) = self._values.popitem(last=False)
+                    self.num_bytes -= size
+        return value
+
+
+__all__ = ["Held"]

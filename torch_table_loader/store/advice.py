@@ -1,0 +1,81 @@
+"""Tells the system which pages of a store come next, where the store is larger than memory.
+
+A page fault at a time keeps a disk waiting. So the pages of a window of the order are sorted, neighbours are joined,
+and all are asked for at once, while the window before is taken.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import numpy as np
+
+from torch_table_loader.planning.ranges import coalesce, in_windows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+T = TypeVar("T")
+
+PAGE = 4096
+GAP_PAGES = 4
+"""Pages that are read in vain between two rather than asking twice: 16 KiB."""
+REQUEST_PAGES = 1024
+LEAST_ROWS = 4096
+"""Rows of a lane's first window."""
+
+
+class Advice:
+    """Speaks to the system of the files of one store."""
+
+    def __init__(self, files: Sequence[tuple[Path, int]], window_bytes: int) -> None:
+        """Open the files.
+
+        Args:
+            files: each file of records, and the bytes of a record.
+            window_bytes: bytes of pages that one lane's window may ask for.
+        """
+        self._files = [(os.open(path, os.O_RDONLY), width) for path, width in files]
+        self._window_rows = max(LEAST_ROWS, window_bytes // PAGE)
+
+    def windows(self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None) -> Iterator[tuple[Ints, T]]:
+        """Pass blocks on; the pages of the next window are asked for while one is taken.
+
+        Args:
+            blocks: the places of each, and a note of the caller's.
+            most_blocks: blocks that are made ready together at most.
+        """
+        current: list[tuple[Ints, T]] = []
+        for window in in_windows(blocks, LEAST_ROWS, self._window_rows, most_blocks):
+            self.expect(np.concatenate([places for places, _ in window]))
+            yield from current
+            current = window
+        yield from current
+
+    def expect(self, places: Ints) -> int:
+        """Ask for the pages of some rows; returns how many requests that took."""
+        requests = 0
+        for file, width in self._files:
+            begin = places * width
+            pages = np.unique(np.concatenate((begin // PAGE, (begin + width - 1) // PAGE)))
+            if not len(pages):
+                continue
+            parts = coalesce(pages, GAP_PAGES, REQUEST_PAGES)
+            starts, lengths = parts.first * PAGE, (parts.stop - parts.first) * PAGE
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+                os.posix_fadvise(file, start, length, os.POSIX_FADV_WILLNEED)
+            requests += len(parts.first)
+        return requests
+
+    def __del__(self) -> None:
+        """Close the files."""
+        for file, _ in self._files:
+            os.close(file)
+
+
+__all__ = ["GAP_PAGES", "PAGE", "Advice"]

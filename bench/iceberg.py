@@ -43,34 +43,44 @@ def location(table: BenchTable, kind: str) -> str:
     said = root / "location"
     if not said.exists():
         shutil.rmtree(root, ignore_errors=True)
-        said.write_text(_write(table, kind, root).metadata)
+        root.mkdir(parents=True)
+        said.write_text(_write_plain(table, root) if kind == "plain" else _write_deletes(table, kind, root))
     return said.read_text()
 
 
-def _write(table: BenchTable, kind: str, root: Path) -> IcebergWriter:
+def _write_plain(table: BenchTable, root: Path) -> str:
+    """Let pyiceberg take the files into a table."""
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("bench", type="sql", uri=f"sqlite:///{root}/catalog.db", warehouse=f"file://{root}")
+    catalog.create_namespace("bench")
+    made = catalog.create_table("bench.plain", pq.read_schema(table.files[0]))
+    made.add_files([str(file.resolve()) for file in table.files])
+    return made.metadata_location
+
+
+def _write_deletes(table: BenchTable, kind: str, root: Path) -> str:
     schema = pq.read_schema(table.files[0])
     columns = [column(at + 1, entry.name, _TYPES[str(entry.type)]) for at, entry in enumerate(schema)]
     mapping = json.dumps([{"field-id": each["id"], "names": [each["name"]]} for each in columns])
     version = 3 if kind == "vector" else 2
     writer = IcebergWriter(root, columns, version=version, properties={"schema.name-mapping.default": mapping})
-    paths = {writer.adopt(file): pq.read_metadata(file).num_rows for file in table.files}
+    counts = {writer.adopt(file): pq.read_metadata(file).num_rows for file in table.files}
     writer.commit()
     rng = np.random.default_rng(_SEED)
-    if kind == "equality":
+    rows = {path: np.flatnonzero(rng.random(count) < DELETED).tolist() for path, count in counts.items()}
+    if kind == "position":
+        writer.delete_rows(rows)
+    elif kind == "vector":
+        for path, positions in rows.items():
+            writer.delete_vector(path, positions)
+    else:
         key = _KEYS[table.name]
         values = np.unique(np.concatenate([pq.read_table(file, columns=[key])[key].to_numpy() for file in table.files]))
         chosen = values[rng.random(len(values)) < DELETED].tolist()
         writer.delete_keys([schema.get_field_index(key) + 1], [{key: value} for value in chosen])
-    elif kind != "plain":
-        rows = {path: np.flatnonzero(rng.random(count) < DELETED).tolist() for path, count in paths.items()}
-        if kind == "position":
-            writer.delete_rows(rows)
-        else:
-            for path, positions in rows.items():
-                writer.delete_vector(path, positions)
-    if kind != "plain":
-        writer.commit()
-    return writer
+    writer.commit()
+    return writer.metadata
 
 
 def ours(table: BenchTable, batch_size: int, kind: str) -> Callable[[], int]:

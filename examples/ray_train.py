@@ -1,6 +1,6 @@
 """Trains on two workers of Ray Train; after a failure the job goes on at the next row behind its last checkpoint.
 
-python examples/ray_train.py clicks /shared/runs
+python -m examples.ray_train TABLE FOLDER_OF_RUNS
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def train_worker(config: dict[str, Any]) -> None:
         for step, batch in enumerate(loader, 1):
             loss = binary_cross_entropy_with_logits(model(batch["price"][:, None])[:, 0], batch["label"].float())
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             if step % STEPS_BETWEEN_CHECKPOINTS == 0:
                 with tempfile.TemporaryDirectory() as folder:  # the state is the same on every rank: one is enough
@@ -55,4 +55,4 @@ if __name__ == "__main__":
         scaling_config=train.ScalingConfig(num_workers=2),
         run_config=train.RunConfig(storage_path=sys.argv[2], failure_config=train.FailureConfig(max_failures=2)),
     )
-    print(trainer.fit().metrics)
+    sys.stdout.write(f"{trainer.fit().metrics}\n")

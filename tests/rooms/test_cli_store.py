@@ -129,6 +129,16 @@ def test_the_address_of_a_cluster_wants_its_engine(table: str, capsys: pytest.Ca
     assert "pass --engine ray" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:one", "head"])
+def test_an_address_at_which_no_cluster_is_fails_soon(
+    table: str, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", fake_ray(is_initialized=lambda: False))
+    stores = str(tmp_path / "stores")
+    assert main(["store", "build", table, "--store", stores, "--engine", "ray", "--address", address]) == 2
+    assert f"there is no Ray cluster at {address}: " in capsys.readouterr().err
+
+
 def test_a_cluster_builds_in_a_folder(
     table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +150,7 @@ def test_a_cluster_builds_in_a_folder(
 def fake_ray(**members: Any) -> ModuleType:
     """Stand for a Ray that this process is connected to."""
     ray = ModuleType("ray")
-    vars(ray).update({"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 2.0}}, **members)
+    vars(ray).update({"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 2.0}} | members)
     return ray
 
 

@@ -24,8 +24,10 @@ from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion
 from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, read_manifests
+from torch_table_loader.source.iceberg.open import open_source
 from torch_table_loader.source.iceberg.storage import IcebergStorage
 from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.testing import check_source
 
 BYTES_A_FILE = 2048
 """What planning may hold of a data file, whatever its manifest says of it."""
@@ -277,3 +279,13 @@ def test_a_file_of_other_rows_than_the_manifest_says(tmp_path: Path) -> None:
 def test_row_groups_are_estimated_by_bytes(size: int, offsets: tuple[int, ...], expected: Any) -> None:
     file = DataFile("a", "a", FileVersion(size), "parquet", num_rows=100, split_offsets=offsets)
     assert estimated_groups(file) == expected
+
+
+def test_an_identity_partition_is_in_the_partition_schema(tmp_path: Path) -> None:
+    source, _, _ = open_source(
+        None, None, chosen={}, agree=lambda _, value: value, metadata_location=written(tmp_path).metadata,
+        location_override=None, storage_options=None, credentials=None, columns=None, filters=None, scan_filter=None,
+    )  # fmt: skip
+    assert source.partition_schema == pa.schema([("k", pa.int32())])
+    assert [dict(file.partition) for file in source.files] == [{"k": at % 2} for at in range(6)]
+    check_source(source)

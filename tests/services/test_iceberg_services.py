@@ -12,6 +12,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 
 from demo.moto import free_port
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
+from tests.services.gate import gate_before
 from tests.services.rest_catalog import RestCatalog, serving
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
 from torch_table_loader.source.iceberg.storage import EXPIRY, IcebergStorage
@@ -126,33 +127,32 @@ class Provider:
         return self._properties
 
 
-class Refusing:
-    """A storage of which the first client is refused."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from torch_table_loader.source.storage import FileStorage
-
-        real = FileStorage.open
-
-        def refuse(storage: FileStorage, path: str) -> pa.NativeFile:
-            if "expired" in storage.options.values():
-                raise StorageError("the store refuses access") from PermissionError(path)
-            return real(storage, path)
-
-        monkeypatch.setattr(FileStorage, "open", refuse)
-
-
-def test_once_more_after_a_refusal(lake: Catalog, moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Refusing(monkeypatch)
+def test_once_more_after_a_refusal(lake: Catalog, moto_url: str) -> None:
     location = lake.load_table("db.clicks").metadata_location
-    provider = Provider(s3_properties(moto_url), wrong=1)
-    storage = IcebergStorage(location, provider(), provider=provider)
-    with storage.open(location) as source:
-        assert source.size() > 0
-    assert provider.calls == 2
-    hopeless = IcebergStorage(location, {"s3.access-key-id": "expired"}, provider=Provider({}, wrong=9))
-    with pytest.raises(StorageError, match="refuses access"):
-        hopeless.open(location)
+    with gate_before(moto_url) as gate:
+        gate.ended.add("expired")
+        right = {**s3_properties(moto_url), "s3.endpoint": gate.url}
+        provider = Provider(right, wrong=1)
+        assert rows(metadata_location=location, credentials=provider) == LIVE
+        assert provider.calls == 2
+        assert gate.refused >= 1
+        hopeless = IcebergStorage(location, {**right, "s3.access-key-id": "expired"}, provider=Provider(right, wrong=9))
+        with pytest.raises(StorageError, match=r"403|ACCESS_DENIED"):
+            hopeless.open(location)
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_credentials_that_end_before_anyone_said(lake: Catalog, moto_url: str, worker_type: Any) -> None:
+    location = lake.load_table("db.clicks").metadata_location
+    with gate_before(moto_url) as gate:
+        provider = Provider({**s3_properties(moto_url), "s3.endpoint": gate.url}, wrong=1)
+        loader, _ = IcebergDataset.create_dataloader(
+            metadata_location=location, credentials=provider, num_workers=1, batch_size=7, worker_type=worker_type
+        )
+        assert gate.refused == 0
+        gate.ended.add("expired")
+        assert sorted(int(x) for batch in loader for x in batch["x"]) == LIVE
+        assert gate.refused >= 1
 
 
 @pytest.fixture

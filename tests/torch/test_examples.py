@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.launching import ROOT, run_job
+from tests.torch.other_launchers import ROOT, run_job
 
 EXAMPLES = ("ddp", "accelerate", "lightning")
 FILES, ROWS = 7, 1200

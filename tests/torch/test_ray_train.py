@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.torch.launching import ROOT, run_job
+from tests.torch.other_launchers import ROOT, run_job
 from tests.torch.tables import write_clicks, write_table
 
 pytestmark = [pytest.mark.kills, pytest.mark.timeout(300)]
@@ -55,5 +55,6 @@ def test_a_job_with_a_killed_worker_goes_on_from_its_checkpoint(seen: dict[str, 
 
 def test_the_example_trains_to_its_end(tmp_path: Path) -> None:
     write_clicks(tmp_path / "clicks", rows=1800)
-    printed = run_job([sys.executable, "examples/ray_train.py", str(tmp_path / "clicks"), str(tmp_path / "runs")], 200)
-    assert "{'epoch': 1, 'loss': 0." in printed
+    example = [sys.executable, "-m", "examples.ray_train", str(tmp_path / "clicks"), str(tmp_path / "runs")]
+    assert "{'epoch': 1, 'loss': 0." in run_job(example, 200)
+    assert len((ROOT / "examples/ray_train.py").read_text().splitlines()) < 60

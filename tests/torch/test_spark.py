@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torch.launching import ROOT, run_job
+from tests.torch.other_launchers import ROOT, run_job
 from tests.torch.tables import write_table
 
 GROUPS = [[20, 5], [31], [13, 13, 13], [40], [1], [0, 6]]

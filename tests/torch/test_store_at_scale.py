@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.launching import ROOT, run_job
+from tests.torch.other_launchers import ROOT, run_job
 from torch_table_loader import StructuredDataset
 
 pytestmark = [pytest.mark.kills, pytest.mark.timeout(300)]
@@ -62,6 +63,15 @@ def test_each_rank_of_torchrun_builds_its_share(table: Path, tmp_path: Path) -> 
     assert min(built) > 0
     assert "warning" not in printed
     check(table, tmp_path / "meet-stores")
+
+
+def test_ranks_that_want_the_first_batch_build_together(table: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run_job([*torchrun, SCRIPT, str(tmp_path), str(table), "loader"])
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert sorted(seen[0]["built"] + seen[1]["built"]) == list(range(CHUNKS)), "each chunk by one rank"
+    assert all(rank["built"] for rank in seen)
+    assert sorted(seen[0]["rows"] + seen[1]["rows"]) == list(range(CHUNKS * ROWS))
 
 
 def test_each_node_of_a_ray_cluster_builds_its_share(table: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _SECONDS_BETWEEN_LOOKS = 0.5
+_SECONDS_FOR_AN_ANSWER = 10.0
 
 
 class RayCluster:
@@ -94,13 +95,21 @@ def ray_cluster(address: str | None = None) -> Iterator[RayCluster]:
         yield RayCluster(ray)
         return
     try:
+        if address is not None and address != "auto" and "://" not in address:
+            _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"there is no Ray cluster at {address or 'the address that Ray knows'}: {error}") from error
     try:
         yield RayCluster(ray)
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Fail soon where nothing listens; Ray itself tries for many minutes."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=_SECONDS_FOR_AN_ANSWER).close()
 
 
 def build_over_ray(cluster: RayCluster, keeper: StoreKeeper, place: Path) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from torch_table_loader.read.bounds import groups_by_bounds
 from torch_table_loader.read.expressions import expression_columns
 from torch_table_loader.read.field_ids import found_by_name
 
@@ -60,8 +62,11 @@ def kept_row_groups(
     """
     count = len(meta.group_rows)
     used = expression_columns(filters, schema)
-    if file.columns is not None and not found_by_name(meta.schema, file.columns, used):
-        return [partition_can_pass(file, filters, schema)] * count
+    if file.columns is not None and not (
+        found_by_name(meta.schema, file.columns, used) and _all_compare(meta.schema, schema, used)
+    ):
+        known = _known_values(file, (), schema)
+        return groups_by_bounds(file, meta, parsed, used, known, lambda facts: _can_pass(facts, filters, schema))
     partition = {name for name, _ in file.partition}
     physical = set(meta.schema.names) - partition
     absent = used - physical - partition
@@ -69,10 +74,7 @@ def kept_row_groups(
     known = _known_values(file, absent, schema)
     if not _can_pass(known, filters, schema):
         return [False] * count
-    comparable = all(
-        _statistics_compare(meta.schema.field(name).type, schema.field(name).type) for name in used & physical
-    )
-    if not comparable or len(floats) > _MOST_FLOATS:
+    if not _all_compare(meta.schema, schema, used & physical) or len(floats) > _MOST_FLOATS:
         return [True] * count
     kept = _groups_of_zeros(parsed, floats)
     for size in range(len(floats) + 1):
@@ -140,6 +142,11 @@ def _known_values(file: DataFile, absent: Iterable[str], schema: pa.Schema) -> A
 
 def _equals(name: str, value: pa.Scalar) -> Any:
     return pc.field(name) == value if value.is_valid else pc.field(name).is_null()
+
+
+def _all_compare(file_schema: pa.Schema, schema: pa.Schema, names: AbstractSet[str]) -> bool:
+    there = names & set(file_schema.names)
+    return all(_statistics_compare(file_schema.field(name).type, schema.field(name).type) for name in there)
 
 
 def _statistics_compare(file_type: pa.DataType, table_type: pa.DataType) -> bool:

@@ -1,10 +1,12 @@
 """Builds the row store of a table as ``torch-table-loader store build`` does, with several processes at it for sure.
 
-Usage: build_store.py WORK TABLE [ray]; the builders are the ranks of torchrun, or tasks on a Ray cluster of two nodes.
+Usage: build_store.py WORK TABLE [ray | loader]; the builders are the ranks of torchrun, or tasks on a Ray cluster of
+two nodes. With "loader" the ranks make a loader, and build when they ask for its first batch.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -14,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import torch.distributed as dist
 
+from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
+from torch_table_loader.single_rows import store_keeper
 
 MOST_SECONDS = 60.0
 
@@ -78,10 +83,25 @@ def on_ray(work: Path, table: str) -> None:
         play(work, table, "plan", "--engine", "ray", "--plan-cache", str(work / "cache"), "--filter", "x >= 0")
 
 
+def in_a_loader(work: Path, table: str) -> None:
+    """Iterate a loader on this rank; write down which chunks it built, and which rows it was given."""
+    (work / "meet").mkdir(exist_ok=True)
+    (work / "scene").write_text("meet")
+    dist.init_process_group("gloo")
+    loader, dataset = StructuredDataset.create_dataloader(
+        table, shuffle="rows", batch_size=64, even_ranks="pad", num_ranks="auto", row_store=str(work / "meet-stores")
+    )
+    rows = [row for batch in loader for row in batch["x"][~batch["padding"]].tolist()]
+    seen = {"built": sorted(store_keeper(dataset).built), "rows": rows}
+    (work / f"{dist.get_rank()}.json").write_text(json.dumps(seen))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
-    work, table, *engine = sys.argv[1:]
-    if engine == ["ray"]:
+    work, table, *how = sys.argv[1:]
+    if how == ["ray"]:
         on_ray(Path(work), table)
     else:
         disturb(Path(work))
-        play(Path(work), table, "meet")
+        in_a_loader(Path(work), table) if how else play(Path(work), table, "meet")

@@ -120,7 +120,8 @@ def open_table(
         storage = IcebergStorage(location, properties, options, overrides, credentials)
         metadata = read_metadata(storage, location)
         name = table if isinstance(table, str) else metadata.location.rpartition("/")[2]
-        return OpenTable(name, metadata, IcebergStorage(metadata.location, properties, options, overrides, credentials))
+        found_at = IcebergStorage(metadata.location, storage.known(), options, overrides, credentials)
+        return OpenTable(name, metadata, found_at)
     found = table if isinstance(table, Table) else _from_catalog(table, catalog_config)
     # pyiceberg reads metadata of version 3, and refuses to write it: its base class does.
     metadata = TableMetadata(json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True)))

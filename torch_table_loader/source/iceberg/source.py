@@ -52,6 +52,7 @@ class IcebergSource:
         snapshot_id: None for a table without a snapshot, which is empty.
         description: table and snapshot, in words.
         notes: what planning has to say.
+        partition_schema: the columns that manifests give, of files whose partition spec has them.
     """
 
     storage: IcebergStorage
@@ -118,7 +119,8 @@ class IcebergSource:
         digest = hashlib.sha256(f"iceberg 1\n{metadata.uuid}\n{snapshot.id}".encode()).hexdigest()
         said = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
         description = f"Iceberg table {name} ({metadata.uuid}), {said}"
-        source = cls(storage, files, schema, digest, snapshot.id, description, notes)
+        partition = arrow_schema(_identity_columns(metadata, current))
+        source = cls(storage, files, schema, digest, snapshot.id, description, notes, partition)
         return source, rows
 
 
@@ -153,6 +155,12 @@ def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None)
         f"{sum(seen) - len(entries):,} of {sum(seen):,} files of the others by partition values and statistics"
     )
     return entries, (note,)
+
+
+def _identity_columns(metadata: TableMetadata, current: Sequence[Column]) -> list[Column]:
+    """The columns whose values any partition spec of the table says as they are."""
+    ids = {each["source-id"] for spec in metadata.specs.values() for each in spec if each["transform"] == "identity"}
+    return [column for column in current if column.field_id in ids]
 
 
 def _refuse_unreadable(unreadable: Mapping[str, str], columns: Sequence[str] | None) -> None:

@@ -154,20 +154,22 @@ class IcebergStorage:
     def _renewing_once(self, path: str, ask: Callable[[FileStorage, str], T]) -> T:
         """Ask the store; where it refuses access, renew the credentials and ask once more."""
         self._renew_in_time()
+        known = self.known()
         store, inner = self._at(path)
         try:
             return ask(store, inner)
         except StorageError as error:
             if self.provider is None or not _is_refusal(error):
                 raise
-            self._renew(self._known())
+            self._renew(known)
             return ask(*self._at(path))
 
-    def _known(self) -> Mapping[str, Any]:
+    def known(self) -> dict[str, Any]:
+        """Give the properties as they are now: credentials may have been renewed."""
         return {**self.properties, **self._fresh}
 
     def _renew_in_time(self) -> None:
-        known = self._known()
+        known = self.known()
         end = known.get(EXPIRY)
         if self.provider is not None and end is not None and float(end) / 1000 - RENEW_BEFORE_S < time.time():
             self._renew(known)
@@ -175,7 +177,7 @@ class IcebergStorage:
     def _renew(self, known: Mapping[str, Any]) -> None:
         """Take fresh credentials, unless another thread has since `known` was."""
         with _renewing:
-            if self.provider is None or self._known() != known:
+            if self.provider is None or self.known() != known:
                 return
             self._fresh.update(self.provider())
             self._stores.clear()
@@ -190,12 +192,12 @@ class IcebergStorage:
         return self._stores.setdefault(protocol, store), inner
 
     def _options_of(self, protocol: str) -> dict[str, Any]:
-        known = s3_options(self._known()) if protocol in ("s3", "s3a", "s3n") else {}
+        known = s3_options(self.known()) if protocol in ("s3", "s3a", "s3n") else {}
         return {**known, **self.options}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it takes to connect again."""
-        return IcebergStorage, (self.location, dict(self._known()), dict(self.options), self.overrides, self.provider)
+        return IcebergStorage, (self.location, self.known(), dict(self.options), self.overrides, self.provider)
 
 
 def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

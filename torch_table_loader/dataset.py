@@ -285,23 +285,24 @@ class StructuredDataset(TableDataset):
         asked = make_options(options)
         reader_for(format)
         ranks = resolve_ranks(asked)
-        source = PathSource.open(
-            path,
-            format,
-            storage_options=asked.storage_options,
-            partitioning=asked.partitioning,
-            schema=asked.schema,
-            files=read_files(asked.files, asked.storage_options) if isinstance(asked.files, str) else asked.files,
-        )
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=asked.files is not None)
-        source = replace(source, files=agreement.common_files(source.files))
-        cache = None
-        if asked.plan_cache is not None:
-            scope = f"{source.storage.place} {asked.schema or ''}"
-            same_store = parse_address(asked.plan_cache).protocol == source.storage.protocol
-            cache = PlanCache.open(asked.plan_cache, asked.storage_options if same_store else None, scope)
-        job = open_share(source, asked, ranks, cache)
-        agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
+        with agreement:
+            source = PathSource.open(
+                path,
+                format,
+                storage_options=asked.storage_options,
+                partitioning=asked.partitioning,
+                schema=asked.schema,
+                files=read_files(asked.files, asked.storage_options) if isinstance(asked.files, str) else asked.files,
+            )
+            source = replace(source, files=agreement.common_files(source.files))
+            cache = None
+            if asked.plan_cache is not None:
+                scope = f"{source.storage.place} {asked.schema or ''}"
+                same_store = parse_address(asked.plan_cache).protocol == source.storage.protocol
+                cache = PlanCache.open(asked.plan_cache, asked.storage_options if same_store else None, scope)
+            job = open_share(source, asked, ranks, cache)
+            agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
         source.storage.close()
         if cache is not None:
             cache.storage.close()

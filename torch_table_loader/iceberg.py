@@ -86,8 +86,9 @@ class IcebergDataset(TableDataset):
         }
         open_at = _Opening(where, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
-        job = open_at(chosen, agreement.common_value)
-        agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
+        with agreement:
+            job = open_at(chosen, agreement.common_value)
+            agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
         super().__init__(job)
         self._open_at = None if pinned else open_at
 

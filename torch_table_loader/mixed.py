@@ -94,8 +94,9 @@ class MixedDataset(RankDataset):
         named = {"num_ranks", "rank", "mesh"} & set(options)
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
-        job = MixedJob.open(jobs, asked, ranks, weights, stop, block)
-        agreement.check(job.said | asdict(job.topology))
+        with agreement:
+            job = MixedJob.open(jobs, asked, ranks, weights, stop, block)
+            agreement.check(job.said | asdict(job.topology))
         super().__init__(job)
         self._sources = dict(sources)
 

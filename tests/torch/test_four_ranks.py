@@ -142,6 +142,19 @@ def test_a_rank_that_never_comes_is_not_waited_for_forever(seen: Seen) -> None:
     assert all("waited 0:00:01 for all 4 ranks to compare what they plan" in error for error in errors[:3])
 
 
+@pytest.mark.parametrize(
+    ("scene", "failed", "said"),
+    [
+        ("rank_1_asks_for_a_column_that_is_not_there", 1, "ConfigError: the table has no column 'nope'"),
+        ("rank_0_finds_no_table", 0, "ConfigError: "),
+    ],
+)
+def test_a_rank_that_fails_is_not_waited_for(seen: Seen, scene: str, failed: int, said: str) -> None:
+    for rank, saw in enumerate(seen[scene]):
+        told = f"TableError: rank {failed} could not make its loader: "
+        assert saw["error"].startswith(said if rank == failed else told + said)
+
+
 def test_ranks_that_are_not_in_the_group_are_not_waited_for(seen: Seen) -> None:
     for rank in seen["more_ranks_than_processes"]:
         assert rank["error"] is None

@@ -6,16 +6,21 @@ import hashlib
 import itertools
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
 from torch_table_loader.engine.calling import warn_caller
-from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.errors import StorageError, TableError, TableLoaderError
 from torch_table_loader.records import DataFile
 
 TIMEOUT = timedelta(minutes=5)
 """How long a rank waits for another to say what it saw."""
+
+FIRST_LOOK, LAST_LOOK = timedelta(seconds=0.5), timedelta(seconds=16)
+"""How long a rank that waits does so before it looks whether another has failed: twice as long each time."""
 
 AGREED = "agreed"
 
@@ -25,7 +30,8 @@ _constructed = itertools.count()
 class Agreement:
     """The process group's key-value store, where there is one; each loader uses keys of its own.
 
-    Loaders must be constructed in the same order on every rank, as collectives are.
+    Loaders must be constructed in the same order on every rank, as collectives are. A rank that leaves the block with
+    an error makes the others leave it.
     """
 
     def __init__(self, rank: int, num_ranks: int, *, check: bool, pinned: bool, timeout: timedelta = TIMEOUT) -> None:
@@ -56,6 +62,19 @@ class Agreement:
                 "could compare what they saw; pass files= (or snapshot_id=), or construct the loader after "
                 "init_process_group"
             )
+
+    def __enter__(self) -> Self:
+        """Begin to plan."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Tell the other ranks of an error of this one."""
+        if self._store is not None and error is not None:
+            said = f": {error}" if isinstance(error, TableLoaderError) else ""  # another's may hold a secret
+            message = f"rank {self._rank} could not make its loader: {type(error).__name__}{said}"
+            self._store.compare_set("verdict", "", message)  # unless that is what it is told
 
     def common_files(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
         """Take the files that rank 0 saw.
@@ -127,14 +146,21 @@ class Agreement:
         return self._wait_for(key, "rank 0 to say what it plans")
 
     def _wait_for(self, key: str, what: str) -> str:
-        try:
-            self._store.wait([key], self._timeout)
-        except RuntimeError as error:
-            raise StorageError(
-                f"rank {self._rank} waited {self._timeout} for {what}; every rank must construct its loaders, and in "
-                "the same order (check_plan=False switches the comparison off)"
-            ) from error
-        return str(self._store.get(key), "utf-8")
+        end, look = time.monotonic() + self._timeout.total_seconds(), FIRST_LOOK
+        while True:
+            left = timedelta(seconds=max(0.001, end - time.monotonic()))
+            try:
+                self._store.wait([key], min(look, left))
+                return str(self._store.get(key), "utf-8")
+            except RuntimeError as error:
+                if self._store.check(["verdict"]):
+                    raise TableError(str(self._store.get("verdict"), "utf-8")) from None
+                if look >= left:
+                    raise StorageError(
+                        f"rank {self._rank} waited {self._timeout} for {what}; every rank must construct its loaders, "
+                        "and in the same order (check_plan=False switches the comparison off)"
+                    ) from error
+            look = min(2 * look, LAST_LOOK)
 
 
 def _digest(value: Any) -> str:

@@ -203,6 +203,16 @@ def absent_rank_3(root: Path) -> Any:
 
 
 @scene
+def rank_1_asks_for_a_column_that_is_not_there(root: Path) -> Any:
+    return epoch(root / "table", columns=["nope"] if dist.get_rank() == 1 else ["x"])["steps"]
+
+
+@scene
+def rank_0_finds_no_table(root: Path) -> Any:
+    return epoch(root / ("nowhere" if dist.get_rank() == 0 else "table"))["steps"]
+
+
+@scene
 def more_ranks_than_processes(root: Path) -> Any:
     return epoch(root / "table", num_ranks=8, rank=dist.get_rank(), even_ranks="balance")["steps"]
 

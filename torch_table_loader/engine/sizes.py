@@ -19,8 +19,8 @@ BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
 """Blocks of a lane that wait to be taken from a process, where the caller set no `prefetch_batches`."""
 
-_GATHER_ROWS = 32_768
-_GATHER_BYTES = CHUNK_BYTES
+_GATHER_ROWS = 65_536
+_GATHER_BYTES = 2 * CHUNK_BYTES
 
 _VARIABLE_BYTES = 64
 """What a value of variable width is taken to weigh where a read is sized."""

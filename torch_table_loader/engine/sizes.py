@@ -54,7 +54,7 @@ def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:
         batch_size: rows of a batch.
 
     >>> batches_of_a_gather(64, 1024), batches_of_a_gather(64, 10**6)
-    (32, 1)
+    (64, 1)
     """
     return max(1, min(_GATHER_ROWS, _GATHER_BYTES // row_bytes) // batch_size)
 

@@ -114,12 +114,12 @@ def resuming(table: BenchTable, rounds: int) -> dict[str, float]:
     """Compare the first batch after resuming with the first batch of an epoch: by place in the epoch, the ratio."""
     loader = loader_of(table, row_store="memory")
     states = {}
-    for part in (0.1, 0.5, 0.9):
+    for share in (0.1, 0.5, 0.9):
         loader.set_epoch(0)
         batches = iter(loader)
-        for _ in range(int(len(loader) * part)):
+        for _ in range(int(len(loader) * share)):
             next(batches)
-        states[str(part)] = loader.state_dict()
+        states[str(share)] = loader.state_dict()
         batches.close()
     fresh: list[float] = []
     resumed: dict[str, list[float]] = {part: [] for part in states}

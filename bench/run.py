@@ -228,7 +228,7 @@ def main() -> None:
         print(outcome.line())
     write(options.out, rows, outcomes, bench.sweeps, options.rounds, row_mode)
     print(f"written: {options.out}")
-    if False in {entry.met for entry in (*rows, *outcomes, *row_mode[0], *row_mode[1])}:
+    if False in {*(row.met for row in (*rows, *row_mode[0])), *(entry.met for entry in (*outcomes, *row_mode[1]))}:
         sys.exit(1)
 
 

@@ -39,10 +39,11 @@ def randperm(table: BenchTable, batch_size: int) -> Run:
 
     def run() -> int:
         order = torch.randperm(table.num_rows)
-        return sum(
-            rows_of({name: column.index_select(0, places) for name, column in columns.items()})
-            for places in order.split(batch_size)
-        )
+        rows = 0
+        for start in range(0, table.num_rows, batch_size):
+            places = order[start : start + batch_size]
+            rows += rows_of({name: column.index_select(0, places) for name, column in columns.items()})
+        return rows
 
     return run
 

@@ -120,6 +120,19 @@ def test_too_little_room_is_said_before_the_first_byte(tmp_path: Path, monkeypat
     assert not (tmp_path / RECORDS).exists()
 
 
+def test_strings_that_are_longer_than_was_guessed_are_noticed_with_the_first_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MemoryTable(pa.record_batch({"s": ["x" * 10_000] * 200}), [0, 50, 100, 150, 200])
+    free = made.spec.num_bytes + 200_000
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    read = Counting(made)
+    with pytest.raises(StorageError, match=r"needs about 1,\d\d\d,\d\d\d more bytes .* and 2\d\d,\d\d\d are free"):
+        build_files(tmp_path, made.spec, read, 1)
+    assert len(read.chunks) == 1
+
+
 def test_a_disk_that_fills_up_is_named_and_nothing_half_built_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

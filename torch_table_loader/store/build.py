@@ -122,6 +122,7 @@ class _Builder:
         self._report = report
         self._failed = threading.Event()
         self._looks = 0
+        self._measured = False
         self._flushing: Future[None] | None = None
 
     def run(self, threads: int) -> None:
@@ -182,6 +183,9 @@ class _Builder:
                 write_whole(part_file(self._place, chunk), part.to_json())
         finally:
             self._leases.release(chunk)
+        if part.heap_bytes and not self._measured:
+            self._measured = True
+            _check_room(self._place, self._spec, part)
         if self._flushing is None or self._flushing.done():
             self._flushing = self._flusher.submit(self._sink.sync)  # the disk writes while the next chunks are read
 
@@ -209,8 +213,17 @@ def done_chunks(place: Path) -> set[int]:
     return set()
 
 
-def _check_room(place: Path, spec: StoreSpec) -> None:
-    needed = int(spec.num_bytes * (1 + _SPARE)) - _bytes_there(place)
+def _check_room(place: Path, spec: StoreSpec, known: Part | None = None) -> None:
+    """Refuse to begin, or to go on, where the disk has too little room.
+
+    Args:
+        place: the store's folder.
+        spec: what it is to hold.
+        known: a finished chunk, whose columns of variable width say more than the guess does.
+    """
+    variable = 0 if known is None else known.heap_bytes * spec.num_rows // max(1, known.rows)
+    num_bytes = spec.num_bytes + max(0, variable - spec.variable_bytes)
+    needed = int(num_bytes * (1 + _SPARE)) - _bytes_there(place)
     free = shutil.disk_usage(place).free
     if needed > free:
         raise StorageError(

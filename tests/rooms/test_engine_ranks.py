@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, TableError
+from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, TableError, TableLoader
 from torch_table_loader.engine.ranks import DATA_PARALLEL_DIMS, resolve_ranks
 
 RAY_V1, RAY_V2 = "ray.train._internal.session", "ray.train.v2._internal.execution.train_fn_utils"
@@ -287,15 +290,19 @@ def test_ranks_that_exclude_other_rows_are_told_when_the_epoch_begins(
     pq.write_table(pa.table({"x": range(100)}), tmp_path / "t.parquet")
     shared = torch._C._distributed_c10d.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: shared)
-    made = []
-    for rank in range(2):
-        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        monkeypatch.setattr("torch_table_loader.engine.agreement._constructed", iter([7]))
-        made.append(
-            StructuredDataset.create_dataloader(
-                str(tmp_path), shuffle="rows", num_ranks=2, rank=rank, batch_size=10, row_id=True
-            )
+    here = threading.local()
+    monkeypatch.setattr(dist, "get_rank", lambda: here.rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr("torch_table_loader.engine.agreement._constructed", itertools.repeat(7))
+
+    def make(rank: int) -> tuple[TableLoader, StructuredDataset]:
+        here.rank = rank
+        return StructuredDataset.create_dataloader(
+            str(tmp_path), shuffle="rows", num_ranks=2, rank=rank, batch_size=10, row_id=True
         )
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(make, range(2)))
     (first, rows_of_first), (second, rows_of_second) = made
     for loader, dataset in made:
         assert len(list(loader)) == 5

@@ -136,7 +136,7 @@ def test_a_window_that_is_left_ends_its_thread(tmp_path: Path, root: str) -> Non
     rows, _ = uploaded(MemoryTable(numbers(500), [0, 500]), tmp_path, root)
     windows = rows.windows(iter([(np.arange(64), None)] * 9))
     next(windows)
-    windows.close()
+    windows.close()  # type: ignore[attr-defined]
 
 
 # ---- what is not whole ----------------------------------------------------------------------------------

@@ -65,18 +65,59 @@ STATE_MICROS = 50.0
 RESUMED_OVER_FRESH = 1.2
 CONSUMED_FILES_OPENED = 0
 
+
+@dataclass(frozen=True, slots=True)
+class RowsDuel:
+    """An epoch in row mode against another way to read or shuffle.
+
+    Args:
+        table: a key of `bench.tables.TABLES`.
+        place: where the store is: "memory" or "files".
+        against: "floor", or a key of `bench.shuffled.SHUFFLED`.
+        bar: the least median ratio; None where it is only reported.
+    """
+
+    table: str
+    place: str
+    against: str
+    bar: float | None = None
+
+
+ROWS = (
+    RowsDuel("A-zstd", "memory", "floor", 0.8),
+    RowsDuel("A-zstd", "files", "floor", 0.8),
+    RowsDuel("B", "memory", "floor", 1.0),
+    RowsDuel("B", "files", "floor", 1.0),
+    RowsDuel("A-zstd", "memory", "DuckDB ORDER BY random()"),
+    RowsDuel("A-zstd", "memory", "randperm + index_select in memory"),
+    RowsDuel("A-zstd", "memory", "Lance random access"),
+    RowsDuel("A-zstd", "memory", "Hugging Face map style"),
+)
+PERMUTATION_OVER_NUMPY = 3.5
+EPOCH_START_MS = 1.0
+BUILD_OVER_DECODING = 1.5
+FIRST_EPOCH_OVER_DUCKDB = 1.0
+ROWS_RESUMED_OVER_FRESH = 1.05
+
 __all__ = [
+    "BUILD_OVER_DECODING",
     "CONSUMED_FILES_OPENED",
     "DUELS",
+    "EPOCH_START_MS",
     "FIRST_BATCH_SECONDS",
+    "FIRST_EPOCH_OVER_DUCKDB",
     "ICEBERG_DUELS",
     "ICEBERG_MEMORY",
     "ICEBERG_PLANNING",
     "MEMORY_GROWTH",
     "MEMORY_OVER_FLOOR",
     "NEXT_EPOCH_SECONDS",
+    "PERMUTATION_OVER_NUMPY",
     "PLANNING_SECONDS",
     "RESUMED_OVER_FRESH",
+    "ROWS",
+    "ROWS_RESUMED_OVER_FRESH",
     "STATE_MICROS",
     "Duel",
+    "RowsDuel",
 ]

@@ -25,6 +25,7 @@ _PACKAGES = (
     "datasets",
     "polars",
     "pylance",
+    "duckdb",
     "tpchgen-cli",
 )
 
@@ -111,6 +112,7 @@ def write(
     outcomes: Sequence[Outcome],
     sweeps: Mapping[tuple[str, str, int], Mapping[str, float | str]],
     rounds: int,
+    row_mode: tuple[Sequence[Row], Sequence[Outcome]] = ((), ()),
 ) -> None:
     """Write the report, whole.
 
@@ -120,6 +122,7 @@ def write(
         outcomes: the other numbers.
         sweeps: rows per second of each rival's settings.
         rounds: pairs behind each median.
+        row_mode: duels and other numbers of ``shuffle="rows"``.
     """
     now = dt.datetime.now(tz=dt.UTC)
     lines = [
@@ -147,12 +150,18 @@ def write(
             "",
             *_duels(iceberg),
         ]
-    if outcomes:
+    lines += _numbers(outcomes)
+    if any(row_mode):
         lines += [
-            _line(["measured", "value", "bar", "met"]),
-            _line(["---"] * 4),
-            *(entry.line() for entry in outcomes),
+            '## shuffle="rows"',
             "",
+            "A uniformly shuffled epoch from a warm store against decoding in order, and against other ways to",
+            "shuffle; of those that take minutes, some batches. A build is less the time of writing as many bytes to",
+            "the same place. A cold store stands for one that is larger than memory: no limit was set, but before each",
+            "window its pages were taken out of the process and of the system's cache, so that all came from the disk.",
+            "",
+            *_duels(row_mode[0]),
+            *_numbers(row_mode[1]),
         ]
     if sweeps:
         lines += [
@@ -176,6 +185,13 @@ def _duels(rows: Sequence[Row]) -> list[str]:
         return []
     names = ["table", "batch", "left", "right", "median", "range", "best, M rows/s", "CPU µs/row", "bar", "met"]
     return [_line(names), _line(["---"] * len(names)), *(row.line() for row in rows), ""]
+
+
+def _numbers(outcomes: Sequence[Outcome]) -> list[str]:
+    if not outcomes:
+        return []
+    names = ["measured", "value", "bar", "met"]
+    return [_line(names), _line(["---"] * len(names)), *(entry.line() for entry in outcomes), ""]
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def hugging_face(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
 
     def arrow_to_torch() -> int:
         batches = stream().with_format("arrow").iter(batch_size=batch_size)
-        return sum(rows_of(_tensors(batch)) for batch in batches)
+        return sum(rows_of(tensors_of(batch)) for batch in batches)
 
     def workers() -> int:
         loader = DataLoader(stream().with_format("torch").batch(batch_size), batch_size=None, num_workers=2)
@@ -81,14 +81,14 @@ def polars(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
         rows = 0
         for frame in pl.scan_parquet(table.folder / "*.parquet").collect_batches(chunk_size=batch_size):
             for piece in frame.iter_slices(batch_size):
-                rows += rows_of(_tensors(piece.to_arrow()))
+                rows += rows_of(tensors_of(piece.to_arrow()))
         return rows
 
     def one_file_at_a_time() -> int:
         rows = 0
         for file in table.files:
             for piece in pl.read_parquet(file).iter_slices(batch_size):
-                rows += rows_of(_tensors(piece.to_arrow()))
+                rows += rows_of(tensors_of(piece.to_arrow()))
         return rows
 
     return {"scan_parquet.collect_batches": run, "read_parquet, a file at a time": one_file_at_a_time}
@@ -103,7 +103,7 @@ def lance(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
     if not folder.is_dir():
         unfinished = folder.with_suffix(".tmp.lance")
         lance_format.write_dataset(
-            _record_batches(table), str(unfinished), schema=_schema(table.files), mode="overwrite"
+            record_batches(table), str(unfinished), schema=schema_of(table.files), mode="overwrite"
         )
         unfinished.rename(folder)
 
@@ -113,7 +113,7 @@ def lance(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
 
     def by_hand() -> int:
         batches = lance_format.dataset(str(folder)).to_batches(batch_size=batch_size)
-        return sum(rows_of(_tensors(batch)) for batch in batches)
+        return sum(rows_of(tensors_of(batch)) for batch in batches)
 
     return {"lance.torch.data.LanceDataset": run, "to_batches, tensors by hand": by_hand}
 
@@ -127,7 +127,7 @@ RIVALS: dict[str, Callable[[BenchTable, int], Mapping[str, Run]]] = {
 """By package: the settings that are tried, each one epoch of a table at a batch size."""
 
 
-def _tensors(batch: pa.Table | pa.RecordBatch) -> dict[str, Any]:
+def tensors_of(batch: pa.Table | pa.RecordBatch) -> dict[str, Any]:
     from torch.utils.dlpack import from_dlpack
 
     tensors: dict[str, Any] = {}
@@ -147,12 +147,12 @@ def _tensors(batch: pa.Table | pa.RecordBatch) -> dict[str, Any]:
     return tensors
 
 
-def _record_batches(table: BenchTable) -> Iterator[pa.RecordBatch]:
+def record_batches(table: BenchTable) -> Iterator[pa.RecordBatch]:
     for file in table.files:
         yield from pq.ParquetFile(file).iter_batches(65_536)
 
 
-def _schema(files: list[Path]) -> pa.Schema:
+def schema_of(files: list[Path]) -> pa.Schema:
     return pq.read_schema(files[0])
 
 

@@ -19,7 +19,7 @@ from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import Outcome, Row, duel_row, write
 from bench.tables import build
 
-_WHAT = ("duels", "planning", "first-batch", "resume", "memory", "iceberg")
+_WHAT = ("duels", "planning", "first-batch", "resume", "memory", "iceberg", "rows")
 
 
 class Bench:
@@ -42,8 +42,7 @@ class Bench:
             right = f"{rival}:{max(working, key=lambda setting: working[setting])}"
         options = ("--left", duel.left, "--right", right, "--rounds", str(self._rounds))
         sides = self._child("bench.duel", *self._table(duel.table, duel.batch_size), *options)
-        left, other = (tuple(Sample(**sample) for sample in sides[side]) for side in ("left", "right"))
-        return duel_row(duel, right, Pairs(left, other))
+        return duel_row(duel, right, _pairs(sides))
 
     def sweep(self, rival: str, table: str, batch_size: int) -> dict[str, float | str]:
         """Give a rival's rows per second by setting, measured once."""
@@ -126,6 +125,53 @@ class Bench:
             ),
         ]
 
+    def rows(self) -> tuple[list[Row], list[Outcome]]:
+        """Race a shuffled epoch of single rows, build its store, resume, and read it cold."""
+        found = self._rows("permutation")
+        rows = [
+            Row(
+                "10^8 indices",
+                65_536,
+                "permutation",
+                "numpy's Generator.permutation",
+                _pairs(found["pairs"]),
+                bars.PERMUTATION_OVER_NUMPY,
+            )
+        ]
+        outcomes = [Outcome("starting an epoch of 10^12 rows, ms", found["start_ms"], bars.EPOCH_START_MS)]
+        for duel in bars.ROWS:
+            sides = self._rows("warm", "--table", duel.table, "--place", duel.place, "--against", duel.against)
+            rows.append(Row(duel.table, 8192, f"rows:{duel.place}", duel.against, _pairs(sides), duel.bar))
+            tqdm.write(rows[-1].line())
+        sides, bar = self._rows("first", "--table", "A-zstd"), bars.FIRST_EPOCH_OVER_DUCKDB
+        rows.append(
+            Row("A-zstd", 8192, "rows:first epoch, build included", "DuckDB ORDER BY random()", _pairs(sides), bar)
+        )
+        for table in ("A-zstd", "B"):
+            for place in ("memory", "files"):
+                cost = self._rows("build", "--table", table, "--place", place)
+                name = (
+                    f"{table}: build into {place} ({cost['build']:.2f} s), less writing ({cost['write']:.2f} s), over "
+                    f"decoding ({cost['decode']:.2f} s)"
+                )
+                outcomes.append(Outcome(name, cost["ratio"], bars.BUILD_OVER_DECODING))
+        for part, ratio in self._rows("resume", "--table", "A-zstd").items():
+            name = f"A-zstd: first batch resumed at {float(part):.0%} over a fresh start's"
+            outcomes.append(Outcome(name, ratio, bars.ROWS_RESUMED_OVER_FRESH))
+        cold = self._rows("cold", "--table", "A-zstd")
+        for way in ("told", "not told"):
+            cost = cold[way]
+            asked = (
+                f"{cost['disk_bytes_per_row']:,.0f} bytes from the disk a row, {cost['requests']:,.0f} requests ahead"
+            )
+            name = f"A-zstd: cold window of {cold['window_rows']:,} rows, the system {way} ({asked}), M rows/s"
+            outcomes.append(Outcome(name, cost["rows_per_second"] / 1e6, None))
+        return rows, outcomes
+
+    def _rows(self, what: str, *arguments: str) -> Any:
+        rounds = str(max(3, self._rounds // 2))
+        return self._child("bench.rows", what, "--root", str(self._root), "--rounds", rounds, *arguments)
+
     def _table(self, table: str, batch_size: int) -> tuple[str, ...]:
         build(table, self._root)
         return ("--table", table, "--root", str(self._root), "--batch-size", str(batch_size))
@@ -137,6 +183,11 @@ class Bench:
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
         return json.loads(done.stdout.splitlines()[-1])
+
+
+def _pairs(sides: dict[str, Any]) -> Pairs:
+    left, right = (tuple(Sample(**sample) for sample in sides[side]) for side in ("left", "right"))
+    return Pairs(left, right)
 
 
 def chosen(duels: Sequence[Duel], only: str | None) -> list[Duel]:
@@ -172,11 +223,12 @@ def main() -> None:
     ):
         if name in what:
             outcomes += measure()
-    for outcome in outcomes:
+    row_mode: tuple[list[Row], list[Outcome]] = bench.rows() if "rows" in what else ([], [])
+    for outcome in (*outcomes, *row_mode[1]):
         print(outcome.line())
-    write(options.out, rows, outcomes, bench.sweeps, options.rounds)
+    write(options.out, rows, outcomes, bench.sweeps, options.rounds, row_mode)
     print(f"written: {options.out}")
-    if False in {*(row.met for row in rows), *(outcome.met for outcome in outcomes)}:
+    if False in {*(row.met for row in (*rows, *row_mode[0])), *(entry.met for entry in (*outcomes, *row_mode[1]))}:
         sys.exit(1)
 
 

@@ -24,6 +24,7 @@ from torch_table_loader.explain_rows import explain_rows
 from torch_table_loader.keywords import make_options, showing, with_options
 from torch_table_loader.loader import LoaderIterator, TableLoader
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
+from torch_table_loader.planning.row_cursor import RowCursor
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.single_rows import SingleRows
 from torch_table_loader.source.address import parse_address
@@ -48,14 +49,16 @@ class RankDataset(IterableDataset[Any]):
     _takes: ClassVar[frozenset[str] | None] = None
     """The options that the class takes; None for all."""
 
-    def __init__(self, job: RankShare[Any]) -> None:
+    def __init__(self, job: RankShare[Any], agreement: Agreement | None = None) -> None:
         """Take a job that is ready to be planned.
 
         Args:
             job: this rank's share.
+            agreement: the other ranks, with which what is excluded is compared; None compares nothing.
         """
         super().__init__()
         self._job = job
+        self._agreement = agreement
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._restored: Place | None = None
         self._begun: int | None = None
@@ -105,6 +108,8 @@ class RankDataset(IterableDataset[Any]):
         """Take the position at which an iterator begins; one that was loaded serves once."""
         cursor, self._restored = self.cursor, None
         self._job.begin(cursor)
+        if self._agreement is not None and isinstance(cursor, RowCursor):
+            self._agreement.check_exclusions(cursor.epoch, cursor.exclusions.running.digest)
         return cursor
 
     def note_begun(self, epoch: int) -> None:
@@ -212,9 +217,9 @@ class TableDataset(SingleRows, RankDataset):
 
     _job: TableShare[Any]
 
-    def __init__(self, job: TableShare[Any]) -> None:
+    def __init__(self, job: TableShare[Any], agreement: Agreement | None = None) -> None:
         """Take a job that is ready to be planned; see `RankDataset`."""
-        super().__init__(job)
+        super().__init__(job, agreement)
 
     @property
     def job(self) -> TableShare[Any]:
@@ -306,7 +311,7 @@ class StructuredDataset(TableDataset):
         source.storage.close()
         if cache is not None:
             cache.storage.close()
-        super().__init__(job)
+        super().__init__(job, agreement)
 
 
 __all__ = ["RankDataset", "StructuredDataset", "TableDataset", "open_share"]

@@ -89,7 +89,7 @@ class IcebergDataset(TableDataset):
         with agreement:
             job = open_at(chosen, agreement.common_value)
             agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
-        super().__init__(job)
+        super().__init__(job, agreement)
         self._open_at = None if pinned else open_at
 
     def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[Any], Place]:

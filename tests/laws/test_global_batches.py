@@ -59,6 +59,11 @@ def test_every_place_comes_once_and_steps_are_as_promised(total: int, start: int
             if real < len(places):
                 assert topology.even_ranks == "pad"
                 assert ((places >= 0) & (places < total)).all()
+        for some in batches.steps_of(0, 0, 3):
+            for joined, one_by_one in zip(
+                batches.places_of(some), concat_places([batches.step(step) for step in some]), strict=True
+            ):
+                assert joined.tolist() == one_by_one.tolist()
         assert batches.num_rows == sum(len(batches.step(step).places) for step in range(batches.steps))
         assert batches.longest == max(other.steps for other in ranks)
         with pytest.raises(ConfigError, match="step must be in"):

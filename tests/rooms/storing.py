@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from torch_table_loader.store.build import build_memory
 from torch_table_loader.store.chunks import ROW_ID
 from torch_table_loader.store.gather import Rows
+from torch_table_loader.store.remote import RemoteRows
 from torch_table_loader.store.spec import StoreSpec
 
 
@@ -51,7 +52,7 @@ class MemoryTable:
                 part = part.append_column(pa.field(ROW_ID, pa.int64(), nullable=False), column)
             yield part
 
-    def check(self, rows: Rows, places: Any) -> None:
+    def check(self, rows: Rows | RemoteRows, places: Any) -> None:
         """Hold what a store gathers against the table."""
         places = np.asarray(places, dtype=np.int64)
         found = rows.gather(places)

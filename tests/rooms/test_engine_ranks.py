@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from torch_table_loader import ConfigError, LoaderOptions
+from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, TableError, TableLoader
 from torch_table_loader.engine.ranks import DATA_PARALLEL_DIMS, resolve_ranks
 
 RAY_V1, RAY_V2 = "ray.train._internal.session", "ray.train.v2._internal.execution.train_fn_utils"
@@ -275,3 +282,40 @@ def test_a_real_mesh_is_read(group: None) -> None:
     assert resolve(mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))) == (0, 1)
     with pytest.raises(ConfigError, match="of which none is data-parallel"):
         resolve(mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("cp", "tp")))
+
+
+def test_ranks_that_exclude_other_rows_are_told_when_the_epoch_begins(
+    group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "t.parquet")
+    shared = torch._C._distributed_c10d.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: shared)
+    here = threading.local()
+    monkeypatch.setattr(dist, "get_rank", lambda: here.rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr("torch_table_loader.engine.agreement._constructed", itertools.repeat(7))
+
+    def make(rank: int) -> tuple[TableLoader, StructuredDataset]:
+        here.rank = rank
+        return StructuredDataset.create_dataloader(
+            str(tmp_path), shuffle="rows", num_ranks=2, rank=rank, batch_size=10, row_id=True
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(make, range(2)))
+    (first, rows_of_first), (second, rows_of_second) = made
+    for loader, dataset in made:
+        assert len(list(loader)) == 5
+        dataset.exclude([3, 4])
+        loader.set_epoch(1)
+        assert len(list(loader)) == 5
+    rows_of_first.exclude([5, 6])
+    rows_of_second.exclude([5])
+    for loader in (first, second):
+        loader.set_epoch(2)
+    assert sum(1 for _ in first) == 5
+    with pytest.raises(TableError, match=r"rank 1 leaves other rows out of epoch 2 than the rank that began it first"):
+        iter(second)
+    again = copy.copy(rows_of_second._agreement)
+    assert again is not None
+    again.check_exclusions(2, "00")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ import pytest
 
 from tests.rooms.storing import Counting, MemoryTable, everything, numbers
 from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.store import build
 from torch_table_loader.store.build import build_files, done_chunks
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.manifest import check_store, read_manifest
@@ -55,6 +57,31 @@ def test_builders_that_share_a_folder_share_the_work(tmp_path: Path) -> None:
     again = Counting(made)
     build_files(tmp_path, made.spec, again, 1)
     assert not again.chunks
+
+
+def test_a_builder_that_waits_for_another_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_LOOKS_UNTIL_SAID", 1)
+    made = table()
+    (tmp_path / LEASES).mkdir()
+    waiting, said = threading.Event(), list[tuple[Any, ...]]()
+
+    def hear(*words: Any) -> None:
+        said.append(words)
+        waiting.set()
+
+    monkeypatch.setattr(logging.getLogger(build.__name__), "warning", hear)
+    with ThreadPoolExecutor(1) as pool, Leases(tmp_path / LEASES) as other:
+        assert other.claim(3)
+        building = pool.submit(build_files, tmp_path, made.spec, made.read, 2)
+        assert waiting.wait(30)
+        assert not building.done()
+        other.release(3)
+        building.result()
+    [(message, *values)] = said
+    assert message % tuple(values) == (
+        f"the row store {tmp_path.name}: the last 1 of 20 chunks are being built by other processes; waiting for them"
+    )
+    opened(tmp_path, made)
 
 
 def test_a_failed_build_is_not_used_and_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -91,6 +118,19 @@ def test_too_little_room_is_said_before_the_first_byte(tmp_path: Path, monkeypat
     with pytest.raises(StorageError, match=r"needs about .* more bytes .* and 10,000 are free"):
         build_files(tmp_path, table().spec, Counting(table()), 1)
     assert not (tmp_path / RECORDS).exists()
+
+
+def test_strings_that_are_longer_than_was_guessed_are_noticed_with_the_first_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = MemoryTable(pa.record_batch({"s": ["x" * 10_000] * 200}), [0, 50, 100, 150, 200])
+    free = made.spec.num_bytes + 200_000
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    read = Counting(made)
+    with pytest.raises(StorageError, match=r"needs about 1,\d\d\d,\d\d\d more bytes .* and 2\d\d,\d\d\d are free"):
+        build_files(tmp_path, made.spec, read, 1)
+    assert len(read.chunks) == 1
 
 
 def test_a_disk_that_fills_up_is_named_and_nothing_half_built_is_used(
@@ -245,6 +285,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from tests.rooms.storing import Counting, MemoryTable, numbers
+from torch_table_loader.store import build
 from torch_table_loader.store.build import build_files
 made = MemoryTable(numbers(2_000), [*range(0, 2_000, 100), 2_000])
 print("go", flush=True)

@@ -95,7 +95,7 @@ def test_what_is_gathered_is_the_table(tmp_path: Path, root: str, with_ids: bool
     rows, _ = uploaded(made, tmp_path, root)
     rng = np.random.default_rng(0)
     for places in ([], [0], [899], [5] * 7, range(900), rng.integers(0, 900, 2000)):
-        made.check(rows, places)  # type: ignore[arg-type]
+        made.check(rows, places)
     assert (rows.row_ids is not None) == with_ids
     assert rows.row_ids is None or rows.row_ids.tolist() == (np.arange(900) * 3).tolist()
 

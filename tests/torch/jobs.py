@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.torch.tables import as_values, meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
 
 State = dict[str, Any]
@@ -64,6 +65,14 @@ def make(root: Path, form: str = "parquet", **options: Any) -> TableLoader:
         return StructuredDataset.create_dataloader(
             str(root), form, **({"check_plan": False, "row_id": True} | options)
         )[0]
+
+
+def spans_of(loader: TableLoader, step: int) -> list[RowSpan | LiveSpan]:
+    """Give what `rows_of` says where there is one table, which no row of a mixture can be."""
+    found = loader.rows_of(step)
+    spans = [span for span in found if not isinstance(span, SourceRow)]
+    assert len(spans) == len(found)
+    return spans
 
 
 def own_rows(batches: Any) -> list[int]:

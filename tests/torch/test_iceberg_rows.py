@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.iceberg import COLUMNS, IcebergWriter, column
+from tests.torch.jobs import spans_of
 from tests.torch.test_iceberg_laws import commits, grow, loaders, rows_of, sample
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableLoader
+from torch_table_loader.planning.rows_of import RowSpan
 
 ROWS: dict[str, Any] = {"shuffle": "rows", "batch_size": 8}
 
@@ -138,11 +140,12 @@ def test_row_ids_are_physical_rows_and_rows_of_tells_them(tmp_path: Path) -> Non
     table.delete_keys([1], [{"x": 15}])
     table.commit()
     loader, _ = make(table, row_id=True, batch_size=5)
-    told = [list(loader.rows_of(step)) for step in range(len(loader))]
+    told = [spans_of(loader, step) for step in range(len(loader))]
     starts: dict[str, int] = {}
     for batch, spans in zip(loader, told, strict=True):
         assert batch["row_id"].tolist() == batch["x"].tolist()  # the files were written in this order
         for x, span in zip(batch["x"].tolist(), spans, strict=True):
+            assert isinstance(span, RowSpan)
             assert starts.setdefault(span.file, x - span[1]) == x - span[1]
     assert sorted(starts.values()) == [0, 10]
 

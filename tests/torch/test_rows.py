@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler
 
+from tests.torch.jobs import spans_of
 from tests.torch.tables import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.dataset import TableDataset
@@ -145,7 +146,7 @@ def test_epochs_and_seeds_differ_and_rows_of_tells_them(table: str) -> None:
     orders = []
     for epoch in range(3):
         loader.set_epoch(epoch)
-        told = [loader.rows_of(step) for step in range(len(loader))]
+        told = [spans_of(loader, step) for step in range(len(loader))]
         found = ids(loader)
         assert [len(spans) for spans in told] == [len(batch) for batch in found]
         starts = {"part-0.parquet": 0, "part-1.parquet": 700, "part-3.parquet": 701, "part-4.parquet": 1351}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.torch.jobs import STEPS, HalvesV2, State, make, of_a_running_rank, own_rows, run_stage, topologies
+from tests.torch.jobs import STEPS, HalvesV2, State, make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
 from tests.torch.tables import Groups, key, write_table
 from torch_table_loader import ConfigError, LiveSpan, RowSpan
 from torch_table_loader.planning.cutting import RoundRobinStrategy
@@ -72,7 +72,7 @@ def test_rows_of_names_what_each_batch_delivered(
             if state is not None:
                 loader.load_state_dict(state)
             for step, batch in enumerate(loader, start=loader.state_dict()["history"][-1][STEPS]):
-                assert named(loader.rows_of(step), passing) == own_rows([batch])
+                assert named(spans_of(loader, step), passing) == own_rows([batch])
         _, states = run_stage(table, state, taken, epoch=epoch, **options)
         state = of_a_running_rank(states)
 
@@ -106,11 +106,11 @@ def test_rows_of_speaks_of_the_stage_that_the_state_speaks_of(table: Path) -> No
     batches = iter(loader)
     first = next(batches)["row_id"].tolist()
     everything = set(range(STARTS[-1]))
-    assert named(loader.rows_of(0), everything) == first
+    assert named(spans_of(loader, 0), everything) == first
     state = loader.state_dict()
     smaller = make(table, batch_size=3, shuffle=True)
     smaller.load_state_dict(state)
-    assert named(smaller.rows_of(0), everything) == next(iter(smaller))["row_id"].tolist()
+    assert named(spans_of(smaller, 0), everything) == next(iter(smaller))["row_id"].tolist()
 
 
 def test_a_step_that_is_not_there_and_rows_that_nobody_counted_are_refused(table: Path) -> None:

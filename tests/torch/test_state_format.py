@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import spawn
 
 from bench.resume import files_left
 from bench.simulated import GROUP_ROWS, GROUPS, SimulatedTable
-from tests.torch.jobs import STEPS, State, is_ended, make, of_a_running_rank, own_rows, run_stage
+from tests.torch.jobs import STEPS, State, is_ended, make, of_a_running_rank, own_rows, run_stage, spans_of
 from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset
 
@@ -120,7 +120,7 @@ def test_resuming_in_a_million_row_groups_opens_no_consumed_file(many_files: Sim
     assert len(job.table.layout.group_rows) == 10_000 * GROUPS
     many_files.storage.opened.clear()
     fresh.load_state_dict(state)
-    told = {span.file for step in (900_000, 900_001) for span in fresh.rows_of(step)}
+    told = {span.file for step in (900_000, 900_001) for span in spans_of(fresh, step)}
     left = files_left(job, state)
     assert len(left) < 1_100
     assert many_files.storage.opened == []

@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -48,6 +49,7 @@ class Agreement:
         self._num_ranks = num_ranks
         self._timeout = timeout
         self._store: Any = None
+        self._begun: Counter[int] = Counter()
         if not check or num_ranks == 1:
             return
         distributed = sys.modules.get("torch.distributed")
@@ -138,6 +140,32 @@ class Agreement:
         """Raise on this rank, and let the others do so."""
         self._store.set("verdict", message)
         raise TableError(message)
+
+    def check_exclusions(self, epoch: int, digest: str) -> None:
+        """Compare what is excluded from an epoch with the rank that was the first to begin it. Waits for nobody.
+
+        Args:
+            epoch: that begins.
+            digest: of all that was excluded and included before it.
+
+        Raises:
+            TableError: that rank excludes other rows.
+        """
+        if self._store is None:
+            return
+        self._begun[epoch] += 1
+        key = f"exclusions/{epoch}/{self._begun[epoch]}"
+        theirs = str(self._store.compare_set(key, "", digest), "utf-8")
+        if theirs != digest:
+            raise TableError(
+                f"rank {self._rank} leaves other rows out of epoch {epoch} than the rank that began it first (hash "
+                f"{digest[:8]} here, {theirs[:8]} there); call exclude() and include() on every rank, with the same "
+                "ids, in the same order, before the epoch begins"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the store out: another process does not compare."""
+        return {**vars(self), "_store": None}
 
     def _from_rank_0(self, key: str, value: str) -> str:
         if self._rank == 0:

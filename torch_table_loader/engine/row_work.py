@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
-from torch_table_loader.planning.global_batches import concat_places
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -151,8 +149,7 @@ class RowWork:
 
     def _blocks(self, lane: int, start: int) -> Iterator[tuple[Ints, NDArray[np.bool_]]]:
         """Give the places that are gathered together, and which of them are padding."""
-        for steps in self.plan.steps_of(lane, start, self.gather_batches):
-            yield concat_places([self.plan.step(step) for step in steps])
+        yield from map(self.plan.places_of, self.plan.steps_of(lane, start, self.gather_batches))
 
 
 __all__ = ["Feed", "RowFeed", "RowOrder", "RowWork"]

@@ -19,8 +19,8 @@ BLOCK_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
 """Blocks of a lane that wait to be taken from a process, where the caller set no `prefetch_batches`."""
 
-_GATHER_ROWS = 32_768
-_GATHER_BYTES = CHUNK_BYTES
+_GATHER_ROWS = 65_536
+_GATHER_BYTES = 2 * CHUNK_BYTES
 
 _VARIABLE_BYTES = 64
 """What a value of variable width is taken to weigh where a read is sized."""
@@ -54,7 +54,7 @@ def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:
         batch_size: rows of a batch.
 
     >>> batches_of_a_gather(64, 1024), batches_of_a_gather(64, 10**6)
-    (32, 1)
+    (64, 1)
     """
     return max(1, min(_GATHER_ROWS, _GATHER_BYTES // row_bytes) // batch_size)
 

@@ -146,6 +146,20 @@ class GlobalBatches:
         ranks = self.topology.num_ranks
         return StepPlaces(first + ranks * np.arange(self.batch_size, dtype=np.int64), self.batch_size)
 
+    def places_of(self, steps: list[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Join what several steps take; see `concat_places`.
+
+        Args:
+            steps: at least one, each in [0, `steps`), rising.
+        """
+        if steps[-1] >= self.full_steps:
+            return concat_places([self.step(number) for number in steps])
+        ranks, size = self.topology.num_ranks, self.batch_size
+        firsts = self.start + self.rank + self.global_batch_size * np.array(steps, dtype=np.int64)
+        places = np.empty(len(steps) * size, dtype=np.int64)
+        np.add.outer(firsts, np.arange(0, ranks * size, ranks, dtype=np.int64), out=places.reshape(-1, size))
+        return places, np.zeros(len(places), dtype=np.bool_)
+
     def consumed(self, steps: int) -> int:
         """Count the samples that the job has taken (or dropped at the end) when its ranks have taken so many steps."""
         if 0 < self.longest <= steps:

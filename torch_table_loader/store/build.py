@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +18,16 @@ from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
 from torch_table_loader.store.manifest import read_manifest, write_manifest, write_whole
 from torch_table_loader.store.spec import IDS, LEASES, NULLS, PARTS, RECORDS, Part, StoreSpec, part_file
 
+_log = logging.getLogger(__name__)
+
 Report = Callable[[int], None]
 """Is told how many chunks are done, now and then."""
 
 _LOOK_AGAIN = 0.1
 """Seconds until a builder that waits for others looks again."""
+
+_LOOKS_UNTIL_SAID = 20
+"""Looks after which a builder that waits says so."""
 
 _SPARE = 0.02
 """Share of a store's bytes that is wanted beside them."""
@@ -115,9 +121,15 @@ class _Builder:
         self._leases = leases
         self._report = report
         self._failed = threading.Event()
+        self._looks = 0
+        self._measured = False
+        self._flushing: Future[None] | None = None
 
     def run(self, threads: int) -> None:
-        with ThreadPoolExecutor(threads, "table-loader-store") as pool:
+        with (
+            ThreadPoolExecutor(1, "table-loader-flush") as self._flusher,
+            ThreadPoolExecutor(threads, "table-loader-store") as pool,
+        ):
             futures = [pool.submit(self._work) for _ in range(threads)]
             wait(futures, return_when=FIRST_EXCEPTION)
             for future in futures:
@@ -129,6 +141,7 @@ class _Builder:
                 if (chunk := self._claim()) is not None:
                     self._build(chunk)
                 else:
+                    self._say_who_is_awaited()
                     self._failed.wait(_LOOK_AGAIN)
         except FileNotFoundError:
             if read_manifest(self._place) is None:  # else another builder has finished, and taken its leases away
@@ -150,6 +163,19 @@ class _Builder:
                 return chunk
         return None
 
+    def _say_who_is_awaited(self) -> None:
+        """Say once that other processes have all the chunks that are left, and have had them for a while."""
+        self._looks += not self._leases.holds_any
+        if self._looks != _LOOKS_UNTIL_SAID:
+            return
+        left = len(self._spec.chunk_rows) - len(done_chunks(self._place))
+        _log.warning(
+            "the row store %s: the last %d of %d chunks are being built by other processes; waiting for them",
+            self._place.name,
+            left,
+            len(self._spec.chunk_rows),
+        )
+
     def _build(self, chunk: int) -> None:
         try:
             part = write_chunk(self._spec, chunk, self._read(chunk), self._sink)
@@ -157,6 +183,11 @@ class _Builder:
                 write_whole(part_file(self._place, chunk), part.to_json())
         finally:
             self._leases.release(chunk)
+        if part.heap_bytes and not self._measured:
+            self._measured = True
+            _check_room(self._place, self._spec, part)
+        if self._flushing is None or self._flushing.done():
+            self._flushing = self._flusher.submit(self._sink.sync)  # the disk writes while the next chunks are read
 
     def _all_done(self) -> bool:
         return read_manifest(self._place) is not None or len(done_chunks(self._place)) == len(self._spec.chunk_rows)
@@ -182,8 +213,17 @@ def done_chunks(place: Path) -> set[int]:
     return set()
 
 
-def _check_room(place: Path, spec: StoreSpec) -> None:
-    needed = int(spec.num_bytes * (1 + _SPARE)) - _bytes_there(place)
+def _check_room(place: Path, spec: StoreSpec, known: Part | None = None) -> None:
+    """Refuse to begin, or to go on, where the disk has too little room.
+
+    Args:
+        place: the store's folder.
+        spec: what it is to hold.
+        known: a finished chunk, whose columns of variable width say more than the guess does.
+    """
+    variable = 0 if known is None else known.heap_bytes * spec.num_rows // max(1, known.rows)
+    num_bytes = spec.num_bytes + max(0, variable - spec.variable_bytes)
+    needed = int(num_bytes * (1 + _SPARE)) - _bytes_there(place)
     free = shutil.disk_usage(place).free
     if needed > free:
         raise StorageError(

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = NDArray[np.uint8]
 
-_BLOCK_BYTES = 1 << 18
-"""Bytes of records that are filled at a time: they stay in a core's second cache until they are written."""
+_BLOCK_BYTES = 1 << 20
+"""Bytes of records that are filled at a time: they stay in a core's caches until they are written."""
 _LEAST_BLOCK = 64
 
 

@@ -58,6 +58,11 @@ class Leases:
         for path in (*self._held, self._clock):
             path.unlink(missing_ok=True)
 
+    @property
+    def holds_any(self) -> bool:
+        """Whether this builder is at a chunk itself."""
+        return bool(self._held)
+
     def claim(self, chunk: int) -> bool:
         """Take a chunk that nobody who lives is at.
 

@@ -21,10 +21,11 @@ from tests.iceberg import IcebergWriter
 from tests.iceberg_many import write_many
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
 from torch_table_loader.read.footers import estimated_groups
-from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.records import DataFile, FileVersion, TableColumns
 from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, read_manifests
 from torch_table_loader.source.iceberg.open import open_source
+from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.storage import IcebergStorage
 from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.testing import check_source
@@ -35,6 +36,7 @@ BYTES_A_FILE = 2048
 _PLAN = """
 import json, re, sys
 from torch_table_loader.source.iceberg.open import open_source
+from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
@@ -289,3 +291,12 @@ def test_an_identity_partition_is_in_the_partition_schema(tmp_path: Path) -> Non
     assert source.partition_schema == pa.schema([("k", pa.int32())])
     assert [dict(file.partition) for file in source.files] == [{"k": at % 2} for at in range(6)]
     check_source(source)
+
+
+def test_zero_and_minus_zero_are_two_partitions() -> None:
+    spec = {"source-id": 1, "transform": "identity"}
+    naming = Naming("s3://a", TableColumns(()), {0: [spec]}, {1: "f"})
+    entries = [Entry(f"s3://a/{value}", 0, "PARQUET", 0, (value,), 1, None, 1, 1) for value in (0.0, -0.0)]
+    files = plan_files(entries, DeleteIndex([], naming), naming)
+    assert sorted(repr(file.partition) for file in files) == ["(('f', -0.0),)", "(('f', 0.0),)"]
+    assert files[0].columns != files[1].columns

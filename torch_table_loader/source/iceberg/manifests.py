@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -112,6 +112,15 @@ def by_id(raw: Raw, name: str) -> dict[int, Any]:
     return {pair["key"]: pair["value"] for pair in raw.get(name) or () if pair is not None}
 
 
+def partition_key(values: tuple[Any, ...]) -> Hashable:
+    """Tell partition values apart that are equal and not the same.
+
+    >>> partition_key((0.0,)) == partition_key((-0.0,)), partition_key((1, "a"))
+    (False, (1, 'a'))
+    """
+    return repr(values) if any(isinstance(value, float) for value in values) else values
+
+
 def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
     """Read the manifest list of a snapshot.
 
@@ -181,7 +190,7 @@ def _entries(storage: Storage, manifest: Manifest) -> Iterator[tuple[Entry, Raw]
     rows, metadata = _read_avro(storage, manifest.path, "manifest")
     spec_id = manifest.spec_id if manifest.listed else int(metadata.get("partition-spec-id") or 0)
     next_row_id = manifest.first_row_id
-    partitions: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    partitions: dict[Hashable, tuple[Any, ...]] = {}
     for row in rows:
         if row["status"] == _DELETED:
             continue
@@ -198,7 +207,7 @@ def _entries(storage: Storage, manifest: Manifest) -> Iterator[tuple[Entry, Raw]
             content=content,
             format=str(raw["file_format"]).upper(),
             spec_id=spec_id,
-            partition=partitions.setdefault(values, values),
+            partition=partitions.setdefault(partition_key(values), values),
             sequence_number=manifest.sequence_number if sequence_number is None else sequence_number,
             first_row_id=first_row_id,
             num_rows=int(raw["record_count"]),
@@ -256,5 +265,6 @@ __all__ = [
     "Raw",
     "by_id",
     "list_manifests",
+    "partition_key",
     "read_manifests",
 ]

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
-from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, POSITION_DELETES, Entry
+from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, POSITION_DELETES, Entry, partition_key
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _Scope = tuple[int, tuple[Any, ...]]
@@ -59,7 +59,7 @@ class Naming:
 
     def _columns(self, entry: Entry) -> tuple[FileColumns, tuple[tuple[str, Any], ...]]:
         """How an entry's columns are found, and its partition values: of many files one and the same."""
-        key = (entry.spec_id, entry.partition, entry.sequence_number, entry.first_row_id)
+        key = (entry.spec_id, partition_key(entry.partition), entry.sequence_number, entry.first_row_id)
         known = self._known.get(key)
         if known is None:
             constants = self._constants(entry)

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, Split
+
+T = TypeVar("T")
 
 
 class Storage(Protocol):
@@ -33,6 +35,37 @@ class Storage(Protocol):
     def close(self) -> None:
         """Drop this process's client; the next call opens a new one."""
         ...
+
+
+@runtime_checkable
+class RenewingStorage(Storage, Protocol):
+    """A storage whose credentials end, and that knows where to get others."""
+
+    def renew(self, error: BaseException) -> bool:
+        """Take fresh credentials, if an error says that the store refused those in use.
+
+        Args:
+            error: what reading from an open file raised.
+
+        Returns:
+            Whether to open the file again.
+        """
+        ...
+
+
+def renewing(storage: Storage, ask: Callable[[], T]) -> T:
+    """Do something short with a storage, and once more where it refused and has fresh credentials.
+
+    Args:
+        storage: any.
+        ask: opens a file and reads it.
+    """
+    try:
+        return ask()
+    except Exception as error:
+        if not (isinstance(storage, RenewingStorage) and storage.renew(error)):
+            raise
+    return ask()
 
 
 class PartStorage(Storage, Protocol):

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-_ENDED = (
-    b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code>'
-    b"<Message>The provided token has expired.</Message></Error>"
-)
+FORBIDDEN = (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
+EXPIRED = (400, "ExpiredToken", "The provided token has expired.")
+"""How S3 refuses, as status, code and message: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html"""
+
 _OWN_HEADERS = {"connection", "content-length", "date", "server", "transfer-encoding"}
 
 
@@ -24,12 +24,28 @@ class Gate:
     Args:
         url: where to knock.
         ended: access keys that are refused.
+        ending: a key that will be, when so many more requests for Parquet files came with it.
+        refusal: how.
         refused: requests that were, so far.
     """
 
     url: str = ""
     ended: set[str] = field(default_factory=set)
+    ending: tuple[str, int] | None = None
+    refusal: tuple[int, str, str] = FORBIDDEN
     refused: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def refuses(self, signed: str, path: str) -> bool:
+        """Say whether a request does not pass, and count it."""
+        with self.lock:
+            if self.ending is not None and path.endswith(".parquet"):
+                key, left = self.ending
+                self.ended |= {key} if left == 0 else set()
+                self.ending = (key, left - 1) if left else None
+            ended = any(f"Credential={key}/" in signed for key in self.ended)
+            self.refused += ended
+            return ended
 
 
 @contextmanager
@@ -47,9 +63,10 @@ def gate_before(url: str) -> Iterator[Gate]:
         def _pass(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             signed = self.headers.get("Authorization", "")
-            if any(f"Credential={key}/" in signed for key in gate.ended):
-                gate.refused += 1
-                self._answer(403, [("Content-Type", "application/xml")], _ENDED)
+            if gate.refuses(signed, urlsplit(self.path).path):
+                status, code, message = gate.refusal
+                text = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
+                self._answer(status, [("Content-Type", "application/xml")], text.encode())
                 return
             server = http.client.HTTPConnection(target, timeout=30)
             try:
@@ -89,4 +106,4 @@ def gate_before(url: str) -> Iterator[Gate]:
         thread.join()
 
 
-__all__ = ["Gate", "gate_before"]
+__all__ = ["EXPIRED", "FORBIDDEN", "Gate", "gate_before"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from torch_table_loader.contracts import SnapshotSource
+from torch_table_loader.contracts import SnapshotSource, renewing
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
@@ -133,7 +133,7 @@ class Inspector:
 
     def read(self, file: DataFile) -> FileMeta:
         """Read the footer of a file."""
-        meta = reader_for(file.format).inspect(self.storage, file, self.given)
+        meta = renewing(self.storage, lambda: reader_for(file.format).inspect(self.storage, file, self.given))
         if self.cache is not None:
             self.cache.put(file, CacheEntry(meta))
         return meta

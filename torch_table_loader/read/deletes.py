@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.contracts import renewing
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.failures import as_reading_error
@@ -84,10 +85,14 @@ class Deletes:
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
         if delete.kind == "vector":
-            vector = self._cache.get(("vector", delete.file.path, delete.blob), lambda: self._sized_vector(delete))
+            vector = self._held(("vector", delete.file.path, delete.blob), lambda: self._sized_vector(delete))
             return cast("NDArray[np.int64]", vector)
-        by_path = self._cache.get(("position", delete.file.path), lambda: self._read_positions(delete))
+        by_path = self._held(("position", delete.file.path), lambda: self._read_positions(delete))
         return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
+
+    def _held(self, key: tuple[Any, ...], read: Callable[[], tuple[Any, int]]) -> Any:
+        """Give what was read of a delete file, or read it."""
+        return self._cache.get(key, lambda: renewing(self._storage, read))
 
     def _sized_vector(self, delete: DeleteFile) -> tuple[Any, int]:
         positions = read_vector(self._storage, delete)
@@ -135,7 +140,7 @@ class Deletes:
         return cast("KeySet", self._cache.get(("set", ids, paths), build))
 
     def _keys_of(self, delete: DeleteFile, ids: tuple[int, ...]) -> pa.Table:
-        return self._cache.get(("keys", delete.file.path), lambda: self._read_keys(delete, ids))
+        return cast("pa.Table", self._held(("keys", delete.file.path), lambda: self._read_keys(delete, ids)))
 
     def _read_keys(self, delete: DeleteFile, ids: tuple[int, ...]) -> tuple[Any, int]:
         file = delete.file

@@ -16,8 +16,9 @@ from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure
 from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.footers import LazyFooters
-from torch_table_loader.read.formats import COLUMNAR, reader_for
-from torch_table_loader.read.runs import Piece, Walk, fit_segments, group_at, plan_runs, trim_segments
+from torch_table_loader.read.formats import COLUMNAR
+from torch_table_loader.read.runs import Piece, fit_segments, group_at, plan_runs, trim_segments
+from torch_table_loader.read.walking import FileWalk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -195,13 +196,10 @@ class TaskReader:
             return
         self._check_version(plan.file)
         found = [0] * len(segments)
-        handle: OpenFile | None = None
-        walk = Walk(runs[0], plan.group_starts)
+        walk = FileWalk(self._storage, plan, self._max_rows)
         try:
-            handle = reader_for(plan.file.format).open(self._storage, plan.file, plan.meta)
             for run in runs:
-                walk = Walk(run, plan.group_starts)
-                for piece, row, batch in walk.batches(handle, plan.conformer.reads, self._max_rows):
+                for piece, row, batch in walk.batches(run):
                     conformed = plan.conformer.apply(batch, row)
                     mask = plan.mask(conformed, row)
                     part = _Masked(piece, row, conformed, mask)
@@ -212,10 +210,9 @@ class TaskReader:
         except MemoryError:
             raise
         except Exception as error:
-            raise self._explain(error, plan, handle, walk.row) from error
+            raise self._explain(error, plan, walk.handle, walk.row) from error
         finally:
-            if handle is not None:
-                handle.close()
+            walk.close()
         self._check_version(plan.file)
 
     def _check_version(self, file: DataFile) -> None:

@@ -13,6 +13,7 @@ import fastavro
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.source.clients import STAT_THREADS
+from torch_table_loader.source.iceberg.storage import read_whole
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -233,8 +234,7 @@ def _deletes_info(raw: Raw) -> DeletesInfo:
 
 def _read_avro(storage: Storage, path: str, what: str) -> tuple[Iterator[dict[str, Any]], Mapping[str, Any]]:
     try:
-        with storage.open(path) as source:
-            data = source.read()
+        data = read_whole(storage, path)
     except TableError as error:
         raise TableError(f"the {what} {path} is gone{_LOST}") from error
     try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.source.iceberg.storage import read_whole
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -211,8 +212,7 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
     Raises:
         TableError: it is gone, or no Iceberg metadata.
     """
-    with storage.open(location) as source:
-        data = source.read()
+    data = read_whole(storage, location)
     try:
         raw = dict(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
         raw["location"] = str(raw["location"])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch_table_loader.contracts import Storage, renewing
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.storage import FileStorage, open_storage
@@ -67,7 +68,19 @@ Provider = Callable[[], Mapping[str, Any]]
 """Gives fresh properties, as pyiceberg names them, with `EXPIRY` where they end; must pickle for worker processes."""
 
 _TRUE = frozenset({"true", "1", "yes"})
-_REFUSALS = ("ACCESS_DENIED", "HTTP response code 403", "HTTP response code 401", "ExpiredToken", "InvalidAccessKeyId")
+_REFUSALS = (
+    "ACCESS_DENIED",
+    "INVALID_ACCESS_KEY_ID",
+    "INVALID_CLIENT_TOKEN_ID",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    *(f"HTTP {word} {code}" for word in ("status", "response code") for code in (401, 403)),
+    "HTTP status 400)",
+)
+"""What clients write where a store answers 401 or 403; or 400, which S3 answers to tokens that have expired, and of
+which the client often shows no more: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html"""
+
 _BOOLEANS = frozenset({"anon", "force_virtual_addressing"})
 _NUMBERS = frozenset({"connect_timeout", "request_timeout"})
 
@@ -159,10 +172,19 @@ class IcebergStorage:
         try:
             return ask(store, inner)
         except StorageError as error:
-            if self.provider is None or not _is_refusal(error):
+            if not self._renew_after(error, known):
                 raise
-            self._renew(known)
             return ask(*self._at(path))
+
+    def renew(self, error: BaseException) -> bool:
+        """Take fresh credentials where the store refused: see `RenewingStorage.renew`."""
+        return self._renew_after(error, self.known())
+
+    def _renew_after(self, error: BaseException, known: Mapping[str, Any]) -> bool:
+        if self.provider is None or not _is_refusal(error):
+            return False
+        self._renew(known)
+        return True
 
     def known(self) -> dict[str, Any]:
         """Give the properties as they are now: credentials may have been renewed."""
@@ -198,6 +220,16 @@ class IcebergStorage:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it takes to connect again."""
         return IcebergStorage, (self.location, self.known(), dict(self.options), self.overrides, self.provider)
+
+
+def read_whole(storage: Storage, path: str) -> bytes:
+    """Read a file of the table's metadata."""
+
+    def whole() -> bytes:
+        with storage.open(path) as source:
+            return bytes(source.read())
+
+    return renewing(storage, whole)
 
 
 def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
@@ -245,4 +277,4 @@ def _local_path(path: str) -> str:
     return rest
 
 
-__all__ = ["EXPIRY", "IcebergStorage", "Provider", "read_overrides", "s3_options"]
+__all__ = ["EXPIRY", "IcebergStorage", "Provider", "read_overrides", "read_whole", "s3_options"]

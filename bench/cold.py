@@ -38,7 +38,7 @@ def windows(loader: Any, rounds: int) -> dict[str, Any]:
     stored = keeper.rows()
     path = keeper.place / RECORDS
     width = stored.layout.width
-    order = job.order(job.start(0)).take(np.arange(min(WINDOW_BYTES // 4096, stored.num_rows)))
+    order = job.work(job.start(0)).feed.order.take(np.arange(min(WINDOW_BYTES // 4096, stored.num_rows)))
     advice = Advice([(path, width)], WINDOW_BYTES)
     found: dict[str, list[tuple[float, float, float]]] = {"told": [], "not told": []}
     for _ in range(rounds):

@@ -28,7 +28,7 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
     where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
     where = where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
     in_flight = (2 + (job.options.prefetch_batches or 1)) * job.gather_batches * job.options.batch_size * job.row_bytes
-    held = store.spec.num_bytes if store.place is None else 0
+    held = store.memory_bytes
     read = np.array([layout.group_kept[g.start : g.stop].any() for g in map(layout.groups_of, range(len(layout)))])
     return Explanation(
         files=len(layout),

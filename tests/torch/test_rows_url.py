@@ -19,6 +19,7 @@ import pytest
 
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, StorageError, StructuredDataset
+from torch_table_loader.engine import row_store
 from torch_table_loader.engine.row_store import StoreKeeper
 from torch_table_loader.store import remote
 
@@ -122,7 +123,9 @@ def test_resume_map_and_exclusion(table: str, machine: Callable[[str], None], ur
     view = again.as_map()
     assert view[3] == {"id": 503, "x": pytest.approx(503 / 3), "name": "row 503", "row_id": 503}
     assert view.row_ids().tolist() == list(range(500, ROWS))
-    assert loader.rows_of(0)[0].file.startswith("part-")
+    assert str(loader.rows_of(0)[0][0]).startswith("part-")
+    assert dataset.explain().memory_bound > 4 * (64 << 20)
+    assert f"in {url}" in str(dataset.explain())
 
 
 def test_the_builder_reads_its_own_copy_later_too(
@@ -131,6 +134,17 @@ def test_the_builder_reads_its_own_copy_later_too(
     expected = rows(make(table, row_store=url)[0])
     monkeypatch.setattr(StoreKeeper, "_read", None)
     assert rows(make(table, row_store=url)[0]) == expected
+
+
+@pytest.mark.parametrize("more", [{}, {"worker_type": "process", "num_workers": 2}], ids=str)
+def test_files_larger_than_memory_are_asked_for_ahead(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    expected = rows(make(table)[0])
+    monkeypatch.setattr(row_store, "available_memory", lambda: 1000)
+    loader, dataset = make(table, row_store=str(tmp_path), **more)
+    assert rows(loader) == expected
+    assert dataset.job.keeper.rows().advice is not None
 
 
 # ---- a plain HTTP server ---------------------------------------------------------------------------------

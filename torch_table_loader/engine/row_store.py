@@ -23,7 +23,7 @@ from torch_table_loader.planning.chunks import Chunks
 from torch_table_loader.store.advice import LEAST_ROWS
 from torch_table_loader.store.build import Report, build_files, build_memory
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.remote import open_remote, upload_store
+from torch_table_loader.store.remote import IN_FLIGHT_BYTES, open_remote, upload_store
 from torch_table_loader.store.spec import StoreSpec
 from torch_table_loader.store.stored import check_storable
 from torch_table_loader.units import parse_bytes
@@ -118,6 +118,15 @@ class StoreKeeper:
     def window_bytes(self) -> int:
         """Bytes of rows that a lane may hold, and as many again that it may read ahead, where not all are in memory."""
         return self._memory // (2 * self._lanes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the store that are held in memory at most, beside what lanes gather."""
+        if self.place is None:
+            return self.spec.num_bytes
+        if self.url is None:
+            return 0
+        return min(self.spec.num_bytes, self._memory) + self._lanes * IN_FLIGHT_BYTES
 
     def rows(self) -> Rows | RemoteRows:
         """Open the store; build it before, or help those who do, if it is not there.

@@ -166,25 +166,23 @@ def _alignment(width: int) -> int:
 def _taken_apart(array: pa.Array, kind: Fixed) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """Give a fixed-width array's values, [rows, count], and which parts of each row are null, [rows, null_bits]."""
     rows, per_row = len(array), 1
+    levels = [array]
+    for size in kind.sizes:
+        array = array.values.slice(array.offset * size, len(array) * size)
+        levels.append(array)
+        per_row *= size
+    values = _values(array, kind).reshape(rows, per_row)
+    if not any(level.null_count for level in levels):
+        return values, None
     masks: list[NDArray[np.bool_]] = []
     covered = np.zeros((rows, 1), dtype=np.bool_)
-    any_null = False
-    for size in (*kind.sizes, None):
-        null = np.zeros((rows, per_row), dtype=np.bool_)
-        if array.null_count:
-            any_null = True
-            null = array.is_null().to_numpy(zero_copy_only=False).reshape(rows, per_row)
+    for level, size in zip(levels, (*kind.sizes, 1), strict=True):
+        null = level.is_null().to_numpy(zero_copy_only=False).reshape(rows, -1) if level.null_count else False
         covered = covered | null
         masks.append(covered)
-        if size is not None:
-            array = array.values.slice(array.offset * size, len(array) * size)
-            per_row *= size
-            covered = np.repeat(covered, size, axis=1)
-    values = _values(array, kind).reshape(rows, per_row)
-    if not any_null:
-        return values, None
+        covered = np.repeat(covered, size, axis=1)
     values = values.copy()
-    values[covered] = np.zeros(1, dtype=values.dtype)
+    values[masks[-1]] = np.zeros(1, dtype=values.dtype)
     return values, np.concatenate(masks, axis=1)
 
 

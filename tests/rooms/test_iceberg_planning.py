@@ -42,7 +42,7 @@ def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
 def plan(location, filters=None):
-    source, _ = open_source(
+    source, _, _ = open_source(
         None, None, chosen={}, agree=lambda _, value: value, metadata_location=location, location_override=None,
         storage_options={"anon": True, "region": "us-east-1"}, credentials=None, columns=None, filters=filters,
         scan_filter=None,

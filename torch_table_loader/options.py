@@ -171,6 +171,11 @@ class LoaderOptions:
             value = getattr(self, name)
             if value not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        if self.output_format in ("arrow", "dict") and self.collate_fn is None and (self.pin_memory or self.device):
+            raise ConfigError(
+                f"output_format={self.output_format!r} holds no tensors that device or pin_memory could place; pass a "
+                "collate_fn that makes tensors, or leave both out"
+            )
         if self.nulls is not None and self.nulls != "mask" and not isinstance(self.nulls, Mapping):
             raise ConfigError(f"nulls must be None, 'mask' or {{column: fill}}, got {self.nulls!r}")
         if self.vocabulary is not None and self.strings != "codes":

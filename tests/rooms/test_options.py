@@ -182,3 +182,11 @@ def test_what_is_no_size_is_refused(given: Any) -> None:
 @pytest.mark.parametrize(("num_workers", "lanes"), [(None, 4), (0, 1), (1, 1), (7, 7)])
 def test_workers_are_lanes_and_none_is_four(num_workers: int | None, lanes: int) -> None:
     assert LoaderOptions(num_workers=num_workers).lanes == lanes
+
+
+@pytest.mark.parametrize("placing", [{"device": "cpu"}, {"pin_memory": True}], ids=str)
+@pytest.mark.parametrize("form", ["arrow", "dict"])
+def test_what_holds_no_tensors_cannot_be_placed(form: str, placing: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="holds no tensors that device or pin_memory could place"):
+        LoaderOptions(output_format=form, **placing)  # type: ignore[arg-type]
+    LoaderOptions(output_format=form, collate_fn=dict, **placing)  # type: ignore[arg-type]

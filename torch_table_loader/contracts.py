@@ -168,6 +168,29 @@ class OpenFile(Protocol):
         ...
 
 
+@runtime_checkable
+class ThinningFile(OpenFile, Protocol):
+    """An open data file that leaves out rows while it decodes, which costs less than doing so afterwards."""
+
+    def thins(self, group: int, max_rows: int) -> bool:
+        """Whether it would read a row group in one go, and no more than `max_rows` of it."""
+        ...
+
+    def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: Any) -> pa.RecordBatch:
+        """Read some rows of a row group.
+
+        Args:
+            group: which.
+            columns: as of `batches`.
+            num_rows: that the row group must have.
+            kept: uint32 Arrow array, ascending: the rows, counted from the row group's first.
+
+        Raises:
+            TableError: the row group has another number of rows.
+        """
+        ...
+
+
 class FormatReader(Protocol):
     """Reads one file format. Stateless; it pickles."""
 
@@ -245,4 +268,5 @@ __all__ = [
     "Source",
     "SplitStrategy",
     "Storage",
+    "ThinningFile",
 ]

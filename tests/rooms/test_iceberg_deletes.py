@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.iceberg import IcebergWriter, column
 from torch_table_loader import IcebergDataset, TableError
 from torch_table_loader.read.keys import KeySet
+from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.source.iceberg.storage import IcebergStorage
 
 FORMS = pytest.mark.parametrize("form", ["parquet", "orc", "avro"])
@@ -247,3 +249,51 @@ def test_keys_at_the_ends_of_64_bits(known: list[int]) -> None:
     asked = [-(2**63), -(2**63) + 1, -(2**63) + 2, -1, 0, 4, 5, 6, 2**63 - 3, 2**63 - 2, 2**63 - 1]
     keys = KeySet([pa.array(known, pa.int64())])
     assert keys.lacks([pa.array(asked, pa.int64())]).tolist() == [each not in known for each in asked]
+
+
+@pytest.fixture
+def thinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note each row group that is read without its deleted rows."""
+    groups: list[int] = []
+    real = ParquetFile.thinned
+
+    def noting(self: ParquetFile, group: int, *arguments: Any) -> pa.RecordBatch:
+        groups.append(group)
+        return real(self, group, *arguments)
+
+    monkeypatch.setattr(ParquetFile, "thinned", noting)
+    return groups
+
+
+@given(deleted=st.sets(st.integers(0, 63)), data=st.data())
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_left_out_while_a_group_is_decoded_are_those_left_out_afterwards(
+    tmp_path_factory: pytest.TempPathFactory, thinned: list[int], deleted: set[int], data: st.DataObject
+) -> None:
+    table = IcebergWriter(tmp_path_factory.mktemp("thin"))
+    file = table.append(rows(0, 64), group=16)
+    table.commit()
+    whole = data.draw(st.sets(st.integers(0, 3)))  # row groups of which no row is left
+    gone = deleted | {row for group in whole for row in range(16 * group, 16 * group + 16)}
+    (table.delete_rows({file: sorted(gone)}) if gone else None)
+    table.commit()
+    thinned.clear()
+    options = {"batch_size": 4, "split_deletes": data.draw(st.booleans())}
+    left = [row for row in range(64) if row not in gone]
+    assert [row["x"] for row in read(table, num_workers=0, **options)] == left
+    assert bool(thinned) == bool(gone and left)
+    thinned.clear()
+    with_ids = read(table, num_workers=0, row_id=True, **options)
+    assert [row["row_id"] for row in with_ids] == [row["x"] for row in with_ids] == left
+    assert not thinned  # ids are the places of all rows
+    agree(table, **options)
+
+
+def test_a_row_group_that_is_not_what_was_planned_is_never_indexed(tmp_path: Path) -> None:
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"x": range(10)}), path)
+    file = ParquetFile(pq.ParquetFile(path), pa.OSFile(str(path)), is_local=True)
+    kept = pa.array([0, 11], pa.uint32())
+    with pytest.raises(TableError, match="row group 0 must have 12 rows, as was planned, got 10"):
+        file.thinned(0, ["x"], 12, kept)
+    file.close()

@@ -58,6 +58,11 @@ class IdConformer:
     sources: tuple[_Source, ...]
     as_it_is: bool
 
+    @property
+    def counts_rows(self) -> bool:
+        """Whether a column says where in the file its row stands, so that `apply` must see all rows."""
+        return any(source.counted_from is not None for source in self.sources)
+
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
         """Convert, fill and order a batch.
 

@@ -38,6 +38,7 @@ class Conformer:
     schema: pa.Schema
     steps: tuple[_Step, ...] | None
     drop_metadata: bool
+    counts_rows = False
 
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:  # noqa: ARG002 as `IdConformer`'s
         """Cast, fill and order a batch.

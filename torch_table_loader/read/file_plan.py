@@ -70,6 +70,17 @@ class FilePlan(NamedTuple):
         low, high = np.searchsorted(self.positions, (segment.row_start, segment.row_stop))
         return segment.row_stop - segment.row_start - int(high - low)
 
+    @property
+    def knows_places(self) -> bool:
+        """Whether the rows that are left out are known without reading any, and nothing else depends on them."""
+        return self.masks and self.knows_live and not self.conformer.counts_rows
+
+    def live_places(self, start: int, stop: int) -> NDArray[np.uint32]:
+        """Give the live rows among rows `start` to `stop` of the file, counted from `start`."""
+        live = self._not_at_positions(start, stop)
+        found = np.arange(stop - start) if live is None else np.flatnonzero(live)
+        return found.astype(np.uint32)
+
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         """Say which rows of a batch live.
 
@@ -89,14 +100,18 @@ class FilePlan(NamedTuple):
         return mask if live is None else mask & live
 
     def _undeleted(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
-        low, high = np.searchsorted(self.positions, (row, row + batch.num_rows))
-        live: NDArray[np.bool_] | None = None
-        if low < high:
-            live = np.ones(batch.num_rows, dtype=np.bool_)
-            live[self.positions[low:high] - row] = False
+        live = self._not_at_positions(row, row + batch.num_rows)
         for keys in self.keys:
             missed = keys.miss(batch)
             live = missed if live is None else live & missed
+        return live
+
+    def _not_at_positions(self, start: int, stop: int) -> NDArray[np.bool_] | None:
+        low, high = np.searchsorted(self.positions, (start, stop))
+        if low == high:
+            return None
+        live = np.ones(stop - start, dtype=np.bool_)
+        live[self.positions[low:high] - start] = False
         return live
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import as_reading_error, first_line
 from torch_table_loader.read.prune import kept_row_groups
+from torch_table_loader.read.slices import taken
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -126,12 +127,37 @@ class ParquetFile:
         """
         calls: list[tuple[list[int], bool]] = []
         for group in groups:
-            whole = max_rows < 2 * self._handle.metadata.row_group(group).num_rows <= 2 * max_rows
+            whole = self._is_whole(group, max_rows)
             if whole or not self._is_local or not calls or calls[-1][1]:
                 calls.append(([group], whole))
             else:
                 calls[-1][0].append(group)
         return calls
+
+    def _is_whole(self, group: int, max_rows: int) -> bool:
+        num_rows = int(self._handle.metadata.row_group(group).num_rows)
+        return max_rows < 2 * num_rows <= 2 * max_rows
+
+    def thins(self, group: int, max_rows: int) -> bool:
+        """Whether row groups are read one by one: see `ThinningFile.thins`."""
+        return self._is_local and self._is_whole(group, max_rows)
+
+    def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array) -> pa.RecordBatch:
+        """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""
+        names = list(columns)
+        at_once = max(1, _VALUES_AT_ONCE // (2 * max(1, num_rows)))
+        fields: list[pa.Field] = []
+        arrays: list[pa.Array] = []
+        for start in range(0, len(names), at_once):
+            table = self._table(group, names[start : start + at_once])
+            if table.num_rows != num_rows:
+                raise TableError(
+                    f"row group {group} must have {num_rows} rows, as was planned, got {table.num_rows}; the file is "
+                    "not what it was: build the loader again"
+                )
+            fields += table.schema
+            arrays += [taken(column, kept) for column in table.columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Read a row group, on this machine a few columns at a time, which is faster: caches hold what they touch."""

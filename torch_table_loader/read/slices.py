@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
@@ -24,6 +25,22 @@ def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, max_rows)
 
 
+def taken(column: pa.ChunkedArray, places: pa.Array) -> pa.Array:
+    """Copy rows of a column into one array.
+
+    Args:
+        column: of any number of chunks.
+        places: uint32, each inside the column; this is not checked.
+
+    >>> taken(pa.chunked_array([[5, 6, 7]]), pa.array([0, 2], pa.uint32())).to_pylist()
+    [5, 7]
+    """
+    if column.num_chunks == 1:
+        return pc.take(column.chunk(0), places, boundscheck=False)
+    found = pc.take(column, places, boundscheck=False)
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
 def rows_without_columns(num_rows: int) -> pa.RecordBatch:
     """Make a batch that has rows and no columns.
 
@@ -33,4 +50,4 @@ def rows_without_columns(num_rows: int) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(num_rows)], names=["none"]).select([])
 
 
-__all__ = ["bounded", "rows_without_columns"]
+__all__ = ["bounded", "rows_without_columns", "taken"]

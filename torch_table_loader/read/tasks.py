@@ -196,12 +196,12 @@ class TaskReader:
             return
         self._check_version(plan.file)
         found = [0] * len(segments)
-        walk = FileWalk(self._storage, plan, self._max_rows)
+        walk = FileWalk(self._storage, plan, self._max_rows, may_thin=self._bases is None)
         try:
             for run in runs:
-                for piece, row, batch in walk.batches(run):
+                for piece, row, batch, thinned in walk.batches(run):
                     conformed = plan.conformer.apply(batch, row)
-                    mask = plan.mask(conformed, row)
+                    mask = None if thinned else plan.mask(conformed, row)
                     part = _Masked(piece, row, conformed, mask)
                     found[piece.segment] += part.num_live
                     yield part

@@ -212,7 +212,7 @@ class Mixture:
             int64[n, sources].
         """
         edges = [0, *accumulate(self.shares.weights)]
-        fits = int(blocks.max(initial=0)) * self.block_rows * edges[-1] < 1 << 63
+        fits = max(1, int(blocks.max(initial=0))) * self.block_rows * edges[-1] < 1 << 63
         kind: Any = np.int64 if fits else object
         ends = blocks.astype(kind)[:, None] * self.block_rows * np.array(edges, dtype=kind) // edges[-1]
         counts: Ints = np.diff(ends, axis=1).astype(np.int64)

@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.fitting import with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.mixed_state import MixedPosition, check_mixture, resumed, write_mixed_state
 from torch_table_loader.engine.mixed_work import MixedFeed, SourceFeed, check_names, common_columns, places_of
-from torch_table_loader.engine.row_job import PlannedRows, RowJob, warn_of_uneven_steps, with_batch_size
+from torch_table_loader.engine.row_job import RowJob, warn_of_uneven_steps, with_batch_size
+from torch_table_loader.engine.row_share import PlannedRows, planned_rows, schema_of, work_of
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.row_work import RowFeed, RowWork
-from torch_table_loader.engine.sizes import batches_of_a_gather, blocks_of_a_process
+from torch_table_loader.engine.sizes import batches_of_a_gather
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.cursor import Stage
 from torch_table_loader.planning.exclusion import ExclusionVersions
@@ -258,35 +258,17 @@ class MixedJob:
 
     def schema(self, cursor: MixedCursor | None) -> pa.Schema:  # noqa: ARG002 the same at every position
         """The Arrow schema of what comes out."""
-        return with_padding(self.columns, marks=self.topology.even_ranks == "pad")
+        return schema_of(self)
 
     def planned(self, cursor: MixedCursor) -> PlannedRows:
         """Plan a stage of an epoch for this rank, on the lanes of this job."""
-        stage = Stage(replace(cursor.stage.topology, lanes=self.topology.lanes), cursor.stage.steps)
-        plan = replace(cursor, stage=stage).batches(self.rank)
-        return PlannedRows(plan, plan.longest)
+        return planned_rows(self, cursor)
 
     def work(self, cursor: MixedCursor) -> RowWork:
         """Make a value that threads and processes can work on; stores are built and opened that are not."""
         for job in self.sources.values():
             job.keeper.rows()
-        options, schema = self.options, self.schema(cursor)
-        block_batches, blocks_ahead = blocks_of_a_process(
-            self.row_bytes, options.batch_size, options.prefetch_batches, collated=options.collate_fn is not None
-        )
-        return RowWork(
-            plan=self.planned(cursor).plan,
-            feed=self.feed(cursor),
-            schema=schema,
-            codec=make_codec(schema, TypePolicy.of(options)),
-            epoch=cursor.epoch,
-            marks_padding=self.topology.even_ranks == "pad",
-            collate_fn=options.collate_fn,
-            drop_last=options.drop_last,
-            gather_batches=self.gather_batches,
-            block_batches=block_batches,
-            blocks_ahead=blocks_ahead,
-        )
+        return work_of(self, cursor, self.feed(cursor))
 
     def feed(self, cursor: MixedCursor) -> MixedFeed:
         """Give the rows of an epoch by their place in the mixture's order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,10 @@ from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.exclusion_book import ExclusionBook
 from torch_table_loader.engine.fitting import columns_of, counter_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
+from torch_table_loader.engine.row_share import PlannedRows, planned_rows, schema_of, work_of
 from torch_table_loader.engine.row_store import StoreKeeper
 from torch_table_loader.engine.row_work import RowFeed, RowOrder, RowWork
-from torch_table_loader.engine.sizes import batches_of_a_gather, blocks_of_a_process, rows_of_a_read, width_of
+from torch_table_loader.engine.sizes import batches_of_a_gather, rows_of_a_read, width_of
 from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.errors import ConfigError
@@ -41,18 +42,6 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.ranks import RankInfo
     from torch_table_loader.source.plan_cache import PlanCache
-
-
-class PlannedRows(NamedTuple):
-    """What one rank delivers in a stage of an epoch.
-
-    Args:
-        plan: its steps.
-        longest: steps of the rank that takes most.
-    """
-
-    plan: GlobalBatches
-    longest: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,34 +192,16 @@ class RowJob:
 
     def schema(self, cursor: RowCursor) -> pa.Schema:  # noqa: ARG002 the same at every position
         """The Arrow schema of what comes out."""
-        return with_padding(self.columns, marks=self.topology.even_ranks == "pad")
+        return schema_of(self)
 
     def planned(self, cursor: RowCursor) -> PlannedRows:
         """Plan a stage of an epoch for this rank, on the lanes of this job."""
-        stage = Stage(replace(cursor.stage.topology, lanes=self.topology.lanes), cursor.stage.steps)
-        plan = replace(cursor, stage=stage).batches(self.rank)
-        return PlannedRows(plan, plan.longest)
+        return planned_rows(self, cursor)
 
     def work(self, cursor: RowCursor) -> RowWork:
         """Make a value that threads and processes can work on; the store is built and opened if it is not."""
         self.keeper.rows()
-        options, schema = self.options, self.schema(cursor)
-        block_batches, blocks_ahead = blocks_of_a_process(
-            self.row_bytes, options.batch_size, options.prefetch_batches, collated=options.collate_fn is not None
-        )
-        return RowWork(
-            plan=self.planned(cursor).plan,
-            feed=self.feed(cursor),
-            schema=schema,
-            codec=make_codec(schema, TypePolicy.of(options)),
-            epoch=cursor.epoch,
-            marks_padding=self.topology.even_ranks == "pad",
-            collate_fn=options.collate_fn,
-            drop_last=options.drop_last,
-            gather_batches=self.gather_batches,
-            block_batches=block_batches,
-            blocks_ahead=blocks_ahead,
-        )
+        return work_of(self, cursor, self.feed(cursor))
 
     def feed(self, cursor: RowCursor) -> RowFeed:
         """Give the rows of an epoch by their place in its order."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import MissingExtraError, TableError, TableLoaderError
 from torch_table_loader.read.failures import as_reading_error, first_line, is_store_failure
-from torch_table_loader.read.sequential import SequentialFile, one_group, prune_by_partition
+from torch_table_loader.read.sequential import SequentialFile, WithoutStatistics, one_group
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -49,7 +49,7 @@ _Plain = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class AvroReader:
+class AvroReader(WithoutStatistics):
     """Reads Avro files (https://avro.apache.org/docs/1.12.0/specification/)."""
 
     name: str = "avro"
@@ -73,14 +73,6 @@ class AvroReader:
                 "torn or of another format: write it again, or leave it out of the table"
             ) from error
         return one_group(arrow, num_rows, file)
-
-    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Say whether the partition values let rows pass."""
-        return prune_by_partition(file, meta, filters, schema)
-
-    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Prove nothing: there are no statistics."""
-        return frozenset()
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         """Open for decoding: see `FormatReader.open`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import csv
@@ -15,8 +15,8 @@ from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.parquet import refuse_duplicates
 from torch_table_loader.read.sequential import (
     SequentialFile,
+    WithoutStatistics,
     one_group,
-    prune_by_partition,
     refuse_large_inference,
 )
 
@@ -29,7 +29,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class CsvReader:
+class CsvReader(WithoutStatistics):
     """Reads comma-separated values with a header (RFC 4180); nulls are what pyarrow takes for null."""
 
     name: str = "csv"
@@ -58,14 +58,6 @@ class CsvReader:
                     "does not end; write such rows as Parquet or JSON lines"
                 ) from error
             raise as_reading_error(error, file, is_local=storage.is_local) from error
-
-    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Say whether the partition values let rows pass."""
-        return prune_by_partition(file, meta, filters, schema)
-
-    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Prove nothing: there are no statistics."""
-        return frozenset()
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         """Open for decoding with the types of `meta`: see `FormatReader.open`."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import as_reading_error, first_line
 from torch_table_loader.read.parquet import refuse_duplicates
-from torch_table_loader.read.sequential import SequentialFile, one_group, prune_by_partition
+from torch_table_loader.read.sequential import SequentialFile, WithoutStatistics, one_group
 from torch_table_loader.read.slices import bounded, rows_without_columns
 from torch_table_loader.records import FileMeta
 
@@ -25,7 +25,7 @@ _FEATHER_1_MAGIC = b"FEA1"
 
 
 @dataclass(frozen=True, slots=True)
-class IpcReader:
+class IpcReader(WithoutStatistics):
     """Reads the Arrow IPC file (Feather 2) and stream formats (https://arrow.apache.org/docs/format/Columnar.html).
 
     Which of the two a file is, its first bytes say.
@@ -48,14 +48,6 @@ class IpcReader:
                     "pass the format that it has"
                 ) from error
             raise as_reading_error(error, file, is_local=storage.is_local) from error
-
-    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Say whether the partition values let rows pass."""
-        return prune_by_partition(file, meta, filters, schema)
-
-    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Prove nothing: there are no statistics."""
-        return frozenset()
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
         """Open: see `FormatReader.open`. The file format's footer, a few bytes a batch, is read again."""

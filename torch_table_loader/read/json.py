@@ -13,8 +13,8 @@ from pyarrow import json
 from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.sequential import (
     SequentialFile,
+    WithoutStatistics,
     one_group,
-    prune_by_partition,
     refuse_large_inference,
 )
 
@@ -27,7 +27,7 @@ _BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class JsonReader:
+class JsonReader(WithoutStatistics):
     """Reads JSON lines (https://jsonlines.org); keys that a line lacks are null."""
 
     name: str = "json"
@@ -45,14 +45,6 @@ class JsonReader:
                 return one_group(own, num_rows, file)
         except (OSError, pa.ArrowException) as error:
             raise as_reading_error(error, file, is_local=storage.is_local) from error
-
-    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Say whether the partition values let rows pass."""
-        return prune_by_partition(file, meta, filters, schema)
-
-    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Prove nothing: there are no statistics."""
-        return frozenset()
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         """Open for decoding with the types of `meta`: see `FormatReader.open`."""

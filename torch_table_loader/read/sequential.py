@@ -23,6 +23,20 @@ Decode = Callable[[pa.NativeFile, Sequence[str]], Iterable[pa.RecordBatch]]
 """Decodes a file from its start into batches that have the named columns, at least one."""
 
 
+class WithoutStatistics:
+    """What a `FormatReader` says of files that keep no statistics."""
+
+    __slots__ = ()
+
+    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
+        """Say whether the partition values let rows pass: see `FormatReader.prune`."""
+        return [partition_can_pass(file, filters, schema)] * len(meta.group_rows)
+
+    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
+        """Prove nothing: see `FormatReader.null_columns`."""
+        return frozenset()
+
+
 class SequentialFile:
     """A file that is decoded from its start on each call; opened when the first batch is asked for."""
 
@@ -61,18 +75,6 @@ def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:
     return FileMeta(schema=schema, group_rows=rows, group_bytes=sizes)
 
 
-def prune_by_partition(file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-    """Say for a file without statistics whether its partition values let rows pass.
-
-    Args:
-        file: which, with its partition values.
-        meta: its metadata.
-        filters: an expression over `schema`.
-        schema: the table's unified schema.
-    """
-    return [partition_can_pass(file, filters, schema)] * len(meta.group_rows)
-
-
 def refuse_large_inference(file: DataFile, num_bytes: int) -> None:
     """Refuse to guess the types of a file that is too large to parse at once.
 
@@ -94,7 +96,7 @@ __all__ = [
     "INFERENCE_BYTES",
     "Decode",
     "SequentialFile",
+    "WithoutStatistics",
     "one_group",
-    "prune_by_partition",
     "refuse_large_inference",
 ]

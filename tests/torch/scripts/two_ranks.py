@@ -28,9 +28,19 @@ def rows(start: int, stop: int) -> pa.Table:
     return pa.table({"x": pa.array(range(start, stop), "int64")})
 
 
+def opened(root: Path) -> Catalog:
+    """Open the catalog, rank 0 first: it makes its tables, and two ranks that make them at once fail."""
+    if dist.get_rank() > 0:
+        dist.barrier()
+    catalog = load_catalog("default", **config(root))
+    if dist.get_rank() == 0:
+        dist.barrier()
+    return catalog
+
+
 def created(root: Path, name: str) -> Catalog:
     """Have rank 0 make a table of 40 rows in two commits; both wait for it."""
-    catalog = load_catalog("default", **config(root))
+    catalog = opened(root)
     if dist.get_rank() == 0:
         catalog.create_namespace_if_not_exists("db")
         table = catalog.create_table(f"db.{name}", rows(0, 0).schema)
@@ -112,7 +122,7 @@ def rank_1_sees_a_new_column(root: Path) -> Any:
 @scene
 def rank_0_sees_the_first_rows(root: Path) -> Any:
     """Rank 1 opens the table before it has any snapshot."""
-    catalog = load_catalog("default", **config(root))
+    catalog = opened(root)
     if dist.get_rank() == 0:
         catalog.create_table("db.empty", rows(0, 0).schema)
     dist.barrier()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
@@ -23,6 +25,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class _OneAtATime:
+    """A lock that a forked process finds open, whoever held it."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_PERMUTING = _OneAtATime()
+"""numpy lets the interpreter go at every call: two threads in hundreds of short ones wait for each other at each."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RowOrder:
     """An epoch's order over the rows of a store.
@@ -37,7 +54,9 @@ class RowOrder:
 
     def take(self, places: Ints) -> Ints:
         """Give the row of the store at each place of the order."""
-        return self.remaining.select(self.permutation.take(places))
+        with _PERMUTING.lock:
+            found = self.permutation.take(places)
+        return self.remaining.select(found)
 
 
 class Order(Protocol):

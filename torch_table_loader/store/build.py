@@ -122,6 +122,7 @@ class _Builder:
         self._report = report
         self._failed = threading.Event()
         self._looks = 0
+        self._looking = threading.Lock()
         self._measured = False
         self._flushing: Future[None] | None = None
 
@@ -165,9 +166,12 @@ class _Builder:
 
     def _say_who_is_awaited(self) -> None:
         """Say once that other processes have all the chunks that are left, and have had them for a while."""
-        self._looks += not self._leases.holds_any
-        if self._looks != _LOOKS_UNTIL_SAID:
-            return
+        with self._looking:
+            if self._leases.holds_any:
+                return
+            self._looks += 1
+            if self._looks != _LOOKS_UNTIL_SAID:
+                return
         left = len(self._spec.chunk_rows) - len(done_chunks(self._place))
         _log.warning(
             "the row store %s: the last %d of %d chunks are being built by other processes; waiting for them",

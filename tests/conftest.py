@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -11,3 +13,9 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("explore" if os.environ.get("LAWS_EXPLORE") else "repeatable")
+
+
+@pytest.fixture
+def earlier_loaders_gone() -> None:
+    """Collect the loaders of earlier tests, and with them threads that wait for another epoch."""
+    gc.collect()

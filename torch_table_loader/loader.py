@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.engine.crew import Crew
 from torch_table_loader.engine.device import check_placing, moved
 from torch_table_loader.engine.lengths import steps_of
 from torch_table_loader.engine.processes import ProcessServer
@@ -100,6 +101,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         object.__setattr__(self, "sampler", _EpochSampler(dataset))  # torch guards it against a plain assignment
         self._source: EpochDataset = dataset
         self._newest: Progress | None = None
+        self._crew = Crew()
         if self._source.job.options.worker_type == "process":
             _context(self._source.job)  # what the store cannot bear is refused here, not in the first epoch
         check_placing(self._source.job.options.device, pin=self._source.job.options.pin_memory)
@@ -208,7 +210,7 @@ class LoaderIterator(Iterator[Any]):
     def _start(self, cursor: Place) -> tuple[LaneWork, int | None]:
         job, options, start = self._job, self._job.options, cursor.stage.steps
         work = job.work(cursor)
-        self._turns = BatchesInTurn(work, _server(job, work, start), start)
+        self._turns = BatchesInTurn(work, _server(job, work, start, self._loader._crew), start)
         self._plan = work.plan
         self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._turns
@@ -264,12 +266,12 @@ def _remainder(plan: object) -> int:
     return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1
 
 
-def _server(job: RankShare[Any], work: LaneWork, start: int) -> LaneServer:
+def _server(job: RankShare[Any], work: LaneWork, start: int, crew: Crew) -> LaneServer:
     options = job.options
     if options.num_workers == 0:
         return CallerServer(work, start)
     if options.worker_type == "thread":
-        return ThreadServer(work, start, job.servers, options.prefetch_batches)
+        return ThreadServer(work, start, crew, job.servers, options.prefetch_batches)
     job.close_clients()
     return ProcessServer(work, start, job.servers, _context(job))
 

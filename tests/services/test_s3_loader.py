@@ -13,6 +13,8 @@ from tests.torch.leaks import children, lane_threads
 from tests.torch.tables import deliver, deliver_all, write_table
 from torch_table_loader import ConfigError, StructuredDataset, TableError
 
+pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
+
 GROUPS = [[9, 7], [], [30], [0, 4], [8, 8, 8]]
 TOTAL = sum(map(sum, GROUPS))
 OPTIONS: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_rows": 1}
@@ -55,9 +57,9 @@ def test_processes_start_by_forkserver_and_deliver_the_same(
     local: Path, table: str, s3_options: dict[str, Any]
 ) -> None:
     found = deliver(table, storage_options=s3_options, worker_type="process", **OPTIONS | {"num_workers": 1})
-    assert found == deliver(local, **OPTIONS | {"num_workers": 1})
     assert not children()
     assert not lane_threads()
+    assert found == deliver(local, **OPTIONS | {"num_workers": 1})
 
 
 @pytest.mark.parametrize("as_context", [False, True])

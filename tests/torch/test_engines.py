@@ -19,6 +19,8 @@ from tests.torch.tables import as_values, deliver, write_table
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.read.tasks import TaskReader
 
+pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
+
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:

@@ -17,6 +17,8 @@ from tests.torch.tables import Batch, as_values, write_table
 from torch_table_loader import StructuredDataset, TableError, TableLoader, WorkerError
 from torch_table_loader.engine.work import LaneBatches
 
+pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
+
 ENGINES = ["thread", "process"]
 
 

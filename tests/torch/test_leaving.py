@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -32,11 +35,12 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind(table: Path) -> Iterator[None]:
+def nothing_is_left_behind(table: Path, earlier_loaders_gone: None) -> Iterator[None]:
     """Hold every test of this file to it."""
     assert not lane_threads()
     assert not children()
     yield
+    gc.collect()  # a loader and its dataset know each other, and threads that wait for another epoch go with them
     assert not lane_threads()
     assert not children()
     assert not open_files(table)
@@ -111,12 +115,83 @@ def test_close_stops_the_workers_and_ends_the_epoch(table: Path, worker_type: st
     assert list(batches) == []
 
 
-@pytest.mark.parametrize("worker_type", ENGINES)
-def test_the_end_of_the_epoch_stops_the_workers(table: Path, worker_type: str) -> None:
-    batches = iter(make(table, worker_type))
+def test_the_end_of_the_epoch_stops_the_processes(table: Path) -> None:
+    batches = iter(make(table, "process"))
     assert len(list(batches)) == 180
     assert is_quiet(table)
     assert next(batches, "ended") == "ended"
+
+
+def test_threads_wait_for_the_next_epoch_and_end_with_the_loader(table: Path) -> None:
+    loader = make(table)
+    workers = []
+    for _ in range(3):
+        batches = iter(loader)
+        assert len(list(batches)) == 180
+        assert next(batches, "ended") == "ended"
+        assert not open_files(table)
+        workers.append({thread.ident for thread in lane_threads()})
+    assert workers == [workers[0]] * 3
+    assert len(workers[0]) <= 2
+    del loader, batches
+    gc.collect()
+    assert is_quiet(table)
+
+
+def test_leaving_a_later_epoch_ends_the_threads_of_the_first(table: Path) -> None:
+    loader = make(table)
+    assert len(list(loader)) == 180
+    for _ in loader:
+        break
+    assert is_quiet(table)
+    assert len(list(loader)) == 180
+
+
+def test_two_epochs_at_once_keep_no_more_threads_than_they_had(table: Path) -> None:
+    loader = make(table, num_workers=1)
+    assert [len(list(zip(loader, loader, strict=True))) for _ in range(3)] == [180] * 3
+    assert len(lane_threads()) == 2
+    copies = [copy.deepcopy(loader._crew), pickle.loads(pickle.dumps(loader._crew))]  # noqa: S301 its own
+    assert not any(each._idle for each in copies)
+
+
+def test_a_forked_child_iterates_a_loader_whose_threads_wait(table: Path) -> None:
+    loader = make(table, multiprocessing_context="fork")
+    assert len(list(loader)) == 180
+    found = get_context("fork").SimpleQueue()
+    child = get_context("fork").Process(target=lambda: found.put(len(list(loader))))
+    child.start()
+    assert found.get() == 180
+    child.join()
+    assert child.exitcode == 0
+    assert len(list(loader)) == 180
+
+
+def test_a_collection_in_a_worker_thread_may_end_the_epoch_that_it_works_for(table: Path) -> None:
+    left = threading.Event()
+    collected = threading.Event()
+
+    def collate(batch: Any) -> Any:
+        if left.wait(0 if collected.is_set() else 30) and not collected.is_set():
+            collected.set()
+            gc.collect()
+        return batch
+
+    gc.disable()  # the collector must run in that thread alone
+    try:
+        batches = iter(make(table, collate_fn=collate, num_workers=1))
+        batches.cycle = batches
+        gone = weakref.ref(batches)
+        del batches
+        left.set()
+        assert collected.wait(30)
+        deadline = time.monotonic() + 30
+        while not is_quiet(table) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert gone() is None
+        assert is_quiet(table)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)

@@ -15,6 +15,8 @@ from tests.torch.leaks import children, lane_threads
 from tests.torch.tables import as_values, deliver, meant_warnings, write_table
 from torch_table_loader import ConfigError, StructuredDataset
 
+pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
+
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:

@@ -184,7 +184,7 @@ class ProcessServer:
         """Give the rows that a lane which is done left over."""
         return self._rest[lane]
 
-    def close(self) -> None:
+    def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 they hold the epoch that they began with
         """End every process."""
         messages, self._messages = self._messages, None
         if messages is not None:

@@ -12,6 +12,7 @@ from torch_table_loader.engine.work import LaneBatches
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.engine.crew import Crew
     from torch_table_loader.engine.roles import JoiningWork, LaneWork
     from torch_table_loader.engine.work import LaneClock
 
@@ -52,7 +53,7 @@ class CallerServer:
         """Give the rows that a lane which is done left over."""
         return self._lanes[lane].rest
 
-    def close(self) -> None:
+    def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 there is no thread to keep
         """Close every file."""
         for lane in self._lanes:
             lane.close()
@@ -80,12 +81,13 @@ class ThreadServer:
     A lane pauses while a block of it waits (or, where the caller set `prefetch`, while so many batches wait).
     """
 
-    def __init__(self, work: LaneWork, start: int, threads: int, prefetch: int | None) -> None:
+    def __init__(self, work: LaneWork, start: int, crew: Crew, threads: int, prefetch: int | None) -> None:
         """Start the threads.
 
         Args:
             work: the rank's.
             start: steps taken before.
+            crew: has the threads; one that was left early keeps none.
             threads: how many serve the lanes.
             prefetch: batches that a lane may hold ready; None for one block.
         """
@@ -97,11 +99,9 @@ class ThreadServer:
         self._work_wanted = threading.Condition(self._lock)
         self._block_ready = threading.Condition(self._lock)
         self._stopped = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"table-loader-{number}", daemon=True) for number in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._running = threads
+        self._crew = crew
+        self._waits = [crew.begin(self._run) for _ in range(threads)]
 
     @property
     def clocks(self) -> list[LaneClock]:
@@ -127,17 +127,18 @@ class ThreadServer:
         """Give the rows that a lane which is done left over."""
         return self._lanes[lane].batches.rest
 
-    def close(self) -> None:
-        """End every thread and close every file."""
+    def close(self, *, is_over: bool = False) -> None:
+        """Close every file, and end every thread that nobody else works with, unless the next epoch may want it."""
         with self._lock:
             self._stopped = True
             self._work_wanted.notify_all()
             self._block_ready.notify_all()
-        for thread in self._threads:
-            thread.join()
+        for wait in self._waits:
+            wait()
         for lane in self._lanes:
-            lane.batches.close()
             lane.ready.clear()
+        if not is_over:
+            self._crew.dismiss()
 
     def _error_of(self, lane: _Lane) -> BaseException | None:
         """Give a lane's own error; where its part of the tails is waited for, that of any lane, for it never comes."""
@@ -146,8 +147,15 @@ class ThreadServer:
         return next((other.error for other in self._lanes if other.error is not None), None)
 
     def _run(self) -> None:
+        """Work until nothing is left to do; the last to end closes the files, even where it was the one to close us."""
         while (job := self._next_job()) is not None:
             job()
+        with self._lock:
+            self._running -= 1
+            is_last = self._running == 0
+        if is_last:
+            for lane in self._lanes:
+                lane.batches.close()
 
     def _next_job(self) -> Callable[[], None] | None:
         """Wait for something to do; None when there will be nothing."""

@@ -33,8 +33,12 @@ class LaneServer(Protocol):
         """Give the rows that a lane which is done left over; only where rows are not counted."""
         ...
 
-    def close(self) -> None:
-        """End every thread and process and close every file. May be called more than once."""
+    def close(self, *, is_over: bool = False) -> None:
+        """End every thread and process and close every file. May be called more than once.
+
+        Args:
+            is_over: nothing is left to take, so that threads may wait for the next epoch.
+        """
         ...
 
 
@@ -90,7 +94,8 @@ class BatchesInTurn(Iterator[Any]):
         """Give the next batch; an error of a lane comes where its batch would have."""
         ready = self._rotated() if self._schedule is None else self._ready_of(next(self._schedule, None))
         if ready is None or not self._close.alive:
-            self.close()
+            if self._close.detach() is not None:
+                self._server.close(is_over=True)
             raise StopIteration
         batch = ready.popleft()
         self.tally.taken += 1

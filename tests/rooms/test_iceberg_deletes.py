@@ -289,6 +289,20 @@ def test_rows_left_out_while_a_group_is_decoded_are_those_left_out_afterwards(
     agree(table, **options)
 
 
+def test_row_groups_beside_short_ones_leave_their_deleted_rows_out_while_they_are_decoded(
+    tmp_path: Path, thinned: list[int]
+) -> None:
+    table = IcebergWriter(tmp_path)
+    file = table.append(rows(0, 52), group=16)  # the last row group has four rows
+    table.commit()
+    gone = {3, 20, 21, 40, 50}
+    table.delete_rows({file: sorted(gone)})
+    table.commit()
+    found = [row["x"] for row in read(table, num_workers=0, batch_size=4)]
+    assert found == [row for row in range(52) if row not in gone]
+    assert thinned == [0, 1, 2]
+
+
 def test_a_row_group_that_is_not_what_was_planned_is_never_indexed(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"x": range(10)}), path)

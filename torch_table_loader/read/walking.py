@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -67,30 +68,51 @@ class FileWalk:
 
     def _once(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         plan = self._plan
-        self._walk = Walk(run, plan.group_starts)
         if self.handle is None:
             self.handle = reader_for(plan.file.format).open(self._storage, plan.file, plan.meta)
-        if self._may_thin and isinstance(self.handle, ThinningFile) and self._is_in_groups(self.handle, run):
-            yield from self._thinned(self.handle, self._walk, run)
+        thinner = self.handle if self._may_thin and isinstance(self.handle, ThinningFile) else None
+        if thinner is None:
+            yield from self._unthinned(self.handle, run)
             return
-        for found in self._walk.batches(self.handle, plan.conformer.reads, self._max_rows):
+        for part in self._parts(thinner, run):
+            if self._thins(thinner, part):
+                yield self._thinned(thinner, part)
+            else:
+                yield from self._unthinned(self.handle, part)
+
+    def _unthinned(self, handle: OpenFile, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+        self._walk = Walk(run, self._plan.group_starts)
+        for found in self._walk.batches(handle, self._plan.conformer.reads, self._max_rows):
             yield *found, False
 
-    def _is_in_groups(self, handle: ThinningFile, run: Run) -> bool:
-        """Whether each piece is one row group, read in one go."""
-        starts = self._plan.group_starts
-        return len(run.groups) == len(run.pieces) and all(
-            (starts[group], starts[group + 1]) == piece[:2] and handle.thins(group, self._max_rows)
-            for group, piece in zip(run.groups, run.pieces, strict=True)
-        )
+    def _parts(self, thinner: ThinningFile, run: Run) -> Iterator[Run]:
+        """Divide a run into row groups that are read without their deleted rows, and runs that are read as they are."""
+        # Deletes keep pieces apart, so that each lies in one row group.
+        by_group = groupby(run.pieces, key=lambda piece: group_at(piece.row_start, self._plan.group_starts))
+        apart = [Run(range(group, group + 1), tuple(pieces)) for group, pieces in by_group]
+        for thins, parts in groupby(apart, key=lambda part: self._thins(thinner, part)):
+            if thins:
+                yield from parts
+                continue
+            others = list(parts)
+            groups = range(others[0].groups.start, others[-1].groups.stop)
+            yield Run(groups, tuple(piece for part in others for piece in part.pieces))
 
-    def _thinned(self, handle: ThinningFile, walk: Walk, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
-        for group, piece in zip(run.groups, run.pieces, strict=True):
-            kept = pa.array(self._plan.live_places(piece.row_start, piece.row_stop))
-            num_rows = piece.row_stop - piece.row_start
-            batch = handle.thinned(group, self._plan.conformer.reads, num_rows, kept)
-            walk.row = piece.row_stop
-            yield piece, piece.row_start, batch, True
+    def _thins(self, thinner: ThinningFile, part: Run) -> bool:
+        """Whether a part is one row group, wanted whole and read in one go."""
+        if len(part.groups) > 1 or len(part.pieces) > 1:
+            return False
+        (group,), starts = part.groups, self._plan.group_starts
+        return part.pieces[0][:2] == (starts[group], starts[group + 1]) and thinner.thins(group, self._max_rows)
+
+    def _thinned(self, thinner: ThinningFile, part: Run) -> tuple[Piece, int, pa.RecordBatch, bool]:
+        (group,), (piece,) = part
+        self._walk = Walk(part, self._plan.group_starts)
+        kept = pa.array(self._plan.live_places(piece.row_start, piece.row_stop))
+        num_rows = piece.row_stop - piece.row_start
+        batch = thinner.thinned(group, self._plan.conformer.reads, num_rows, kept)
+        self._walk.row = piece.row_stop
+        return piece, piece.row_start, batch, True
 
     def _rest(self, run: Run) -> Run:
         """Leave out of a run what was read."""

@@ -99,7 +99,7 @@ class RowJob:
             columns,
             filters=options.filters,
             row_id_bases=table.layout.file_starts[:-1] if live_rows != table.layout.num_rows else None,
-            max_rows=rows_of_a_read(row_bytes, 1),
+            max_rows=rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0))),
             deletes=table.deletes,
         )
         keeper = StoreKeeper(table, options, schema, segments, reader)

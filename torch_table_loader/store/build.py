@@ -99,7 +99,7 @@ def build_memory(spec: StoreSpec, read: ReadChunk, threads: int, report: Report 
     layout = spec.layout
     return Rows(
         layout,
-        sink.records.view(f"V{layout.width}") if layout.width else sink.records,
+        sink.memory.reshape(-1).view(f"V{layout.width}") if layout.width else sink.memory.reshape(-1),
         None if sink.nulls is None else sink.nulls.reshape(-1, layout.null_width),
         frozenset(column for part in parts for column in part.null_columns),
         sink.ids if spec.keeps_ids else None,

@@ -20,6 +20,8 @@ from torch_table_loader.store.spec import IDS, NULLS, RECORDS, Part, StoreSpec, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.store.layout import Encoded
+
 ROW_ID = "row_id"
 
 ReadChunk = Callable[[int], Iterable[pa.RecordBatch]]
@@ -32,6 +34,10 @@ class Sink(Protocol):
     @property
     def checked(self) -> bool:
         """Whether checksums are wanted."""
+        ...
+
+    def records(self, row: int, encoded: Encoded, crc: int) -> int:
+        """Write records from a row on; give the checksum that goes on from `crc`, where it is wanted."""
         ...
 
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
@@ -72,8 +78,7 @@ def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], 
             count = batch.num_rows
             _check_count(spec, chunk, rows + count, most=True)
             encoded = layout.encode(batch)
-            for at, block in encoded.blocks():
-                put(RECORDS, start + rows + at, block)
+            crcs[RECORDS] = sink.records(start + rows, encoded, crcs[RECORDS])
             if encoded.nulls is not None:
                 any_null = True
                 null_columns |= encoded.null_columns
@@ -125,6 +130,13 @@ class FileSink:
         self._files = {
             name: os.open(place / name, os.O_WRONLY) for name in (RECORDS, NULLS, IDS) if (place / name).exists()
         }
+
+    def records(self, row: int, encoded: Encoded, crc: int) -> int:
+        """Write records; see `Sink`."""
+        for at, block in encoded.blocks():
+            crc = zlib.crc32(block.data, crc)
+            self.put(RECORDS, (row + at) * block.shape[1], block)
+        return crc
 
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Write bytes; see `Sink`."""
@@ -231,17 +243,22 @@ class MemorySink:
         Args:
             spec: of the store.
         """
-        self.records = np.empty(spec.num_rows * spec.layout.width, dtype=np.uint8)
+        self.memory = np.empty((spec.num_rows, spec.layout.width), dtype=np.uint8)
         self.ids = np.empty(spec.num_rows if spec.keeps_ids else 0, dtype="<i8")
         self.nulls: NDArray[np.uint8] | None = None
         self.heaps: dict[int, list[pa.RecordBatch]] = {}
         self._null_bytes = spec.num_rows * spec.layout.null_width
 
+    def records(self, row: int, encoded: Encoded, crc: int) -> int:
+        """Write records where they stay; see `Sink`."""
+        encoded.fill(self.memory[row : row + encoded.num_rows])
+        return crc
+
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Copy bytes; see `Sink`."""
         if name == NULLS and self.nulls is None:
             self.nulls = np.zeros(self._null_bytes, dtype=np.uint8)
-        into = {RECORDS: self.records, NULLS: self.nulls, IDS: self.ids.view(np.uint8)}[name]
+        into = self.nulls if name == NULLS else self.ids.view(np.uint8)
         assert into is not None  # noqa: S101 made above
         into[at : at + data.size] = data.reshape(-1)
 

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     Bytes: TypeAlias = NDArray[np.uint8]
 
 _BLOCK_BYTES = 1 << 20
-"""Bytes of records that are filled at a time: they stay in a core's caches until they are written."""
+"""Bytes of records that are filled at a time, to be written elsewhere: they stay in a core's caches until then."""
+
+_FILL_BYTES = 5 << 19
+"""Bytes of records that are filled at a time where they stay: fewer calls, for which threads wait on each other."""
+
 _LEAST_BLOCK = 64
 
 
@@ -146,16 +150,32 @@ class Encoded:
 
     def blocks(self) -> Iterator[tuple[int, Bytes]]:
         """Yield the first row and the records of each block: uint8[k, width], in memory that the next one reuses."""
-        width = self.layout.width
-        rows = max(_BLOCK_BYTES // max(width, 1), _LEAST_BLOCK)
-        buffer = np.zeros((min(rows, self.num_rows), width), dtype=np.uint8)
+        rows = self._rows_of(_BLOCK_BYTES)
+        buffer = np.zeros((min(rows, self.num_rows), self.layout.width), dtype=np.uint8)
+        parts = self._parts(buffer)
         for start in range(0, self.num_rows, rows):
-            block = buffer[: min(rows, self.num_rows - start)]
-            for slot, bare in zip(self.layout.slots, self.values, strict=True):
-                size = slot.kind.width * slot.kind.count
-                into = block[:, slot.offset : slot.offset + size].view(bare.dtype)
-                into[:] = bare[start : start + rows]
-            yield start, block
+            count = min(rows, self.num_rows - start)
+            for part, bare in zip(parts, self.values, strict=True):
+                part[:count] = bare[start : start + count]
+            yield start, buffer[:count]
+
+    def fill(self, records: Bytes) -> None:
+        """Write the records, uint8[num_rows, width]; bytes between columns stay what they are."""
+        rows, parts = self._rows_of(_FILL_BYTES), self._parts(records)
+        for start in range(0, self.num_rows, rows):
+            for part, bare in zip(parts, self.values, strict=True):
+                part[start : start + rows] = bare[start : start + rows]
+
+    def _rows_of(self, num_bytes: int) -> int:
+        return max(num_bytes // max(self.layout.width, 1), _LEAST_BLOCK)
+
+    def _parts(self, records: Bytes) -> list[NDArray[Any]]:
+        """View each slot's part of records as its values, [rows, count]."""
+        ends = [slot.offset + slot.kind.width * slot.kind.count for slot in self.layout.slots]
+        return [
+            records[:, slot.offset : end].view(bare.dtype)
+            for slot, end, bare in zip(self.layout.slots, ends, self.values, strict=True)
+        ]
 
 
 def _alignment(width: int) -> int:

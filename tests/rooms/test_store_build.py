@@ -84,6 +84,33 @@ def test_a_builder_that_waits_for_another_says_so_once(tmp_path: Path, monkeypat
     opened(tmp_path, made)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_that_waits_for_another_of_its_own_goes_on_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(build, "_LOOK_AGAIN", 3600.0)
+    made, waits, wait = table(), threading.Event(), build._Builder._wait
+
+    def telling(builder: build._Builder, left: int) -> None:
+        waits.set()
+        wait(builder, left)
+
+    def late(chunk: int) -> Iterator[pa.RecordBatch]:
+        if chunk == 0:
+            assert waits.wait(30)
+            if fails:
+                raise TableError("torn")
+        return made.read(chunk)
+
+    monkeypatch.setattr(build._Builder, "_wait", telling)
+    if fails:
+        with pytest.raises(TableError, match="torn"):
+            build_files(tmp_path, made.spec, late, 2)
+    else:
+        build_files(tmp_path, made.spec, late, 2)
+        opened(tmp_path, made)
+
+
 def test_a_failed_build_is_not_used_and_goes_on_where_it_was(tmp_path: Path) -> None:
     made = table()
 

@@ -120,7 +120,10 @@ class _Builder:
         self._sink = sink
         self._leases = leases
         self._report = report
-        self._failed = threading.Event()
+        self._failed = False
+        self._chunks_left = 0
+        """How often a thread of ours has left a chunk, finished or not."""
+        self._turned = threading.Condition()
         self._looks = 0
         self._looking = threading.Lock()
         self._measured = False
@@ -138,19 +141,30 @@ class _Builder:
 
     def _work(self) -> None:
         try:
-            while not (self._failed.is_set() or self._all_done()):
+            while not (self._failed or self._all_done()):
+                left = self._chunks_left
                 if (chunk := self._claim()) is not None:
                     self._build(chunk)
                 else:
                     self._say_who_is_awaited()
-                    self._failed.wait(_LOOK_AGAIN)
+                    self._wait(left)
         except FileNotFoundError:
             if read_manifest(self._place) is None:  # else another builder has finished, and taken its leases away
-                self._failed.set()
+                self._fail()
                 raise
         except BaseException:
-            self._failed.set()
+            self._fail()
             raise
+
+    def _fail(self) -> None:
+        with self._turned:
+            self._failed = True
+            self._turned.notify_all()
+
+    def _wait(self, left: int) -> None:
+        """Wait a while for other processes, or until another thread leaves a chunk, if none has since `left`."""
+        with self._turned:
+            self._turned.wait_for(lambda: self._failed or self._chunks_left != left, _LOOK_AGAIN)
 
     def _claim(self) -> int | None:
         done = done_chunks(self._place)
@@ -187,6 +201,9 @@ class _Builder:
                 write_whole(part_file(self._place, chunk), part.to_json())
         finally:
             self._leases.release(chunk)
+            with self._turned:
+                self._chunks_left += 1
+                self._turned.notify_all()
         if part.heap_bytes and not self._measured:
             self._measured = True
             _check_room(self._place, self._spec, part)

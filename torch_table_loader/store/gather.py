@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
 _LEAST_BLOCK = 64
 _ALIGNMENT = 64

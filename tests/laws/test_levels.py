@@ -190,7 +190,7 @@ PLANTED = {
         "imports pyarrow at run time",
     ),
     "a long file": ("records.py", "x = 1\n" * 321, "records has 32"),
-    "a long function": ("records.py", "def f():\n    '''Doc.'''\n" + "    x = 1\n" * 56, "records.f has 56 lines"),
+    "a long function": ("records.py", "def f():\n    '''Doc.'''\n" + "    x = 1\n" * 46, "records.f has 46 lines"),
 }
 
 

@@ -123,19 +123,17 @@ def time_planning(root: Path, num_files: int, num_manifests: int, rounds: int) -
     """
     from pyiceberg.table import StaticTable
 
+    from torch_table_loader.source.iceberg.address import TableAddress
     from torch_table_loader.source.iceberg.open import open_source
 
     folder = root.resolve() / f"iceberg-many-{num_files}-v{_VERSION}"
     if not folder.is_dir():
         write_many(folder, num_files, num_manifests, "s3://nowhere/many")
     where = f"file://{folder}/metadata/v1.metadata.json"
+    at = TableAddress(metadata_location=where, storage_options={"anon": True, "region": "us-east-1"})
 
     def mine() -> int:
-        found, _, _ = open_source(
-            None, None, chosen={}, agree=lambda _, value: value, metadata_location=where, location_override=None,
-            storage_options={"anon": True, "region": "us-east-1"}, credentials=None, columns=None, filters=None,
-            scan_filter=None,
-        )  # fmt: skip
+        found, _, _ = open_source(at, {}, lambda _, value: value)
         return len(found.files)
 
     def other() -> int:

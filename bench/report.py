@@ -124,8 +124,22 @@ def write(
         rounds: pairs behind each median.
         row_mode: duels and other numbers of ``shuffle="rows"``.
     """
-    now = dt.datetime.now(tz=dt.UTC)
     lines = [
+        *_head(rounds),
+        *_duels([row for row in rows if not row.left.startswith("iceberg:")]),
+        *_iceberg([row for row in rows if row.left.startswith("iceberg:")]),
+        *_numbers(outcomes),
+        *_row_mode(*row_mode),
+        *_settings(sweeps),
+    ]
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text("\n".join(lines))
+    unfinished.replace(path)
+
+
+def _head(rounds: int) -> list[str]:
+    now = dt.datetime.now(tz=dt.UTC)
+    return [
         "# What was measured",
         "",
         f"{now:%Y-%m-%d %H:%M} UTC, by `{shlex.join(['python', '-m', 'bench.run', *sys.argv[1:]])}`. {_machine()}",
@@ -139,45 +153,48 @@ def write(
         "two strings. B, C and D are snappy, pyarrow's default. Ours always has `num_workers=2`.",
         "",
     ]
-    lines += _duels([row for row in rows if not row.left.startswith("iceberg:")])
-    if iceberg := [row for row in rows if row.left.startswith("iceberg:")]:
-        lines += [
-            "## Iceberg",
-            "",
-            "The files of A, B and E (two files of 1 GB: 8 float64 columns, row groups of 61 MiB) as Iceberg tables:",
-            "plain, with 5 % of rows deleted by position or by deletion vector, or with 5 % of an int column's values",
-            "deleted. Rows per second count live rows, and the files hold all: 0.95 is what decoding alone leaves.",
-            "",
-            *_duels(iceberg),
-        ]
-    lines += _numbers(outcomes)
-    if any(row_mode):
-        lines += [
-            '## shuffle="rows"',
-            "",
-            "A uniformly shuffled epoch from a warm store against decoding in order, and against other ways to",
-            "shuffle; of those that take minutes, some batches. A build is less the time of writing as many bytes to",
-            "the same place. A cold store stands for one that is larger than memory: no limit was set, but before each",
-            "window its pages were taken out of the process and of the system's cache, so that all came from the disk.",
-            "",
-            *_duels(row_mode[0]),
-            *_numbers(row_mode[1]),
-        ]
-    if sweeps:
-        lines += [
-            "## Settings of the others that were tried",
-            "",
-            _line(["package", "table", "batch", "setting", "M rows/s"]),
-        ]
-        lines.append(_line(["---"] * 5))
-        for (rival, table, batch_size), rates in sweeps.items():
-            for setting, rate in rates.items():
-                shown = f"{rate / 1e6:.3g}" if isinstance(rate, float) else rate
-                lines.append(_line([rival, table, f"{batch_size:,}", f"`{setting}`", shown]))
-        lines.append("")
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text("\n".join(lines))
-    unfinished.replace(path)
+
+
+def _iceberg(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        "## Iceberg",
+        "",
+        "The files of A, B and E (two files of 1 GB: 8 float64 columns, row groups of 61 MiB) as Iceberg tables:",
+        "plain, with 5 % of rows deleted by position or by deletion vector, or with 5 % of an int column's values",
+        "deleted. Rows per second count live rows, and the files hold all: 0.95 is what decoding alone leaves.",
+        "",
+        *_duels(rows),
+    ]
+
+
+def _row_mode(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[str]:
+    if not (rows or outcomes):
+        return []
+    return [
+        '## shuffle="rows"',
+        "",
+        "A uniformly shuffled epoch from a warm store against decoding in order, and against other ways to",
+        "shuffle; of those that take minutes, some batches. A build is less the time of writing as many bytes to",
+        "the same place. A cold store stands for one that is larger than memory: no limit was set, but before each",
+        "window its pages were taken out of the process and of the system's cache, so that all came from the disk.",
+        "",
+        *_duels(rows),
+        *_numbers(outcomes),
+    ]
+
+
+def _settings(sweeps: Mapping[tuple[str, str, int], Mapping[str, float | str]]) -> list[str]:
+    if not sweeps:
+        return []
+    names = ["package", "table", "batch", "setting", "M rows/s"]
+    lines = ["## Settings of the others that were tried", "", _line(names), _line(["---"] * len(names))]
+    for (rival, table, batch_size), rates in sweeps.items():
+        for setting, rate in rates.items():
+            shown = f"{rate / 1e6:.3g}" if isinstance(rate, float) else rate
+            lines.append(_line([rival, table, f"{batch_size:,}", f"`{setting}`", shown]))
+    return [*lines, ""]
 
 
 def _duels(rows: Sequence[Row]) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -99,20 +98,14 @@ def lance(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
     import lance as lance_format
     from lance.torch.data import LanceDataset
 
-    folder = table.folder.with_name(f"{table.folder.name}.lance")
-    if not folder.is_dir():
-        unfinished = folder.with_suffix(".tmp.lance")
-        lance_format.write_dataset(
-            record_batches(table), str(unfinished), schema=schema_of(table.files), mode="overwrite"
-        )
-        unfinished.rename(folder)
+    folder = lance_folder(table)
 
     def run() -> int:
-        stored = LanceDataset(lance_format.dataset(str(folder)), batch_size=batch_size)
+        stored = LanceDataset(lance_format.dataset(folder), batch_size=batch_size)
         return sum(rows_of(batch) for batch in stored)
 
     def by_hand() -> int:
-        batches = lance_format.dataset(str(folder)).to_batches(batch_size=batch_size)
+        batches = lance_format.dataset(folder).to_batches(batch_size=batch_size)
         return sum(rows_of(tensors_of(batch)) for batch in batches)
 
     return {"lance.torch.data.LanceDataset": run, "to_batches, tensors by hand": by_hand}
@@ -147,13 +140,17 @@ def tensors_of(batch: pa.Table | pa.RecordBatch) -> dict[str, Any]:
     return tensors
 
 
-def record_batches(table: BenchTable) -> Iterator[pa.RecordBatch]:
-    for file in table.files:
-        yield from pq.ParquetFile(file).iter_batches(65_536)
+def lance_folder(table: BenchTable) -> str:
+    """Say where a table lies in Lance's own format, written when it is asked for first."""
+    import lance as lance_format
 
-
-def schema_of(files: list[Path]) -> pa.Schema:
-    return pq.read_schema(files[0])
+    folder = table.folder.with_name(f"{table.folder.name}.lance")
+    if not folder.is_dir():
+        unfinished = folder.with_suffix(".tmp.lance")
+        batches = (batch for file in table.files for batch in pq.ParquetFile(file).iter_batches(65_536))
+        lance_format.write_dataset(batches, str(unfinished), schema=pq.read_schema(table.files[0]), mode="overwrite")
+        unfinished.rename(folder)
+    return str(folder)
 
 
 __all__ = ["RIVALS", "Run", "hugging_face", "lance", "polars", "torch_dataloader_utils"]

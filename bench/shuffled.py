@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 
 from bench.ours import rows_of
-from bench.rivals import record_batches, schema_of, tensors_of
+from bench.rivals import lance_folder, tensors_of
 from bench.tables import BenchTable
 
 Run = Callable[[], int]
@@ -52,14 +52,7 @@ def lance(table: BenchTable, batch_size: int) -> Run:
     """Lance's own format, converted before (not timed), and ``take`` of random rows; some batches of an epoch."""
     import lance as lance_format
 
-    folder = table.folder.with_name(f"{table.folder.name}.lance")
-    if not folder.is_dir():
-        unfinished = folder.with_suffix(".tmp.lance")
-        lance_format.write_dataset(
-            record_batches(table), str(unfinished), schema=schema_of(table.files), mode="overwrite"
-        )
-        unfinished.rename(folder)
-    stored = lance_format.dataset(str(folder))
+    stored = lance_format.dataset(lance_folder(table))
 
     def run() -> int:
         order = np.random.default_rng().permutation(table.num_rows)[: _SLOW_BATCHES * batch_size]

@@ -46,6 +46,11 @@ def column(field_id: int, name: str, kind: str, **more: Any) -> dict[str, Any]:
 COLUMNS = (column(1, "x", "long"), column(2, "k", "int"), column(3, "s", "string"))
 
 
+def some(start: int, stop: int, **more: Any) -> list[Row]:
+    """Make rows of `COLUMNS` whose `x` counts from start to before stop; every fifth `k` is null."""
+    return [{"x": x, "k": x % 5 or None, "s": f"s{x % 3}", **more} for x in range(start, stop)]
+
+
 @dataclass
 class Written:
     """A data file, and its rows by the ids of their columns."""
@@ -402,3 +407,15 @@ _MANIFEST_FILE = {
         {"name": "min_sequence_number", "type": "long"},
     ],
 }
+
+
+def deletes_in_their_partition(root: Path) -> IcebergWriter:
+    """Write a table of three partitions, in two of which keys are deleted that all three have."""
+    table = IcebergWriter(root, partition_by=2)
+    for part in (0, 1, None):
+        table.append([{"x": x, "k": part, "s": "s"} for x in range(9)], partition=part)
+    table.commit()
+    table.delete_keys([1], [{"x": 0}, {"x": 7}], partition=0)
+    table.delete_keys([1], [{"x": 1}], partition=None)
+    table.commit()
+    return table

@@ -125,14 +125,13 @@ def explain(job: Job, epoch: int) -> Explanation:
     planned = planner.plan(start, job.rank)
     rows_per_rank = planner.rows_of_ranks(start)
     steps = planner.steps_of_ranks(start) if planner.counted else None
-    read = np.array([layout.group_kept[g.start : g.stop].any() for g in map(layout.groups_of, range(len(layout)))])
     live = planned.segments.live_rows()
     whole_table = job.strategy.cuts and planner.counted and bool((live >= 0).all())
     return Explanation(
         files=len(layout),
         row_groups=len(layout.group_rows),
-        pruned_files=int((~read & (np.diff(layout.group_offsets) > 0)).sum()) if len(read) else 0,
-        pruned_row_groups=int((~layout.group_kept).sum()),
+        pruned_files=layout.pruned_files,
+        pruned_row_groups=layout.pruned_groups,
         rows=layout.num_rows,
         live_rows=int(live.sum()) if whole_table else None,
         stored_bytes=layout.num_bytes,
@@ -191,10 +190,10 @@ def _notes(job: Job) -> list[str]:
         deleting = len(np.unique(np.searchsorted(layout.group_offsets, fewer, side="right")))
         notes.append(f"{deleting:,} of {len(layout):,} data files have deletes")
     if options.filters is not None:
-        pruned = int((~layout.group_kept).sum())
+        pruned, groups = layout.pruned_groups, len(layout.group_rows)
         notes.append(
-            f"the filter {options.filters} rules {pruned:,} of {len(layout.group_rows):,} row groups out by partition "
-            "values and statistics; the others are read and filtered row by row"
+            f"the filter {options.filters} rules {pruned:,} of {groups:,} row groups out by partition values and "
+            "statistics; the others are read and filtered row by row"
         )
         if not options.count_filtered:
             notes.append("rows that pass the filter are not counted (count_filtered=False): no length, no equal steps")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from torch_table_loader.explain import Explanation, WorkerLoad
 from torch_table_loader.planning.global_batches import steps_of_ranks
 
@@ -29,12 +27,11 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
     where = where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
     in_flight = (2 + (job.options.prefetch_batches or 1)) * job.gather_batches * job.options.batch_size * job.row_bytes
     held = store.memory_bytes
-    read = np.array([layout.group_kept[g.start : g.stop].any() for g in map(layout.groups_of, range(len(layout)))])
     return Explanation(
         files=len(layout),
         row_groups=len(layout.group_rows),
-        pruned_files=int((~read & (np.diff(layout.group_offsets) > 0)).sum()) if len(read) else 0,
-        pruned_row_groups=int((~layout.group_kept).sum()),
+        pruned_files=layout.pruned_files,
+        pruned_row_groups=layout.pruned_groups,
         rows=layout.num_rows,
         live_rows=job.live_rows,
         stored_bytes=layout.num_bytes,

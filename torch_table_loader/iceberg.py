@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch_table_loader.dataset import TableDataset, open_share
@@ -13,6 +13,7 @@ from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError, ResumeError
 from torch_table_loader.keywords import make_options
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
+from torch_table_loader.source.iceberg.address import TableAddress
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.ranks import RankInfo
@@ -76,15 +77,10 @@ class IcebergDataset(TableDataset):
         ranks = resolve_ranks(asked)
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         pinned = any(value is not None for value in chosen.values())
-        where = {
-            "table": table,
-            "catalog_config": catalog_config,
-            "metadata_location": metadata_location,
-            "location_override": location_override,
-            "credentials": credentials,
-            "scan_filter": scan_filter,
-        }
-        open_at = _Opening(where, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
+        at = TableAddress(
+            table, catalog_config, metadata_location, location_override, asked.storage_options, credentials
+        )
+        open_at = _Opening(at, scan_filter, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with agreement:
             job = open_at(chosen, agreement.common_value)
@@ -118,14 +114,16 @@ class _Opening:
     """Opens a rank's share of a table, at whichever snapshot is asked for.
 
     Args:
-        where: which table, and how it is reached: arguments of `open_source`.
+        at: where the table is.
+        scan_filter: a pyiceberg expression or text, or None.
         options: the caller's.
         ranks: this rank, of how many.
         split_deletes: whether files that have deletes may be cut.
         lazy: whether footers are read with the files.
     """
 
-    where: Mapping[str, Any] = field(repr=False)
+    at: TableAddress
+    scan_filter: Any
     options: LoaderOptions
     ranks: RankInfo
     split_deletes: bool
@@ -140,12 +138,12 @@ class _Opening:
             ) from error
         options = self.options
         source, filters, cache = open_source(
-            **self.where,
-            chosen=chosen,
-            agree=agree,
-            storage_options=options.storage_options,
+            self.at,
+            chosen,
+            agree,
             columns=options.columns,
             filters=options.filters,
+            scan_filter=self.scan_filter,
             plan_cache=options.plan_cache,
         )
         asked = replace(options, filters=filters)

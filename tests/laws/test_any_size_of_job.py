@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.generators import HalvesV1, HalvesV2
 from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, cutters, tables, topologies
 from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.cutting import RoundRobinStrategy
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
-from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
 
 lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_last)
 
 
-class HalvesV1:
-    """A three-argument generator whose splits depend on the number of workers."""
-
-    def generate(self, files: Sequence[DataFileInfo], num_workers: int, epoch: int) -> list[Shard]:
-        shards = [Shard(worker) for worker in range(num_workers)]
-        for number, file in enumerate(files):
-            rows = file.record_count or 0
-            cut = rows * (1 + epoch % 2) // (1 + num_workers)
-            for part, (start, stop) in enumerate(((0, cut), (cut, rows))):
-                split = Split(file, RowRange(start, stop - start))
-                shards[(number + part) % num_workers].splits.append(split)
-        return shards
-
-
-class DealtV2(HalvesV1):
-    """The same, dealt over ranks."""
-
-    def generate(  # type: ignore[override]
-        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int, num_ranks: int, rank: int
-    ) -> list[Shard]:
-        shards = super().generate(files, num_workers * num_ranks, epoch)[rank::num_ranks]
-        return [Shard(worker, shard.splits) for worker, shard in enumerate(shards)]
-
-
 @settings(max_examples=examples(150), deadline=None)
-@given(layout=tables, strategy=st.one_of(cutters, st.just(DealtV2())), topology=topologies, epoch=st.integers(0, 3))
+@given(layout=tables, strategy=st.one_of(cutters, st.just(HalvesV2())), topology=topologies, epoch=st.integers(0, 3))
 def test_saved_after_every_batch_the_rest_comes_as_it_would_have(
     layout: TableLayout, strategy: Any, topology: Topology, epoch: int
 ) -> None:
@@ -75,7 +50,7 @@ def test_chains_of_topologies_deliver_every_row_once(
 @settings(max_examples=examples(150), deadline=None)
 @given(
     layout=tables,
-    strategy=st.sampled_from([DealtV2(), RoundRobinStrategy(shuffle=True), HalvesV1()]),
+    strategy=st.sampled_from([HalvesV2(), RoundRobinStrategy(shuffle=True), HalvesV1()]),
     chain=st.lists(st.tuples(lossless, st.integers(0, 12)), min_size=2, max_size=6),
     epoch=st.integers(0, 3),
 )
@@ -84,7 +59,7 @@ def test_chains_of_topologies_under_a_generator(
 ) -> None:
     plain = [(Topology(t.num_ranks, t.lanes, t.batch_size, t.shuffle_buffer_size), steps) for t, steps in chain]
     world = World(layout, strategy)
-    if isinstance(strategy, DealtV2 | RoundRobinStrategy):
+    if isinstance(strategy, HalvesV2 | RoundRobinStrategy):
         rows = _play_chain(world, plain, epoch)
         assert as_counts(rows, layout.num_rows) == [1] * layout.num_rows
     else:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.laws.worlds import row_topologies
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import (
     GlobalBatches,
@@ -16,14 +17,7 @@ from torch_table_loader.planning.global_batches import (
 )
 from torch_table_loader.planning.ranks import Topology
 
-topologies = st.builds(
-    Topology,
-    st.integers(1, 7),
-    st.integers(1, 5),
-    st.integers(1, 9),
-    even_ranks=st.sampled_from([None, "pad"]),
-    drop_last=st.booleans(),
-)
+topologies = row_topologies(9)
 
 
 def ranks_of(total: int, start: int, topology: Topology) -> list[GlobalBatches]:

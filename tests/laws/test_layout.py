@@ -32,6 +32,14 @@ def kept_table(groups: list[list[tuple[int, bool]]]) -> TableLayout:
     return table([[rows for rows, _ in file] for file in groups], [[kept for _, kept in file] for file in groups])
 
 
+@given(groups=GROUPS)
+def test_what_is_pruned_is_counted(groups: list[list[tuple[int, bool]]]) -> None:
+    layout, kept = kept_table(groups), [[is_kept for _, is_kept in file] for file in groups]
+    assert layout.kept_groups.tolist() == list(map(sum, kept))
+    assert layout.pruned_groups == sum(not is_kept for file in kept for is_kept in file)
+    assert layout.pruned_files == sum(bool(file) and not any(file) for file in kept)
+
+
 @st.composite
 def cut_tables(draw: st.DrawFn) -> tuple[TableLayout, list[Split]]:
     """A table, and splits of any of its rows: empty, inside row groups, overlapping."""

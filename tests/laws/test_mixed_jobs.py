@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.effort import examples
+from tests.laws.worlds import row_topologies
 from torch_table_loader.planning.cursor import Stage
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
 from torch_table_loader.planning.mixed_cursor import MixedCursor
@@ -20,14 +21,7 @@ from torch_table_loader.planning.ranks import Topology
 
 SEED = 11
 
-topologies = st.builds(
-    Topology,
-    st.integers(1, 8),
-    st.integers(1, 4),
-    st.integers(1, 20),
-    even_ranks=st.sampled_from([None, "pad"]),
-    drop_last=st.booleans(),
-)
+topologies = row_topologies(20)
 weights = st.dictionaries(st.sampled_from("abcd"), st.sampled_from([0.1, 0.5, 1, 2, 3, 7]), min_size=1)
 stages = st.lists(st.tuples(topologies, st.integers(0, 12), st.none() | weights), min_size=1, max_size=6)
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.laws.test_any_size_of_job import DealtV2, HalvesV1
+from tests.generators import HalvesV1, HalvesV2
 from tests.laws.worlds import SEED, World, cutters, tables, topologies
 from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.layout import TableLayout
@@ -18,7 +18,7 @@ from torch_table_loader.planning.rows_of import RowSpan, spans_of_batch
 @settings(max_examples=120, deadline=None)
 @given(
     layout=tables,
-    strategy=st.one_of(cutters, st.sampled_from([DealtV2(), HalvesV1()])),
+    strategy=st.one_of(cutters, st.sampled_from([HalvesV2(), HalvesV1()])),
     chain=st.lists(st.tuples(topologies, st.integers(0, 12)), min_size=1, max_size=4),
     epoch=st.integers(0, 3),
 )

@@ -47,6 +47,18 @@ topologies = st.builds(
 )
 
 
+def row_topologies(most_rows: int) -> st.SearchStrategy[Topology]:
+    """Draw jobs of row mode, with batches of at most so many rows."""
+    return st.builds(
+        Topology,
+        st.integers(1, 8),
+        st.integers(1, 5),
+        st.integers(1, most_rows),
+        even_ranks=st.sampled_from([None, "pad"]),
+        drop_last=st.booleans(),
+    )
+
+
 class World:
     """A table and how it is split, planned for any topology."""
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.iceberg import IcebergWriter, column
+from tests.iceberg import IcebergWriter, column, some
 from torch_table_loader import IcebergDataset, TableError
 from torch_table_loader.read.keys import KeySet
 from torch_table_loader.read.parquet import ParquetFile
@@ -30,10 +30,6 @@ def read(table: IcebergWriter, **options: Any) -> list[dict[str, Any]]:
     return [row for batch in loader for row in batch.to_pylist()]
 
 
-def rows(start: int, stop: int, **more: Any) -> list[dict[str, Any]]:
-    return [{"x": x, "k": x % 5 or None, "s": f"s{x % 3}", **more} for x in range(start, stop)]
-
-
 def agree(table: IcebergWriter, **options: Any) -> list[int]:
     found, expected = read(table, **options), table.live()
     assert Counter(map(repr, found)) == Counter(map(repr, expected))
@@ -43,7 +39,7 @@ def agree(table: IcebergWriter, **options: Any) -> list[int]:
 @FORMS
 def test_position_deletes_of_every_format(tmp_path: Path, form: str) -> None:
     table = IcebergWriter(tmp_path)
-    first, second = table.append(rows(0, 30), group=7), table.append(rows(30, 50), form)
+    first, second = table.append(some(0, 30), group=7), table.append(some(30, 50), form)
     table.commit()
     table.delete_rows({first: [0, 6, 7, 29, 6], second: [3]}, form)
     table.commit()
@@ -54,10 +50,10 @@ def test_position_deletes_of_every_format(tmp_path: Path, form: str) -> None:
 @FORMS
 def test_equality_deletes_of_every_format_match_null_and_leave_their_own_commit(tmp_path: Path, form: str) -> None:
     table = IcebergWriter(tmp_path)
-    table.append(rows(0, 20), form)
+    table.append(some(0, 20), form)
     table.commit()
     table.delete_keys([2, 3], [{"k": None, "s": "s0"}, {"k": 1, "s": "s1"}], form)
-    table.append(rows(20, 40))
+    table.append(some(20, 40))
     table.commit()
     found = agree(table)
     assert {0, 1} & set(found) == set()
@@ -66,7 +62,7 @@ def test_equality_deletes_of_every_format_match_null_and_leave_their_own_commit(
 
 def test_keys_that_are_renamed_promoted_dropped_or_not_read(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
-    table.append(rows(0, 20))
+    table.append(some(0, 20))
     table.commit()
     table.delete_keys([2], [{"k": 3}])
     table.delete_keys([3], [{"s": "s2"}])
@@ -82,11 +78,11 @@ def test_keys_that_are_renamed_promoted_dropped_or_not_read(tmp_path: Path) -> N
 
 def test_a_key_column_that_old_files_lack_is_null_or_its_default(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path, version=3)
-    table.append(rows(0, 4))
+    table.append(some(0, 4))
     table.commit()
     table.evolve([*table.columns, column(5, "new", "int", **{"initial-default": 7}), column(6, "none", "int")])
     table.delete_keys([6], [{"none": None}])
-    table.append(rows(4, 8, new=1, none=2))
+    table.append(some(4, 8, new=1, none=2))
     table.commit()
     assert [row["x"] for row in read(table)] == [4, 5, 6, 7]
     table.delete_keys([5], [{"new": 7}])
@@ -110,7 +106,7 @@ def test_deletes_stay_in_their_partition(tmp_path: Path) -> None:
 
 def test_a_vector_takes_the_place_of_position_deletes(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
-    first = table.append(rows(0, 100), group=9)
+    first = table.append(some(0, 100), group=9)
     table.delete_rows({first: [1, 2]})
     table.commit()
     table.version = 3
@@ -130,7 +126,7 @@ def test_a_vector_takes_the_place_of_position_deletes(tmp_path: Path) -> None:
 )
 def test_a_broken_vector_brings_no_row_back(tmp_path: Path, spoil: Any, said: str) -> None:
     table = IcebergWriter(tmp_path, version=3)
-    first = table.append(rows(0, 10))
+    first = table.append(some(0, 10))
     path = Path(table.delete_vector(first, [1, 2]))
     table.commit()
     path.write_bytes(spoil(path.read_bytes()))
@@ -140,7 +136,7 @@ def test_a_broken_vector_brings_no_row_back(tmp_path: Path, spoil: Any, said: st
 
 def test_a_vector_of_another_length_than_the_manifest_says(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path, version=3)
-    table.delete_vector(table.append(rows(0, 10)), [1, 2])
+    table.delete_vector(table.append(some(0, 10)), [1, 2])
     table.deletes[0].entry["record_count"] = 3
     table.commit()
     with pytest.raises(TableError, match="the 3 positions that the manifest says"):
@@ -149,7 +145,7 @@ def test_a_vector_of_another_length_than_the_manifest_says(tmp_path: Path) -> No
 
 def test_a_delete_beyond_the_file_and_one_that_is_gone(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
-    first = table.append(rows(0, 10))
+    first = table.append(some(0, 10))
     path = Path(table.delete_rows({first: [10]}))
     table.commit()
     with pytest.raises(TableError, match="must lie in its 10 rows, got rows 10 to 10"):
@@ -161,7 +157,7 @@ def test_a_delete_beyond_the_file_and_one_that_is_gone(tmp_path: Path) -> None:
 
 def test_each_delete_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = IcebergWriter(tmp_path)
-    files = [table.append(rows(10 * at, 10 * at + 10)) for at in range(6)]
+    files = [table.append(some(10 * at, 10 * at + 10)) for at in range(6)]
     table.commit()
     positions = table.delete_rows({path: [at] for at, path in enumerate(files)})
     keys = table.delete_keys([1], [{"x": 10 * at + 9} for at in range(6)])
@@ -181,8 +177,8 @@ def test_each_delete_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_files_with_deletes_are_cut_where_that_is_asked(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
-    first = table.append(rows(0, 40), group=5)
-    table.append(rows(40, 80), group=5)
+    first = table.append(some(0, 40), group=5)
+    table.append(some(40, 80), group=5)
     table.delete_rows({first: range(0, 40, 3)})
     table.commit()
 
@@ -197,7 +193,7 @@ def test_files_with_deletes_are_cut_where_that_is_asked(tmp_path: Path) -> None:
 
 def test_row_ids_and_sequence_numbers(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path, version=3)
-    first = table.append(rows(0, 5))
+    first = table.append(some(0, 5))
     table.delete_rows({first: [1]})
     table.commit()
     found = read(table, columns=["x", "_row_id", "_last_updated_sequence_number"])
@@ -271,7 +267,7 @@ def test_rows_left_out_while_a_group_is_decoded_are_those_left_out_afterwards(
     tmp_path_factory: pytest.TempPathFactory, thinned: list[int], deleted: set[int], data: st.DataObject
 ) -> None:
     table = IcebergWriter(tmp_path_factory.mktemp("thin"))
-    file = table.append(rows(0, 64), group=16)
+    file = table.append(some(0, 64), group=16)
     table.commit()
     whole = data.draw(st.sets(st.integers(0, 3)))  # row groups of which no row is left
     gone = deleted | {row for group in whole for row in range(16 * group, 16 * group + 16)}
@@ -293,7 +289,7 @@ def test_row_groups_beside_short_ones_leave_their_deleted_rows_out_while_they_ar
     tmp_path: Path, thinned: list[int]
 ) -> None:
     table = IcebergWriter(tmp_path)
-    file = table.append(rows(0, 52), group=16)  # the last row group has four rows
+    file = table.append(some(0, 52), group=16)  # the last row group has four rows
     table.commit()
     gone = {3, 20, 21, 40, 50}
     table.delete_rows({file: sorted(gone)})

@@ -22,6 +22,7 @@ from tests.iceberg_many import write_many
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
 from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion, TableColumns
+from torch_table_loader.source.iceberg.address import TableAddress
 from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, read_manifests
 from torch_table_loader.source.iceberg.open import open_source
@@ -35,6 +36,7 @@ BYTES_A_FILE = 2048
 
 _PLAN = """
 import json, re, sys
+from torch_table_loader.source.iceberg.address import TableAddress
 from torch_table_loader.source.iceberg.open import open_source
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 
@@ -43,9 +45,8 @@ def peak():
 
 def plan(location, filters=None):
     source, _, _ = open_source(
-        None, None, chosen={}, agree=lambda _, value: value, metadata_location=location, location_override=None,
-        storage_options={"anon": True, "region": "us-east-1"}, credentials=None, columns=None, filters=filters,
-        scan_filter=None,
+        TableAddress(metadata_location=location, storage_options={"anon": True, "region": "us-east-1"}),
+        {}, lambda _, value: value, filters=filters,
     )
     return source
 
@@ -284,10 +285,8 @@ def test_row_groups_are_estimated_by_bytes(size: int, offsets: tuple[int, ...], 
 
 
 def test_an_identity_partition_is_in_the_partition_schema(tmp_path: Path) -> None:
-    source, _, _ = open_source(
-        None, None, chosen={}, agree=lambda _, value: value, metadata_location=written(tmp_path).metadata,
-        location_override=None, storage_options=None, credentials=None, columns=None, filters=None, scan_filter=None,
-    )  # fmt: skip
+    at = TableAddress(metadata_location=written(tmp_path).metadata)
+    source, _, _ = open_source(at, {}, lambda _, value: value)
     assert source.partition_schema == pa.schema([("k", pa.int32())])
     assert [dict(file.partition) for file in source.files] == [{"k": at % 2} for at in range(6)]
     check_source(source)

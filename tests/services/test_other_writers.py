@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.iceberg import Deleted, IcebergWriter, Row, Written
+from tests.iceberg import Deleted, IcebergWriter, Row, Written, deletes_in_their_partition, some
 from tests.services.java import jars_of, run
 from tests.services.rest_catalog import RestCatalog, serving
 from tests.services.rest_commits import keep_version_3
@@ -243,20 +243,16 @@ def committed_by_java(table: IcebergWriter, folder: Path, script: Callable[[int]
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
-def rows(start: int, stop: int) -> list[Row]:
-    return [{"x": x, "k": x % 5 or None, "s": f"s{x % 3}"} for x in range(start, stop)]
-
-
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_deletes_tags_and_branches_of_java(tmp_path: Path, worker_type: str) -> None:
     table = IcebergWriter(tmp_path)
-    first = table.append(rows(0, 40), group=7)
-    table.append(rows(40, 60), "orc")
-    table.append(rows(60, 80), "avro")
+    first = table.append(some(0, 40), group=7)
+    table.append(some(40, 60), "orc")
+    table.append(some(60, 80), "avro")
     table.commit()
     old = table.live()
     table.delete_keys([2, 3], [{"k": None, "s": "s0"}, {"k": 1, "s": "s1"}])
-    table.append(rows(80, 100))
+    table.append(some(80, 100))
     table.commit()
     side = table.live()
     table.delete_rows({first: [1, 7, 39]}, "avro")
@@ -270,11 +266,5 @@ def test_deletes_tags_and_branches_of_java(tmp_path: Path, worker_type: str) -> 
 
 
 def test_deletes_of_java_stay_in_their_partition(tmp_path: Path) -> None:
-    table = IcebergWriter(tmp_path, partition_by=2)
-    for part in (0, 1, None):
-        table.append([{"x": x, "k": part, "s": "s"} for x in range(9)], partition=part)
-    table.commit()
-    table.delete_keys([1], [{"x": 0}, {"x": 7}], partition=0)
-    table.delete_keys([1], [{"x": 1}], partition=None)
-    table.commit()
+    table = deletes_in_their_partition(tmp_path)
     same(read(metadata_location=committed_by_java(table, tmp_path)), table.live())

@@ -36,7 +36,7 @@ from pyiceberg.types import (
     StructType,
 )
 
-from tests.iceberg import COLUMNS, IcebergWriter, Row, column
+from tests.iceberg import COLUMNS, IcebergWriter, Row, column, deletes_in_their_partition, some
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,6 @@ def case(make: Callable[[Path], Case]) -> Callable[[Path], Case]:
 
 
 # Tables as the specification says, written file by file
-
-
-def some(start: int, stop: int, **more: Any) -> list[Row]:
-    return [{"x": x, "k": x % 5 or None, "s": f"s{x % 3}", **more} for x in range(start, stop)]
 
 
 def of(table: IcebergWriter, **options: Any) -> Case:
@@ -170,14 +166,7 @@ def _equality_deletes_of_the_keys_not_read(folder: Path) -> Case:
 
 @case
 def _equality_deletes_in_their_partition(folder: Path) -> Case:
-    table = IcebergWriter(folder, partition_by=2)
-    for part in (0, 1, None):
-        table.append([{"x": x, "k": part, "s": "s"} for x in range(9)], partition=part)
-    table.commit()
-    table.delete_keys([1], [{"x": 0}, {"x": 7}], partition=0)
-    table.delete_keys([1], [{"x": 1}], partition=None)
-    table.commit()
-    return of(table)
+    return of(deletes_in_their_partition(folder))
 
 
 @case

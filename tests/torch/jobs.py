@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,36 +13,11 @@ from hypothesis import strategies as st
 from tests.torch.tables import as_values, meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
 
 State = dict[str, Any]
 
 STEPS, ENDED = 6, 7
 """Where a state's stage says how many steps were taken, and whether that was all of the rank's."""
-
-
-class HalvesV1:
-    """A three-argument generator that cuts every file inside a row group and deals the halves over workers."""
-
-    def generate(self, files: Sequence[DataFileInfo], num_workers: int, epoch: int) -> list[Shard]:
-        shards = [Shard(worker) for worker in range(num_workers)]
-        for number, file in enumerate(files):
-            rows = file.record_count or 0
-            cut = rows * (1 + epoch % 2) // (1 + num_workers)
-            for part, (start, stop) in enumerate(((0, cut), (cut, rows))):
-                split = Split(file, RowRange(start, stop - start))
-                shards[(number + part) % num_workers].splits.append(split)
-        return shards
-
-
-class HalvesV2:
-    """The same, dealt over ranks too."""
-
-    def generate(
-        self, files: Sequence[DataFileInfo], num_workers: int, epoch: int, num_ranks: int, rank: int
-    ) -> list[Shard]:
-        shards = HalvesV1().generate(files, num_workers * num_ranks, epoch)[rank::num_ranks]
-        return [Shard(worker, shard.splits) for worker, shard in enumerate(shards)]
 
 
 def topologies(*, generated: bool = False) -> st.SearchStrategy[dict[str, Any]]:
@@ -99,6 +74,31 @@ def run_stage(
         rows.append(own_rows(islice(loader, steps)))
         states.append(loader.state_dict())
     return rows, states
+
+
+def check_that_fresh_loaders_go_on(make: Callable[[], TableLoader], read: Callable[[TableLoader], list[Any]]) -> None:
+    """Stop in an epoch at its start, in the middle and at its end, and go on from each state with a fresh loader.
+
+    Args:
+        make: gives a fresh loader.
+        read: gives what a loader delivers, a batch each.
+    """
+    loader = make()
+    loader.set_epoch(7)
+    whole = read(loader)
+    for taken in (0, 1, 5, len(whole) - 1, len(whole)):
+        loader.set_epoch(7)
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        fresh = make()
+        fresh.load_state_dict(state)
+        assert fresh.state_dict() == state
+        fresh.set_epoch(7)
+        assert read(fresh) == whole[taken:]
+        fresh.set_epoch(8)
+        assert len(read(fresh)) == len(fresh)
 
 
 def of_a_running_rank(states: Sequence[State]) -> State:

@@ -16,7 +16,7 @@ import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
 
-from torch_table_loader import StructuredDataset
+from torch_table_loader import StructuredDataset, TableLoader
 
 Groups = Sequence[Sequence[int]]
 
@@ -113,6 +113,12 @@ def meant_warnings() -> Iterator[None]:
         for message in _MEANT:
             warnings.filterwarnings("ignore", message=message)
         yield
+
+
+def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
+    """Make a loader with two workers."""
+    chosen: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
+    return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
 
 
 def deliver(root: Path | str, epoch: int = 0, form: str = "parquet", **options: Any) -> list[Batch]:

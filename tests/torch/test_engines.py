@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from tests.torch.leaks import children, lane_threads
-from tests.torch.tables import as_values, deliver, write_table
-from torch_table_loader import StructuredDataset, TableLoader
+from tests.torch.tables import as_values, deliver, make, write_table
 from torch_table_loader.read.tasks import TaskReader
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
@@ -26,11 +25,6 @@ pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
 def table(tmp_path: Path) -> Path:
     write_table(tmp_path / "table", [[30, 7, 30]] * 4)
     return tmp_path / "table"
-
-
-def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
-    chosen: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
-    return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
 
 
 def who_and_what(batch: Any) -> tuple[int, str, list[int]]:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.torch.leaks import children, lane_threads
-from tests.torch.tables import Batch, as_values, write_table
-from torch_table_loader import StructuredDataset, TableError, TableLoader, WorkerError
+from tests.torch.tables import Batch, as_values, make, write_table
+from torch_table_loader import TableError, TableLoader, WorkerError
 from torch_table_loader.engine.work import LaneBatches
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
@@ -26,11 +26,6 @@ ENGINES = ["thread", "process"]
 def table(tmp_path: Path) -> Path:
     write_table(tmp_path / "table", [[30, 30, 30]] * 4)
     return tmp_path / "table"
-
-
-def make(table: Path, worker_type: str = "thread", **options: Any) -> TableLoader:
-    chosen: dict[str, Any] = {"batch_size": 8, "num_workers": 2, "worker_type": worker_type} | options
-    return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
 
 
 def tear(path: Path, group: int, column: int) -> None:

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.laws.effort import examples
+from tests.torch.forms import FORMS, plain, rows_of_many_kinds
+from tests.torch.jobs import check_that_fresh_loaders_go_on
 from tests.torch.tables import meant_warnings, write_table
-from tests.torch.test_rows import plain
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, SourceRow, StructuredDataset, TableLoader
 from torch_table_loader.engine import row_store, sizes
 from torch_table_loader.errors import ConfigTypeError
@@ -274,22 +275,7 @@ def test_a_source_without_weight_stays_out(tables: Tables) -> None:
     ids=str,
 )
 def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(tables: Tables, options: dict[str, Any]) -> None:
-    loader = make(tables, **options)[0]
-    loader.set_epoch(7)
-    whole = batches(loader)
-    for taken in (0, 1, 5, len(whole) - 1, len(whole)):
-        loader.set_epoch(7)
-        going = iter(loader)
-        for _ in range(taken):
-            next(going)
-        state = json.loads(json.dumps(loader.state_dict()))
-        fresh = make(tables, **options)[0]
-        fresh.load_state_dict(state)
-        assert fresh.state_dict() == state
-        fresh.set_epoch(7)
-        assert batches(fresh) == whole[taken:]
-        fresh.set_epoch(8)
-        assert len(batches(fresh)) == len(fresh)
+    check_that_fresh_loaders_go_on(lambda: make(tables, **options)[0], batches)
 
 
 def test_the_state_is_small_and_plain(tables: Tables) -> None:
@@ -650,34 +636,13 @@ def test_all_excluded_and_unknown_rows_are_errors(tables: Tables) -> None:
 # ---- form ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"output_format": "numpy", "nulls": "mask"},
-        {"output_format": "arrow"},
-        {"output_format": "dict"},
-        {"nulls": "mask", "ragged": "pad"},
-        {"nulls": {"n": -5}, "ragged": "offsets", "strings": "codes", "vocabulary": {"s": ["s1", "s2"]}},
-        {"nulls": {"n": -5}, "ragged": "nested", "worker_type": "process"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", FORMS, ids=str)
 def test_every_form_holds_the_values_that_each_table_alone_gives(tmp_path: Path, options: dict[str, Any]) -> None:
-    served = {"worker_type": options.get("worker_type", "thread")}
+    served = {"worker_type": options.get("worker_type", "thread"), "num_workers": 2}
     options = {name: value for name, value in options.items() if name not in served}
     paths = {}
-    for name, r in (("one", range(100)), ("two", range(100, 160))):
-        table = pa.table(
-            {
-                "id": pa.array(r, pa.int64()),
-                "n": pa.array([None if i % 5 == 0 else i for i in r], pa.int16()),
-                "f": pa.array([None if i % 7 == 0 else i / 2 for i in r]),
-                "s": pa.array([None if i % 9 == 0 else f"s{i % 4}" for i in r]),
-                "l": pa.array([list(range(i % 4)) for i in r]),
-                "g": pa.array([[i, i + 1] for i in r], pa.list_(pa.float32(), 2)),
-                "b": pa.array([i % 2 == 0 for i in r]),
-            }
-        )
+    for name, ids in (("one", range(100)), ("two", range(100, 160))):
+        table = rows_of_many_kinds(ids)
         order = table.column_names if name == "one" else ["id", *reversed(table.column_names[1:])]
         paths[name] = str(tmp_path / f"{name}.parquet")
         pq.write_table(table.select(order), paths[name], row_group_size=70)
@@ -688,7 +653,7 @@ def test_every_form_holds_the_values_that_each_table_alone_gives(tmp_path: Path,
     sources = {name: StructuredDataset(path, shuffle="rows", row_id=True, **options) for name, path in paths.items()}
     # A batch of one row has to be read as such; a lane gathers many of them at a time, from both tables.
     loader = MixedDataset.create_dataloader(
-        sources, {"one": 5, "two": 3}, stop="all_exhausted", batch_size=1, num_workers=2, **served
+        sources, {"one": 5, "two": 3}, stop="all_exhausted", batch_size=1, **served
     )[0]
     found = [plain(batch) for batch in loader]
     assert {row["id"] for row in found} == set(range(160))

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.generators import HalvesV1, HalvesV2
 from tests.torch.jobs import (
     STEPS,
-    HalvesV1,
-    HalvesV2,
     State,
     is_ended,
     make,

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.torch.jobs import STEPS, HalvesV2, State, make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
+from tests.generators import HalvesV2
+from tests.torch.jobs import STEPS, State, make, of_a_running_rank, own_rows, run_stage, spans_of, topologies
 from tests.torch.tables import Groups, key, write_table
 from torch_table_loader import ConfigError, LiveSpan, RowSpan
 from torch_table_loader.planning.cutting import RoundRobinStrategy

@@ -133,14 +133,12 @@ def _dense(kind: DenseKind) -> str:
 def files_table(job: Job, most: int) -> str:
     """Show the first files, and all of them in one line."""
     layout = job.table.layout
-    offsets = layout.group_offsets
-    read = np.concatenate(([0], np.cumsum(layout.group_kept)))[offsets]
     columns = (
         [file.name for file in layout.files],
         layout.file_rows.tolist(),
         [file.version.num_bytes for file in layout.files],
-        np.diff(offsets).tolist(),
-        np.diff(read).tolist(),
+        np.diff(layout.group_offsets).tolist(),
+        layout.kept_groups.tolist(),
     )
     rows: list[Row] = list(zip(*columns, strict=True))
     header = ("file", "rows", "bytes stored", "row groups", "of them read")

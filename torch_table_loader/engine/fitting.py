@@ -1,4 +1,4 @@
-"""Fits the caller's options to the table: which columns, which split strategy, what is counted."""
+"""Fits the caller's options to the table: which columns, which split strategy, what is counted, how it is planned."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pyarrow as pa
 from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.machine import usable_cpus
+from torch_table_loader.engine.planner import Planner
 from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.engine.state import filter_key
 from torch_table_loader.engine.work import PADDING_COLUMN
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
-from torch_table_loader.read.tasks import TaskReader
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.ranks import RankInfo
@@ -83,13 +84,10 @@ def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) ->
     layout, reads = table.layout, options.filters is not None or table.layout.must_count
     if (reads and not options.count_filtered) or not (reads or layout.has_deletes):
         return None
-    counting = TaskReader(
-        table.storage, table.files, table.metas, table.schema, (), filters=options.filters, deletes=table.deletes
-    )
     key = filter_key(options.filters, table.schema) + (f"-{table.fingerprint}" if layout.has_deletes else "")
     return LiveCounter(
         table,
-        counting,
+        table.reader((), options.filters),
         key,
         None if table.estimated else cache,  # what is counted of estimated row groups fits no entry
         threads=usable_cpus(),
@@ -97,9 +95,49 @@ def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) ->
     )
 
 
+def planner_of(
+    table: Table, options: LoaderOptions, strategy: Strategy, num_ranks: int, cache: PlanCache | None
+) -> Planner:
+    """Make what plans the epochs of a job.
+
+    Args:
+        table: surveyed.
+        options: the caller's.
+        strategy: splits it.
+        num_ranks: of the job.
+        cache: counts that are kept; or None.
+
+    Raises:
+        ConfigError: ranks are to be even, and the caller gave up the count that this needs.
+    """
+    topology = Topology(
+        num_ranks,
+        options.lanes,
+        options.batch_size,
+        options.shuffle_buffer_size,
+        options.even_ranks,
+        options.drop_last,
+    )
+    planner = Planner(
+        table.layout,
+        strategy,
+        topology,
+        shuffle=bool(options.shuffle),
+        seed=options.shuffle_seed,
+        filtered=options.filters is not None,
+        counter=counter_of(table, options, cache),
+    )
+    if options.even_ranks is not None and not planner.counted:
+        raise ConfigError(
+            f"even_ranks={options.even_ranks!r} needs the number of rows that pass the filter; "
+            "leave count_filtered=True, or even_ranks=None"
+        )
+    return planner
+
+
 def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
     """Add the column that says which rows are padding, where batches have it."""
     return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
 
 
-__all__ = ["columns_of", "counter_of", "strategy_of", "with_padding"]
+__all__ = ["columns_of", "counter_of", "planner_of", "strategy_of", "with_padding"]

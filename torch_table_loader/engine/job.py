@@ -11,27 +11,27 @@ import pyarrow as pa
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.calling import warn_caller
-from torch_table_loader.engine.fitting import columns_of, counter_of, strategy_of, with_padding
+from torch_table_loader.engine.fitting import columns_of, planner_of, strategy_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
-from torch_table_loader.engine.planner import PlannedEpoch, Planner
 from torch_table_loader.engine.sizes import blocks_of_a_process, is_variable, rows_of_a_read, width_of
 from torch_table_loader.engine.state import identity, read_state, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work import EpochWork
-from torch_table_loader.errors import ConfigError, ResumeError
+from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.lanes import RankPlan
-from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
 from torch_table_loader.planning.runs import Runs
-from torch_table_loader.read.tasks import TaskReader
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.planner import PlannedEpoch, Planner
     from torch_table_loader.engine.ranks import RankInfo
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.cursor import Cursor
+    from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.strategies import Strategy
+    from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import PlanCache
 
 
@@ -93,43 +93,12 @@ class Job:
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
         largest = int(table.layout.group_rows.max(initial=0))
         read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
-        reader = TaskReader(
-            table.storage,
-            table.files,
-            table.metas,
-            table.schema,
-            columns,
-            filters=options.filters,
-            row_id_bases=table.layout.file_starts[:-1] if options.row_id else None,
-            max_rows=read_rows,
-            deletes=table.deletes,
-        )
+        reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows)
         codec = make_codec(reader.schema, TypePolicy.of(options))
         if options.filters is None:
             table.refuse_nulls(codec.null_sensitive)
         strategy = strategy_of(options, ranks)
-        topology = Topology(
-            ranks.num_ranks,
-            options.lanes,
-            options.batch_size,
-            options.shuffle_buffer_size,
-            options.even_ranks,
-            options.drop_last,
-        )
-        planner = Planner(
-            table.layout,
-            strategy,
-            topology,
-            shuffle=bool(options.shuffle),
-            seed=options.shuffle_seed,
-            filtered=options.filters is not None,
-            counter=counter_of(table, options, cache),
-        )
-        if options.even_ranks is not None and not planner.counted:
-            raise ConfigError(
-                f"even_ranks={options.even_ranks!r} needs the number of rows that pass the filter; "
-                "leave count_filtered=True, or even_ranks=None"
-            )
+        planner = planner_of(table, options, strategy, ranks.num_ranks, cache)
         said = identity(table, reader.schema, options, strategy.name, planner.digest())
         stores = [table.storage, *([] if cache is None else [cache.storage])]
         fork_safe = all(getattr(store, "fork_safe", False) for store in stores)

@@ -34,7 +34,7 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.row_cursor import RowCursor, RowPosition
 from torch_table_loader.planning.rows_of import RowSpan
-from torch_table_loader.read.tasks import ROW_ID, TaskReader
+from torch_table_loader.read.tasks import ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,17 +91,9 @@ class RowJob:
             segments = counter.count(segments, np.arange(len(segments.splits)))
         live_rows = int(segments.live.sum())
         row_bytes = sum(map(width_of, schema.types)) or 1
-        reader = TaskReader(
-            table.storage,
-            table.files,
-            table.metas,
-            table.schema,
-            columns,
-            filters=options.filters,
-            row_id_bases=table.layout.file_starts[:-1] if live_rows != table.layout.num_rows else None,
-            max_rows=rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0))),
-            deletes=table.deletes,
-        )
+        keeps_ids = live_rows != table.layout.num_rows
+        max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
+        reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows)
         keeper = StoreKeeper(table, options, schema, segments, reader)
         topology = Topology(
             ranks.num_ranks,

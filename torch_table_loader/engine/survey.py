@@ -18,6 +18,7 @@ from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.field_ids import found_by_name
 from torch_table_loader.read.footers import LazyFooters, estimated_groups
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.source.fingerprint import fingerprint
 from torch_table_loader.source.plan_cache import CacheEntry
@@ -78,6 +79,29 @@ class Table:
     def estimated(self) -> bool:
         """Whether row groups are estimates, since footers are read later."""
         return isinstance(self.metas, LazyFooters)
+
+    def reader(
+        self, columns: Sequence[str], filters: Any, *, row_ids: bool = False, max_rows: int = DEFAULT_MAX_ROWS
+    ) -> TaskReader:
+        """Make what reads the table's rows, deletes left out.
+
+        Args:
+            columns: names to deliver, in this order.
+            filters: an expression over `schema`, or None.
+            row_ids: whether the last column is each row's ordinal among all physical rows.
+            max_rows: no batch has more rows.
+        """
+        return TaskReader(
+            self.storage,
+            self.files,
+            self.metas,
+            self.schema,
+            columns,
+            filters=filters,
+            row_id_bases=self.layout.file_starts[:-1] if row_ids else None,
+            max_rows=max_rows,
+            deletes=self.deletes,
+        )
 
     def refuse_nulls(self, columns: frozenset[str]) -> None:
         """Refuse columns in which statistics prove a null.

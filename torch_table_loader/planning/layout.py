@@ -130,6 +130,21 @@ class TableLayout(Sequence[DataFileInfo]):
         """int64[F] rows of each file."""
         return np.diff(self.file_starts)
 
+    @property
+    def kept_groups(self) -> NDArray[np.int64]:
+        """int64[F] row groups of each file that are read."""
+        return np.diff(np.concatenate(([0], np.cumsum(self.group_kept)))[self.group_offsets])
+
+    @property
+    def pruned_groups(self) -> int:
+        """Row groups that are not read."""
+        return int((~self.group_kept).sum())
+
+    @property
+    def pruned_files(self) -> int:
+        """Files that have row groups, of which none is read."""
+        return int(((np.diff(self.group_offsets) > 0) & (self.kept_groups == 0)).sum())
+
     def groups_of(self, file: int) -> range:
         """Row groups of a file, counted over the whole table."""
         return range(int(self.group_offsets[file]), int(self.group_offsets[file + 1]))

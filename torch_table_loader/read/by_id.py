@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.conformer import FileConformer
 from torch_table_loader.read.failures import first_line
 from torch_table_loader.read.field_ids import (
     LAST_UPDATED_FIELD,
@@ -41,38 +42,27 @@ class _Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class IdConformer:
-    """Makes a file's batches into the table's; made by `plan_by_id`. Like `conform.Conformer`.
+class IdConformer(FileConformer):
+    """Finds columns by their ids; made by `plan_by_id`.
 
     Args:
-        name: the file, for messages.
-        reads: the columns to read from the file, in this order.
-        schema: of what `apply` returns.
+        name: see `FileConformer`.
+        reads: likewise.
+        schema: likewise.
         sources: how each column is made.
         as_it_is: whether batches pass as they are.
     """
 
-    name: str
-    reads: tuple[str, ...]
-    schema: pa.Schema
     sources: tuple[_Source, ...]
     as_it_is: bool
 
     @property
     def counts_rows(self) -> bool:
-        """Whether a column says where in the file its row stands, so that `apply` must see all rows."""
+        """Whether a column is counted: see `FileConformer.counts_rows`."""
         return any(source.counted_from is not None for source in self.sources)
 
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
-        """Convert, fill and order a batch.
-
-        Args:
-            batch: has exactly the columns `reads`.
-            row: the place of its first row in the file.
-
-        Raises:
-            TableError: a value does not fit the table's type, or a null stands where none may; names the column.
-        """
+        """Convert, fill and order a batch: see `FileConformer.apply`."""
         if self.as_it_is and batch.schema.types == self.schema.types:
             return batch.replace_schema_metadata(None)
         arrays = [self._made(*pair, batch, row) for pair in zip(self.sources, self.schema, strict=True)]

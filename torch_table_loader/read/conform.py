@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.conformer import FileConformer
 from torch_table_loader.read.failures import first_line
 
 
@@ -22,36 +23,25 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Conformer:
-    """Makes a file's batches into the table's; made by `conform_plan`.
+class Conformer(FileConformer):
+    """Finds columns by their names; made by `conform_plan`.
 
     Args:
-        name: the file, for messages.
-        reads: the columns to read from the file, in this order.
-        schema: of what `apply` returns.
+        name: see `FileConformer`.
+        reads: likewise.
+        schema: likewise.
         steps: how each column is made; None where batches pass as they are.
         drop_metadata: whether the file's own schema metadata must go.
     """
 
-    name: str
-    reads: tuple[str, ...]
-    schema: pa.Schema
     steps: tuple[_Step, ...] | None
     drop_metadata: bool
-    counts_rows = False
 
-    def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:  # noqa: ARG002 as `IdConformer`'s
-        """Cast, fill and order a batch.
-
-        Args:
-            batch: has exactly the columns `reads`.
-            row: the place of its first row in the file; does not matter here.
+    def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:  # noqa: ARG002 as the base's
+        """Cast, fill and order a batch: see `FileConformer.apply`.
 
         Returns:
             The batch itself where nothing is to be done; columns that need no cast are never copied.
-
-        Raises:
-            TableError: a value does not fit the table's type, or a null stands where none may; names the column.
         """
         if self.steps is None:
             return batch.replace_schema_metadata(None) if self.drop_metadata else batch

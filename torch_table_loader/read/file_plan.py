@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.read.by_id import IdConformer, plan_by_id
-from torch_table_loader.read.conform import Conformer, conform_plan
+from torch_table_loader.read.by_id import plan_by_id
+from torch_table_loader.read.conform import conform_plan
+from torch_table_loader.read.conformer import FileConformer
 from torch_table_loader.read.deletes import inside, key_path
 from torch_table_loader.read.expressions import row_mask
 
@@ -49,7 +50,7 @@ class FilePlan(NamedTuple):
     file: DataFile
     meta: FileMeta
     group_starts: list[int]
-    conformer: Conformer | IdConformer
+    conformer: FileConformer
     filters: Any
     empty: bool
     positions: NDArray[np.int64]
@@ -141,7 +142,7 @@ def plan_file(
     wanted = [*columns, *extra]
     positions = np.empty(0, dtype=np.int64)
     keys: list[_Keys] = []
-    conformer: Conformer | IdConformer
+    conformer: FileConformer
     if file.columns is None:
         conformer = conform_plan(meta.schema, table_schema, file.partition, wanted, name=file.name)
     else:

@@ -89,15 +89,7 @@ class RemoteRows:
     def windows(
         self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
     ) -> Iterator[tuple[Rows, Ints, T]]:
-        """Read the rows of blocks that come after each other, the next window while this one is taken.
-
-        Args:
-            blocks: the places of each, and a note of the caller's.
-            most_blocks: blocks that are made ready together at most.
-
-        Yields:
-            Rows in memory, the places of the block among them, and the note.
-        """
+        """Read the rows of blocks into memory, the next window while this one is taken; see `Rows.windows`."""
         windows = in_windows(blocks, self._least, self._most, most_blocks)
 
         def begin(window: list[tuple[Ints, T]]) -> Future[tuple[Rows, Ints]]:

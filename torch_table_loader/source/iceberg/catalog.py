@@ -7,8 +7,8 @@ import json
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import Catalog, list_catalogs, load_catalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -17,7 +17,10 @@ from pyiceberg.typedef import IcebergBaseModel
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
-from torch_table_loader.source.iceberg.storage import IcebergStorage, Provider, read_overrides
+from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
+
+if TYPE_CHECKING:
+    from torch_table_loader.source.iceberg.address import TableAddress
 
 _SHORT = {
     "region_name": ("glue.region", "s3.region"),
@@ -85,38 +88,25 @@ class OpenTable:
     storage: IcebergStorage
 
 
-def open_table(
-    table: str | tuple[str, ...] | Table | None,
-    catalog_config: Mapping[str, Any] | str | Catalog | None = None,
-    *,
-    metadata_location: str | None = None,
-    location_override: Mapping[str, str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    credentials: Provider | None = None,
-) -> OpenTable:
+def open_table(at: TableAddress) -> OpenTable:
     """Find a table.
 
     Args:
-        table: its name with two or more parts ("db.table"), or a pyiceberg Table.
-        catalog_config: what pyiceberg's ``load_catalog`` takes; or the name of a catalog of ``.pyiceberg.yaml``; or a
-            pyiceberg Catalog.
-        metadata_location: a metadata.json, instead of a catalog.
-        location_override: prefixes of the metadata's paths, and what stands there now.
-        storage_options: for the file system; they win over the catalog's.
-        credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
+        at: where.
 
     Raises:
         ConfigError: no such catalog, namespace or table (the nearest are named), or arguments that do not fit.
         StorageError: the catalog does not answer.
     """
-    overrides = read_overrides(location_override)
-    options = dict(storage_options or {})
+    overrides = read_overrides(at.location_override)
+    options = dict(at.storage_options or {})
+    table, catalog_config, credentials = at.table, at.catalog_config, at.credentials
     if credentials is not None and not callable(credentials):
         raise ConfigTypeError(f"credentials must be callable, got {type(credentials).__name__}")
     given = {} if credentials is None else dict(credentials())
-    if metadata_location is not None:
+    if at.metadata_location is not None:
         properties = {**(_properties(catalog_config) if isinstance(catalog_config, Mapping) else {}), **given}
-        location = os.fspath(metadata_location)
+        location = os.fspath(at.metadata_location)
         storage = IcebergStorage(location, properties, options, overrides, credentials)
         metadata = read_metadata(storage, location)
         name = table if isinstance(table, str) else metadata.location.rpartition("/")[2]
@@ -130,10 +120,11 @@ def open_table(
     return OpenTable(".".join(found.name()), metadata, storage)
 
 
-def as_it_is_now(table: Any) -> Any:
+def as_it_is_now(at: TableAddress) -> TableAddress:
     """Load a pyiceberg Table anew, where it has a catalog; a name stays a name."""
+    table = at.table
     known = isinstance(table, Table) and not isinstance(table, StaticTable)
-    return _from_catalog(table.name(), table.catalog) if known else table
+    return replace(at, table=_from_catalog(table.name(), table.catalog)) if known else at
 
 
 @dataclass(frozen=True, slots=True)

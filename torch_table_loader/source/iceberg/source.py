@@ -96,26 +96,18 @@ class IcebergSource:
             ConfigError: a filter does not fit the table.
             TableError: a manifest is gone or torn, or a column cannot be read.
         """
-        current, unreadable = read_columns(metadata.schemas[snapshot.schema_id])
-        _refuse_unreadable(unreadable, columns)
-        lineage = [column for column in LINEAGE if columns is not None and column.name in columns]
-        current += [column for column in lineage if column.name not in {own.name for own in current}]
-        names, notes = _names(metadata, current)
-        table = TableColumns(tuple(current), _former(metadata, current), names)
-        ids = {column.field_id: column.name for column in current}
-        naming = Naming(metadata.location, table, metadata.specs, ids)
-        ice = iceberg_schema(metadata.schemas[snapshot.schema_id])
+        struct = metadata.schemas[snapshot.schema_id]
+        current = _columns(struct, columns)
+        naming, notes = _naming(metadata, current)
+        ice = iceberg_schema(struct)
         rows = row_filter(filters, scan_filter, ice)
         schema = arrow_schema(current)
         pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
         asked = f"{filters}\n{scan_filter}" if isinstance(scan_filter, str | None) else f"{filters}\n{scan_filter!r}"
         kept = _Kept(cache, f"iceberg plan 1\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{asked}")
         entries, told = kept.get() or kept.put(_entries(storage, snapshot, pruner))
-        index = DeleteIndex((entry for entry in entries if entry.content), naming)
-        files = plan_files((entry for entry in entries if not entry.content), index, naming)
+        files = _files(entries, naming, storage)
         notes += (*told, *(f"{part} leaves no file out" for part in unasked))
-        if storage.is_local:  # where asking costs nothing, a file that is gone or written over is noticed
-            files = tuple(replace(file, version=storage.version(file.path)) for file in files)
         digest = hashlib.sha256(f"iceberg 1\n{metadata.uuid}\n{snapshot.id}".encode()).hexdigest()
         said = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
         description = f"Iceberg table {name} ({metadata.uuid}), {said}"
@@ -157,6 +149,24 @@ def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None)
     return entries, (note,)
 
 
+def _files(entries: Sequence[Entry], naming: Naming, storage: IcebergStorage) -> tuple[DataFile, ...]:
+    """Make the data files of a plan, each with the deletes that apply to it."""
+    index = DeleteIndex((entry for entry in entries if entry.content), naming)
+    files = plan_files((entry for entry in entries if not entry.content), index, naming)
+    if not storage.is_local:
+        return files
+    # Where asking costs nothing, a file that is gone or written over is noticed.
+    return tuple(replace(file, version=storage.version(file.path)) for file in files)
+
+
+def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None) -> list[Column]:
+    """Read the columns of a schema; those of the rows' lineage come after them, where they are wanted."""
+    current, unreadable = read_columns(struct)
+    _refuse_unreadable(unreadable, wanted)
+    lineage = [column for column in LINEAGE if wanted is not None and column.name in wanted]
+    return current + [column for column in lineage if column.name not in {own.name for own in current}]
+
+
 def _identity_columns(metadata: TableMetadata, current: Sequence[Column]) -> list[Column]:
     """The columns whose values any partition spec of the table says as they are."""
     ids = {each["source-id"] for spec in metadata.specs.values() for each in spec if each["transform"] == "identity"}
@@ -180,6 +190,14 @@ def _former(metadata: TableMetadata, current: Sequence[Column]) -> dict[int, Col
             if column.field_id not in now:
                 former[column.field_id] = column
     return former
+
+
+def _naming(metadata: TableMetadata, current: Sequence[Column]) -> tuple[Naming, tuple[str, ...]]:
+    """Say how manifest entries become files of the table, and what there is to say of it."""
+    names, notes = _names(metadata, current)
+    table = TableColumns(tuple(current), _former(metadata, current), names)
+    ids = {column.field_id: column.name for column in current}
+    return Naming(metadata.location, table, metadata.specs, ids), notes
 
 
 def _names(metadata: TableMetadata, current: Sequence[Column]) -> tuple[NamedIds | None, tuple[str, ...]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.engine.crossing import SPARE_SLOTS
+from torch_table_loader.engine.sizes import BLOCKS_AHEAD
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.job import Job
@@ -166,7 +167,7 @@ def _load(job: Job, plan: RankPlan, epoch: int, lane: int) -> WorkerLoad:
 
 
 def _memory_bound(job: Job) -> int:
-    """Three reads a lane (one being made, one waiting, one being taken), and a shuffle window twice as it turns.
+    """Four reads a lane (one being made, two waiting, one being taken), and a shuffle window twice as it turns.
 
     From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to spare), and
     two that were copied out: one being taken, one that came early.
@@ -177,7 +178,9 @@ def _memory_bound(job: Job) -> int:
         slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
         rows = job.read_rows + (3 + slots) * block_batches * size
     else:
-        rows = (2 + -(-(options.prefetch_batches or 1) * size // job.read_rows)) * job.read_rows
+        given = options.prefetch_batches
+        waiting = BLOCKS_AHEAD if given is None else -(-given * size // job.read_rows)
+        rows = (2 + waiting) * job.read_rows
     return job.topology.lanes * (rows + 2 * (options.shuffle_buffer_size or 0)) * job.row_bytes
 
 

@@ -61,7 +61,7 @@ class LoaderOptions:
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process".
         even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
-        prefetch_batches: batches a lane may hold ready before it pauses; None lets one decoded block wait.
+        prefetch_batches: batches a lane may hold ready before it pauses; None lets two decoded blocks wait.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
         ragged: how lists come: "nested", "pad" or "offsets".
         strings: "list" or "codes".

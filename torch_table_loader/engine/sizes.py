@@ -17,7 +17,10 @@ BLOCK_BYTES = 4 * 1024 * 1024
 """Bytes of a block that crosses a process, where a batch is smaller."""
 
 BLOCKS_AHEAD = 2
-"""Blocks of a lane that wait to be taken from a process, where the caller set no `prefetch_batches`."""
+"""Blocks of a lane that wait to be taken, where the caller set no `prefetch_batches`.
+
+With one, a thread would rest until the consumer has woken and taken it.
+"""
 
 _GATHER_ROWS = 65_536
 _GATHER_BYTES = 2 * CHUNK_BYTES

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.engine.sizes import BLOCKS_AHEAD
 from torch_table_loader.engine.work import LaneBatches
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class _Lane:
 class ThreadServer:
     """Threads that always work on the lane whose batches are needed first.
 
-    A lane pauses while a block of it waits (or, where the caller set `prefetch`, while so many batches wait).
+    A lane pauses while blocks of it wait (or, where the caller set `prefetch`, while so many batches wait).
     """
 
     def __init__(self, work: LaneWork, start: int, crew: Crew, threads: int, prefetch: int | None) -> None:
@@ -89,12 +90,12 @@ class ThreadServer:
             start: steps taken before.
             crew: has the threads; one that was left early keeps none.
             threads: how many serve the lanes.
-            prefetch: batches that a lane may hold ready; None for one block.
+            prefetch: batches that a lane may hold ready; None for `BLOCKS_AHEAD`.
         """
         self._work = work
         self._joining = work.joining(start)
         self._lanes = [_Lane(batches) for batches in begin_lanes(work, start, self._joining)]
-        self._prefetch = 1 if prefetch is None else prefetch
+        self._prefetch = prefetch
         self._lock = threading.Lock()
         self._work_wanted = threading.Condition(self._lock)
         self._block_ready = threading.Condition(self._lock)
@@ -164,13 +165,18 @@ class ThreadServer:
                 to_read = [lane for lane in self._lanes if not (lane.read or lane.error)]
                 if not to_read:
                     return self._last_job()
-                wanting = [lane for lane in to_read if not lane.busy and lane.waiting < self._prefetch]
+                wanting = [lane for lane in to_read if not lane.busy and self._has_room(lane)]
                 if wanting:
                     lane = min(wanting, key=lambda lane: lane.waiting)
                     lane.busy = True
                     return partial(self._read_on, lane)
                 self._work_wanted.wait()
             return None
+
+    def _has_room(self, lane: _Lane) -> bool:
+        if self._prefetch is None:
+            return len(lane.ready) < BLOCKS_AHEAD
+        return lane.waiting < self._prefetch
 
     def _last_job(self) -> Callable[[], None] | None:
         """When all lanes are read, one thread joins their tails."""

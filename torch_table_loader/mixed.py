@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch_table_loader.dataset import RankDataset, TableDataset
@@ -13,7 +13,7 @@ from torch_table_loader.engine.mixed_state import MixedPosition, resumed
 from torch_table_loader.engine.mixed_work import common_form
 from torch_table_loader.engine.ranks import RankInfo, resolve_ranks
 from torch_table_loader.engine.row_job import RowJob
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.explain_mixture import explain_mixture
 from torch_table_loader.keywords import make_options
 from torch_table_loader.loader import LoaderIterator
@@ -22,6 +22,7 @@ from torch_table_loader.planning.mixture import BLOCK_ROWS, StopRule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch_table_loader.accelerated import EpochOfAccelerate
     from torch_table_loader.engine.roles import Place
     from torch_table_loader.explain import Explanation
     from torch_table_loader.loader import TableLoader
@@ -88,16 +89,17 @@ class MixedDataset(RankDataset):
         if wrong := sorted(set(options) - self._takes):
             raise ConfigError(f"{wrong[0]}= is for the sources of a mixture to say; pass it to each of them")
         jobs = _row_jobs(sources)
-        form = common_form({name: job.options for name, job in jobs.items()})
-        keywords: LoaderKeywords = {**options, **form, "shuffle": "rows"}  # type: ignore[typeddict-item]
+        keywords: LoaderKeywords = {**options, "shuffle": "rows"}  # type: ignore[typeddict-item]
         asked = make_options(keywords)
         named = {"num_ranks", "rank", "mesh"} & set(options)
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         with agreement:
+            asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
             job = MixedJob.open(jobs, asked, ranks, weights, stop, block)
             agreement.check(job.said | asdict(job.topology))
-        super().__init__(job)
+        super().__init__(job, agreement)
+        self._agreement: Agreement = agreement
         self._sources = dict(sources)
 
     @property
@@ -164,9 +166,17 @@ class MixedDataset(RankDataset):
         cursor: Any = super().cursor
         return self._job.current(cursor)
 
+    def begin(self) -> Place:
+        """Take the position at which an iterator begins, and compare what is excluded with the other ranks."""
+        place = super().begin()
+        cursor: Any = place
+        for name, versions in cursor.exclusions.items():
+            self._agreement.check_exclusions(cursor.epoch, versions.running.digest, name)
+        return place
+
     def iterate(self, cursor: Place, loader: TableLoader) -> LoaderIterator:
         """Begin an iterator that heeds new weights."""
-        return _MixedIterator(self._job, cursor, loader)
+        return _MixedIterator(self._job, cursor, loader, self._agreement)
 
     def resume(self, state: Mapping[str, Any]) -> tuple[MixedJob, MixedCursor]:
         """Find the job that goes on from a state, each source at the snapshot that the state speaks of."""
@@ -181,9 +191,9 @@ class MixedDataset(RankDataset):
 class _MixedIterator(LoaderIterator):
     """Begins anew where the trainer stands when the weights change."""
 
-    def __init__(self, job: MixedJob, cursor: Any, loader: TableLoader) -> None:
+    def __init__(self, job: MixedJob, cursor: Any, loader: TableLoader, agreement: Agreement) -> None:
         super().__init__(job, cursor, loader)
-        self._mixed = job
+        self._mixed, self._agreement = job, agreement
         self._weights = job.book.newest
         self._over = False
 
@@ -193,10 +203,25 @@ class _MixedIterator(LoaderIterator):
             stands: Any = self.progress.now()
             if (cursor := self._mixed.current(stands)) is not stands:
                 self.go_on(cursor)
+                if self._entry is not None:
+                    self._agree(cursor, begins=False)
         try:
             return super().__next__()
         except BaseException:
             self._over = True
+            raise
+
+    def _enter(self) -> EpochOfAccelerate:
+        entry = super()._enter()
+        self._agree(self.progress.now(), begins=True)
+        return entry
+
+    def _agree(self, cursor: Any, *, begins: bool) -> None:
+        """Compare weights with the other ranks; nothing comes where they differ."""
+        try:
+            self._agreement.check_weights(cursor.epoch, cursor.consumed, cursor.mixture.weights, begins=begins)
+        except TableError:
+            self.close()
             raise
 
     def close(self) -> None:

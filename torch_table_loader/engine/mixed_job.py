@@ -147,7 +147,8 @@ class MixedJob:
         """All that decides the order, by name: what ranks compare."""
         excluded = {name: job.book.newest.digest for name, job in self.sources.items()}
         said = self.identity
-        return {**said["options"], "sources": said["sources"], "weights": dict(self.given), "exclusions": excluded}
+        tables = {"names": list(self.sources), "sources": said["sources"], "exclusions": excluded}
+        return {**said["options"], **tables, "weights": dict(self.given)}
 
     def with_lanes(self, lanes: int) -> MixedJob:
         """Give the same job with another number of lanes, which decides no batch."""

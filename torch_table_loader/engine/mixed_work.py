@@ -115,7 +115,7 @@ def common_columns(sources: Mapping[str, RowJob], options: LoaderOptions) -> pa.
     return pa.schema([*fields, pa.field(SOURCE_COLUMN, pa.int64(), nullable=False)])
 
 
-def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, object]:
+def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     """Find in what form rows come.
 
     Args:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch_table_loader.explain import Explanation
     from torch_table_loader.loader import TableLoader
     from torch_table_loader.options import EvenRanks, LoaderKeywords, WorkerType
+    from torch_table_loader.planning.exclusion import Exclusions
     from torch_table_loader.planning.mixed_cursor import MixedCursor
 
 
@@ -126,9 +127,13 @@ class MixedDataset(RankDataset):
             weights: for every source, by name.
 
         Raises:
-            ConfigError: a weight is wrong, a source is missing, or one with a weight has no row.
+            ConfigError: a weight is wrong, a source is missing, or one with a weight has no row, in the epoch that
+                runs or in those to come.
         """
-        self._job.set_weights(weights)
+        newest = None if self._loader is None else self._loader._newest
+        runs = newest is not None and newest.cursor.epoch == self.epoch
+        stands: Any = newest.now() if newest is not None and runs else self._restored
+        self._job.set_weights(weights, stands)
 
     def exclude(self, row_ids: Mapping[str, Any]) -> None:
         """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
@@ -141,13 +146,20 @@ class MixedDataset(RankDataset):
         Raises:
             ConfigError: a source that is not there, or an id that no row has.
         """
-        for job, ids in self._told(row_ids):
-            job.exclude(ids)
+        self._change(
+            [(job, job.book.newest.exclude(ids, job.table.layout.num_rows)) for job, ids in self._told(row_ids)]
+        )
 
     def include(self, row_ids: Mapping[str, Any]) -> None:
         """Take rows in again that were excluded; see `exclude`."""
-        for job, ids in self._told(row_ids):
-            job.include(ids)
+        self._change(
+            [(job, job.book.newest.include(ids, job.table.layout.num_rows)) for job, ids in self._told(row_ids)]
+        )
+
+    @staticmethod
+    def _change(newest: list[tuple[RowJob, Exclusions]]) -> None:
+        for job, exclusions in newest:
+            job.book.change(exclusions)
 
     def _told(self, row_ids: Mapping[str, Any]) -> list[tuple[RowJob, Any]]:
         if not isinstance(row_ids, Mapping):

@@ -245,8 +245,12 @@ class MixedJob:
         rows = dict(zip(cursor.mixture.names, cursor.rows, strict=True))
         return cursor.reweighted(self.book.newest, rows, self.stop)
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float], stands: MixedCursor | None) -> None:
         """Ask for other weights from the next step on.
+
+        Args:
+            weights: by name.
+            stands: where the epoch that runs is, which must be able to take them; None if none does.
 
         Raises:
             ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
@@ -255,6 +259,8 @@ class MixedJob:
         newest = Mixture.of(weights, self.options.shuffle_seed, 0, self.block)
         rows = self._rows({name: ExclusionVersions(job.book.newest) for name, job in self.sources.items()})
         newest.length([rows[name] for name in newest.names], self.stop)
+        if stands is not None:
+            stands.reweighted(newest.weights, dict(zip(stands.mixture.names, stands.rows, strict=True)), self.stop)
         self.book.newest = newest.weights
 
     def schema(self, cursor: MixedCursor | None) -> pa.Schema:  # noqa: ARG002 the same at every position

@@ -7,9 +7,10 @@ of checkpoints that go key by key then keep it whole.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.engine.exclusion_book import ExclusionBook
 from torch_table_loader.engine.state import check_version
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.cursor import STATE_VERSION
@@ -90,7 +91,7 @@ class MixedPosition:
             ) from error
 
     def source_state(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the state that a source alone would have at the start of the epoch.
+        """Write the state that a source alone would have at the start of the epoch, with nothing excluded.
 
         Args:
             name: of the source.
@@ -98,9 +99,8 @@ class MixedPosition:
         """
         said = self.sources[name]
         options = {**identity["options"], **said["options"]}
-        exclusions = self.exclusions[name].to_state()
         about = {"version": STATE_VERSION, "table": said["table"], "options": options}
-        return about | {"epoch": self.epoch, "consumed": 0, "exclusions": exclusions}
+        return about | {"epoch": self.epoch, "consumed": 0}
 
 
 def write_mixed_state(
@@ -162,16 +162,17 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def resumed(name: str, source: Any, position: MixedPosition) -> Any:
-    """Let a source (a job or a dataset) find its own part of a state.
+    """Let a source (a job or a dataset) find its own part of a state; nothing need be left of it.
 
     Raises:
         ResumeError: the state speaks of another table, columns or filter; names source and difference.
     """
     identity = getattr(source, "job", source).identity
     try:
-        return source.resume(position.source_state(name, identity))[0]
+        job = source.resume(position.source_state(name, identity))[0]
     except ResumeError as error:
         raise ResumeError(f"source {name!r}: {error}") from error
+    return replace(job, book=ExclusionBook(position.exclusions[name], position.epoch))
 
 
 def _refuse_others(*numbers: Any) -> None:

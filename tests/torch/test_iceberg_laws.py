@@ -178,7 +178,13 @@ def sample(root: Path) -> IcebergWriter:
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_threads_and_processes_deliver_the_same(tmp_path: Path, worker_type: str, num_ranks: int, footers: str) -> None:
     table = sample(tmp_path)
-    options: dict[str, Any] = {"num_ranks": num_ranks, "batch_size": 8, "num_workers": 2, "shuffle": True, "footers": footers}
+    options: dict[str, Any] = {
+        "num_ranks": num_ranks,
+        "batch_size": 8,
+        "num_workers": 2,
+        "shuffle": True,
+        "footers": footers,
+    }
     plain = [rows_of(loader) for loader in loaders(table.metadata, **options)]
     there = loaders(table.metadata, worker_type=worker_type, **options)
     assert [rows_of(loader) for loader in there] == plain

@@ -209,6 +209,8 @@ class LoaderIterator(Iterator[Any]):
         self._turns.close()
         work, longest = self._start(cursor)
         self.progress.go_on(cursor, work, self._turns, longest)
+        if self._loader._newest is self.progress:
+            self._loader.remainder = _remainder(self._plan)
 
     def _start(self, cursor: Place) -> tuple[LaneWork, int | None]:
         job, options, start = self._job, self._job.options, cursor.stage.steps

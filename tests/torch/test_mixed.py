@@ -455,6 +455,14 @@ def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
         {"given": [["a", "1"]]},
         {"sources": [["a"]]},
         {"exclusions": [["a", [["!", "0"]]]]},
+        {"mixture": None},
+        {"mixture": 3},
+        {"shares": [1, state["shares"][1]]},
+        {"shares": [0, []]},
+        {"shares": [0, [[name, 0, 0] for name in "abc"]]},
+        {"shares": [0, [[name, 1, 0] for name in "aac"]]},
+        {"shares": [0, [[name, 1, 0] for name in "cba"]]},
+        {"newest": [["a", 1], ["b", 1], ["z", 1]], "given": [["a", 1], ["b", 1], ["z", 1]]},
     ]
     for change in wrong:
         with pytest.raises(ResumeError):
@@ -592,6 +600,28 @@ def test_weights_that_cannot_be_meant_are_refused(tables: Tables, weights: dict[
         make(tables, weights)
     assert dataset.weights == WEIGHTS
     assert len(loader) > 0
+
+
+@pytest.mark.parametrize("weights", [None, 0.5, "abc", [("a", 1), ("b", 1), ("c", 1)]], ids=repr)
+def test_weights_without_names_are_refused(tables: Tables, weights: Any) -> None:
+    dataset = make(tables)[1]
+    for call in (dataset.set_weights, lambda said: MixedDataset(open_sources(tables), said)):
+        with pytest.raises(ConfigTypeError, match="weights must be numbers by name of their source, got"):
+            call(weights)
+
+
+def test_what_accelerate_is_told_of_the_tail_follows_the_weights(tables: Tables) -> None:
+    loader, dataset = make(tables, batch_size=50, num_ranks=3, rank=0, even_ranks="pad")
+    batches = iter(loader)
+    next(batches)
+    before = loader.remainder
+    dataset.set_weights({"a": 1, "b": 1, "c": 0})
+    state = loader.state_dict()
+    list(batches)
+    fresh = make(tables, batch_size=50, num_ranks=3, rank=0, even_ranks="pad")[0]
+    fresh.load_state_dict(state)
+    list(fresh)
+    assert loader.remainder == fresh.remainder != before
 
 
 # ---- exclusion -------------------------------------------------------------------------------------------

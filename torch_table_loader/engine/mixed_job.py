@@ -198,8 +198,6 @@ class MixedJob:
         job = self.with_sources(sources)
         job.book.newest = position.newest if position.given == self.given else dict(self.given)
         consumed = position.consumed
-        if consumed > position.total:
-            raise ResumeError(f"the state has taken {consumed} samples of an epoch that has {position.total}")
         if position.ended and consumed < position.total:
             raise ResumeError(
                 f"the state was taken on a rank that had ended after {consumed} samples, while others take "

@@ -66,12 +66,13 @@ class MixedPosition:
             )
             given, newest = dict(state["given"]), dict(state["newest"])
             _refuse_others(*given.values(), *newest.values())
-            _refuse_unfit(given, newest)
             excluded = {name: ExclusionVersions.from_state({"exclusions": said}) for name, said in state["exclusions"]}
             sources = {
                 name: {"table": dict(table), "options": dict(options)} for name, table, options in state["sources"]
             }
             names = tuple(name for name, _, _ in shares)
+            _refuse_unfit(names, given, newest, {name: weight for name, weight, _ in shares})
+            _refuse_disorder(start, consumed, total)
             return cls(
                 epoch=state["epoch"],
                 consumed=consumed,
@@ -153,6 +154,8 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     if "mixture" not in state:
         raise ResumeError("the state speaks of one table, and this is a mixture; load it with the loader of that table")
     theirs = state["mixture"]
+    if not isinstance(theirs, Mapping):
+        raise ResumeError(f"the state must say of which mixture it is, got {theirs!r}; pass state_dict() unchanged")
     if differing := [name for name in own if own[name] != theirs.get(name)]:
         shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {own[name]!r}" for name in differing)
         raise ResumeError(
@@ -180,9 +183,17 @@ def _refuse_others(*numbers: Any) -> None:
         raise TypeError(f"{wrong[0]!r} where a number is expected")
 
 
-def _refuse_unfit(given: Weights, newest: Weights) -> None:
-    if given.keys() != newest.keys() or not any(newest.values()):
-        raise ValueError(f"weights {newest!r} for the sources {sorted(given)}")
+def _refuse_disorder(*samples: int) -> None:
+    if list(samples) != sorted(samples):
+        raise ValueError(f"weights from, taken, and of the epoch: {samples} samples")
+
+
+def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
+    if names != tuple(sorted(set(names))):
+        raise ValueError(f"sources {names!r}")
+    for entry in weights:
+        if entry.keys() != set(names) or not any(entry.values()):
+            raise ValueError(f"weights {entry!r} for the sources {names!r}")
 
 
 def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.work import PADDING_COLUMN
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -162,6 +162,8 @@ def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None
 
 def check_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:
     """Refuse weights that do not name the sources, all of them and no other."""
+    if not isinstance(weights, Mapping):
+        raise ConfigTypeError(f"weights must be numbers by name of their source, got {weights!r}")
     if missing := [name for name in sources if name not in weights]:
         raise ConfigError(f"weights must name every source, and {missing[0]!r} is not in it; 0 leaves a source out")
     if unknown := [name for name in weights if name not in sources]:

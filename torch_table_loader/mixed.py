@@ -22,7 +22,6 @@ from torch_table_loader.planning.mixture import BLOCK_ROWS, StopRule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch_table_loader.accelerated import EpochOfAccelerate
     from torch_table_loader.engine.roles import Place
     from torch_table_loader.explain import Explanation
     from torch_table_loader.loader import TableLoader
@@ -210,26 +209,25 @@ class _MixedIterator(LoaderIterator):
         self._over = False
 
     def __next__(self) -> Any:
-        if self._weights is not self._mixed.book.newest and not self._over:
-            self._weights = self._mixed.book.newest
-            stands: Any = self.progress.now()
-            if (cursor := self._mixed.current(stands)) is not stands:
-                self.go_on(cursor)
-                if self._entry is not None:
-                    self._agree(cursor, begins=False)
         try:
+            if not self._over:
+                self._heed()
             return super().__next__()
         except BaseException:
             self._over = True
             raise
 
-    def _enter(self) -> EpochOfAccelerate:
-        entry = super()._enter()
-        self._agree(self.progress.now(), begins=True)
-        return entry
-
-    def _agree(self, cursor: Any, *, begins: bool) -> None:
-        """Compare weights with the other ranks; nothing comes where they differ."""
+    def _heed(self) -> None:
+        """Go on with the newest weights, and compare with the other ranks those that begin to hold."""
+        begins = self._entry is None
+        if begins:
+            self._enter()  # it may find that another epoch was set
+        if not begins and self._weights is self._mixed.book.newest:
+            return
+        self._weights = self._mixed.book.newest
+        stands: Any = self.progress.now()
+        if (cursor := self._mixed.current(stands)) is not stands:
+            self.go_on(cursor)
         try:
             self._agreement.check_weights(cursor.epoch, cursor.consumed, cursor.mixture.weights, begins=begins)
         except TableError:

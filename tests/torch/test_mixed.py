@@ -259,6 +259,20 @@ def test_a_source_without_weight_stays_out(tables: Tables) -> None:
     assert dataset.weights == {"a": 1, "b": 0, "c": 1}
 
 
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_a_source_without_weight_is_not_read_until_it_has_one(tables: Tables, tmp_path: Path, worker_type: str) -> None:
+    store = tmp_path / "stores"
+    loader, dataset = make(tables, {"a": 1, "b": 0, "c": 1}, row_store=str(store), worker_type=worker_type)
+    batches = iter(loader)
+    taken = [rows(next(batches))]
+    assert [row for row in loader.rows_of(1) if isinstance(row, SourceRow) and row.source == "b"] == []
+    assert len(list(store.iterdir())) == 2
+    dataset.set_weights({"a": 0, "b": 1, "c": 0})
+    taken += [rows(batch) for batch in batches]
+    assert len(list(store.iterdir())) == 3
+    assert {row for batch in taken for name, row in batch if name == "b"} == set(range(SIZES["b"]))
+
+
 # ---- state -----------------------------------------------------------------------------------------------
 
 

@@ -157,6 +157,18 @@ def test_weights_that_the_running_epoch_cannot_take_are_refused_when_they_are_sa
     assert rows(fresh) == rows(loader)
 
 
+def test_weights_that_the_epoch_before_could_not_take_hold_in_the_one_that_is_set(tables: Path) -> None:
+    loader, dataset = make(tables, {"a": 1, "b": 0}, {"b": ALL_OF_B})
+    batches = iter(loader)
+    dataset.include({"b": ALL_OF_B})
+    loader.set_epoch(1)
+    dataset.set_weights({"a": 1, "b": 1})
+    told = rows(batches)
+    loader.set_epoch(1)
+    assert rows(loader) == told
+    assert {source for source, _ in told} == {0, 1}
+
+
 def test_exclusions_of_which_one_is_wrong_change_nothing(tables: Path) -> None:
     loader, dataset = make(tables, {"a": 1, "b": 1})
     before = loader.state_dict()

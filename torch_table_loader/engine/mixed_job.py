@@ -270,9 +270,10 @@ class MixedJob:
         return planned_rows(self, cursor)
 
     def work(self, cursor: MixedCursor) -> RowWork:
-        """Make a value that threads and processes can work on; stores are built and opened that are not."""
-        for job in self.sources.values():
-            job.keeper.rows()
+        """Make a value that threads and processes can work on; stores of sources that have a weight are opened."""
+        for name, weight in cursor.mixture.weights.items():
+            if weight:
+                self.sources[name].keeper.rows()
         return work_of(self, cursor, self.feed(cursor))
 
     def feed(self, cursor: MixedCursor) -> MixedFeed:
@@ -293,7 +294,9 @@ class MixedJob:
         places, real = self.planned(cursor).plan.step(step)
         source, turn = cursor.mixture.take(places[:real])
         ids = np.empty_like(turn)
-        for number, entry in enumerate(self.feed(cursor).sources):
+        feeds = self.feed(cursor).sources
+        for number in np.unique(source).tolist():
+            entry = feeds[number]
             ids[source == number] = entry.feed.ids(turn[source == number])
         names = [cursor.mixture.names[number] for number in source.tolist()]
         return list(map(SourceRow, names, ids.tolist()))

@@ -64,12 +64,16 @@ class MixedFeed:
     sources: tuple[SourceFeed, ...]
 
     def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
-        """Give the rows of blocks that come after each other, each as one array a column, `source` among them."""
-        own, *others = tee(((self.mixture.take(places), note) for places, note in blocks), 1 + len(self.sources))
-        streams = [self._of(number, found) for number, found in enumerate(others)]
+        """Give the rows of blocks that come after each other, each as one array a column, `source` among them.
+
+        A source without weight is never opened.
+        """
+        wanted = [number for number, weight in enumerate(self.mixture.shares.weights) if weight]
+        own, *others = tee(((self.mixture.take(places), note) for places, note in blocks), 1 + len(wanted))
+        streams = {number: self._of(number, found) for number, found in zip(wanted, others, strict=True)}
         numbers = np.array([entry.number for entry in self.sources], dtype=np.int64)
         for (source, _), note in own:
-            each = [next(stream) for stream in streams]
+            each = {number: next(stream) for number, stream in streams.items()}
             parts = [each[number] for number in np.flatnonzero(np.bincount(source)).tolist()]
             yield [*_joined(parts, source), pa.array(numbers[source])], note
 

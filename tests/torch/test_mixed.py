@@ -810,6 +810,29 @@ def test_sources_that_do_not_fit_are_refused(tables: Tables, tmp_path: Path) -> 
             MixedDataset(wrong, {})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"nulls": {"x": float("nan")}}, {"nulls": {"x": float("nan")}}),
+        (
+            {"vocabulary": {"text": np.array(["row 1", "row 2"])}},
+            {"vocabulary": {"text": np.array(["row 1", "row 2"])}},
+        ),
+        ({"vocabulary": {"text": ["row 1", "row 2"]}}, {"vocabulary": {"text": ("row 1", "row 2")}}),
+    ],
+    ids=str,
+)
+def test_what_is_the_same_form_but_not_the_same_object_is_taken(tables: Tables, one: Any, other: Any) -> None:
+    codes = {"strings": "codes"} if "vocabulary" in one else {}
+    sources = {"a": open_sources({"a": tables["a"]}, **one, **codes)["a"]}
+    sources |= {"b": open_sources({"b": tables["b"]}, **other, **codes)["b"]}
+    assert len(next(iter(MixedDataset(sources, {"a": 1, "b": 1}, batch_size=100)))["text"]) > 0
+    if codes:
+        different = open_sources({"b": tables["b"]}, vocabulary={"text": ["row 2", "row 1"]}, **codes)
+        with pytest.raises(ConfigError, match="must come in one form, but vocabulary is"):
+            MixedDataset(sources | different, {"a": 1, "b": 1})
+
+
 def test_ranks_are_those_of_the_sources_unless_they_are_named(tables: Tables) -> None:
     def source(name: str, **ranks: Any) -> StructuredDataset:
         return StructuredDataset(tables[name], shuffle="rows", row_id=True, even_ranks="pad", check_plan=False, **ranks)

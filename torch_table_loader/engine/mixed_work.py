@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import tee
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -135,13 +135,22 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     for name, other in others:
         for option in FORM_OPTIONS:
             one, two = getattr(options, option), getattr(other, option)
-            if one != two:
+            if not _same(one, two):
                 raise ConfigError(
                     f"the sources of a mixture must come in one form, but {option} is {one!r} in {first!r} and "
                     f"{two!r} in {name!r}; pass the same to both"
                 )
     TypePolicy.of(options)
     return {option: getattr(options, option) for option in FORM_OPTIONS}
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Compare what two options say: lists are equal to tuples and arrays of the same, and NaN is to NaN."""
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+    if all(isinstance(each, (Sequence, np.ndarray)) and not isinstance(each, (str, bytes)) for each in (one, two)):
+        return len(one) == len(two) and all(map(_same, one, two))
+    return bool(one == two or (one != one and two != two))  # noqa: PLR0124 as NaN alone is
 
 
 def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:

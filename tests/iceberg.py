@@ -121,6 +121,7 @@ class IcebergWriter:
         entry = self._entry(path, form, len(rows), partition)
         if form == "parquet" and "bounds" not in how:
             self._add_bounds(entry, by_id)
+            entry["split_offsets"] = _group_starts(path)
         self.data.append(Written(path, by_id, self.sequence, partition, entry))
         return path
 
@@ -320,6 +321,13 @@ class IcebergWriter:
         }
 
 
+def _group_starts(path: str) -> list[int]:
+    """Say at which bytes the row groups of a Parquet file begin."""
+    meta = pq.read_metadata(path.removeprefix("file://"))
+    columns = [meta.row_group(group).column(0) for group in range(meta.num_row_groups)]
+    return [first.dictionary_page_offset or first.data_page_offset for first in columns]
+
+
 def _orc(table: pa.Table) -> pa.Table:
     """ORC says ids as attributes, which pyarrow writes from metadata of that name."""
     fields = [f.with_metadata({"iceberg.id": f.metadata[b"PARQUET:field_id"]}) for f in table.schema]
@@ -377,6 +385,7 @@ def _manifest_entry(partition: str | None) -> dict[str, Any]:
         _counts("null_value_counts"),
         _optional("lower_bounds", _BYTES_BY_ID),
         _optional("upper_bounds", {**_BYTES_BY_ID, "items": "bound"}),
+        _optional("split_offsets", {"type": "array", "items": "long"}),
         _optional("equality_ids", {"type": "array", "items": "int"}),
         _optional("referenced_data_file", "string"),
         _optional("content_offset", "long"),

@@ -16,6 +16,7 @@ from torch_table_loader.engine.device import check_placing, moved
 from torch_table_loader.engine.lengths import steps_of
 from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
+from torch_table_loader.engine.row_job import RowJob
 from torch_table_loader.engine.threads import CallerServer, ThreadServer
 from torch_table_loader.engine.turns import BatchesInTurn, LaneServer
 from torch_table_loader.errors import ConfigError
@@ -105,6 +106,8 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         if self._source.job.options.worker_type == "process":
             _context(self._source.job)  # what the store cannot bear is refused here, not in the first epoch
         check_placing(self._source.job.options.device, pin=self._source.job.options.pin_memory)
+        if isinstance(self._source.job, RowJob):  # which may have been made for a mixture alone, until now
+            self._source.job.warn_of_uneven_steps()
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch; TypeError where the caller gave the counting pass up."""
@@ -206,6 +209,8 @@ class LoaderIterator(Iterator[Any]):
         self._turns.close()
         work, longest = self._start(cursor)
         self.progress.go_on(cursor, work, self._turns, longest)
+        if self._loader._newest is self.progress:
+            self._loader.remainder = _remainder(self._plan)
 
     def _start(self, cursor: Place) -> tuple[LaneWork, int | None]:
         job, options, start = self._job, self._job.options, cursor.stage.steps

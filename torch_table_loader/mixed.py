@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch_table_loader.dataset import RankDataset, TableDataset
@@ -13,7 +13,7 @@ from torch_table_loader.engine.mixed_state import MixedPosition, resumed
 from torch_table_loader.engine.mixed_work import common_form
 from torch_table_loader.engine.ranks import RankInfo, resolve_ranks
 from torch_table_loader.engine.row_job import RowJob
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.explain_mixture import explain_mixture
 from torch_table_loader.keywords import make_options
 from torch_table_loader.loader import LoaderIterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch_table_loader.explain import Explanation
     from torch_table_loader.loader import TableLoader
     from torch_table_loader.options import EvenRanks, LoaderKeywords, WorkerType
+    from torch_table_loader.planning.exclusion import Exclusions
     from torch_table_loader.planning.mixed_cursor import MixedCursor
 
 
@@ -88,16 +89,17 @@ class MixedDataset(RankDataset):
         if wrong := sorted(set(options) - self._takes):
             raise ConfigError(f"{wrong[0]}= is for the sources of a mixture to say; pass it to each of them")
         jobs = _row_jobs(sources)
-        form = common_form({name: job.options for name, job in jobs.items()})
-        keywords: LoaderKeywords = {**options, **form, "shuffle": "rows"}  # type: ignore[typeddict-item]
+        keywords: LoaderKeywords = {**options, "shuffle": "rows"}  # type: ignore[typeddict-item]
         asked = make_options(keywords)
         named = {"num_ranks", "rank", "mesh"} & set(options)
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         with agreement:
+            asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
             job = MixedJob.open(jobs, asked, ranks, weights, stop, block)
             agreement.check(job.said | asdict(job.topology))
-        super().__init__(job)
+        super().__init__(job, agreement)
+        self._agreement: Agreement = agreement
         self._sources = dict(sources)
 
     @property
@@ -124,9 +126,13 @@ class MixedDataset(RankDataset):
             weights: for every source, by name.
 
         Raises:
-            ConfigError: a weight is wrong, a source is missing, or one with a weight has no row.
+            ConfigError: a weight is wrong, a source is missing, or one with a weight has no row, in the epoch that
+                runs or in those to come.
         """
-        self._job.set_weights(weights)
+        newest = None if self._loader is None else self._loader._newest
+        runs = newest is not None and newest.cursor.epoch == self.epoch
+        stands: Any = newest.now() if newest is not None and runs else self._restored
+        self._job.set_weights(weights, stands)
 
     def exclude(self, row_ids: Mapping[str, Any]) -> None:
         """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
@@ -139,13 +145,20 @@ class MixedDataset(RankDataset):
         Raises:
             ConfigError: a source that is not there, or an id that no row has.
         """
-        for job, ids in self._told(row_ids):
-            job.exclude(ids)
+        self._change(
+            [(job, job.book.newest.exclude(ids, job.table.layout.num_rows)) for job, ids in self._told(row_ids)]
+        )
 
     def include(self, row_ids: Mapping[str, Any]) -> None:
         """Take rows in again that were excluded; see `exclude`."""
-        for job, ids in self._told(row_ids):
-            job.include(ids)
+        self._change(
+            [(job, job.book.newest.include(ids, job.table.layout.num_rows)) for job, ids in self._told(row_ids)]
+        )
+
+    @staticmethod
+    def _change(newest: list[tuple[RowJob, Exclusions]]) -> None:
+        for job, exclusions in newest:
+            job.book.change(exclusions)
 
     def _told(self, row_ids: Mapping[str, Any]) -> list[tuple[RowJob, Any]]:
         if not isinstance(row_ids, Mapping):
@@ -164,9 +177,17 @@ class MixedDataset(RankDataset):
         cursor: Any = super().cursor
         return self._job.current(cursor)
 
+    def begin(self) -> Place:
+        """Take the position at which an iterator begins, and compare what is excluded with the other ranks."""
+        place = super().begin()
+        cursor: Any = place
+        for name, versions in cursor.exclusions.items():
+            self._agreement.check_exclusions(cursor.epoch, versions.running.digest, name)
+        return place
+
     def iterate(self, cursor: Place, loader: TableLoader) -> LoaderIterator:
         """Begin an iterator that heeds new weights."""
-        return _MixedIterator(self._job, cursor, loader)
+        return _MixedIterator(self._job, cursor, loader, self._agreement)
 
     def resume(self, state: Mapping[str, Any]) -> tuple[MixedJob, MixedCursor]:
         """Find the job that goes on from a state, each source at the snapshot that the state speaks of."""
@@ -181,22 +202,36 @@ class MixedDataset(RankDataset):
 class _MixedIterator(LoaderIterator):
     """Begins anew where the trainer stands when the weights change."""
 
-    def __init__(self, job: MixedJob, cursor: Any, loader: TableLoader) -> None:
+    def __init__(self, job: MixedJob, cursor: Any, loader: TableLoader, agreement: Agreement) -> None:
         super().__init__(job, cursor, loader)
-        self._mixed = job
+        self._mixed, self._agreement = job, agreement
         self._weights = job.book.newest
         self._over = False
 
     def __next__(self) -> Any:
-        if self._weights is not self._mixed.book.newest and not self._over:
-            self._weights = self._mixed.book.newest
-            stands: Any = self.progress.now()
-            if (cursor := self._mixed.current(stands)) is not stands:
-                self.go_on(cursor)
         try:
+            if not self._over:
+                self._heed()
             return super().__next__()
         except BaseException:
             self._over = True
+            raise
+
+    def _heed(self) -> None:
+        """Go on with the newest weights, and compare with the other ranks those that begin to hold."""
+        begins = self._entry is None
+        if begins:
+            self._enter()  # it may find that another epoch was set
+        if not begins and self._weights is self._mixed.book.newest:
+            return
+        self._weights = self._mixed.book.newest
+        stands: Any = self.progress.now()
+        if (cursor := self._mixed.current(stands)) is not stands:
+            self.go_on(cursor)
+        try:
+            self._agreement.check_weights(cursor.epoch, cursor.consumed, cursor.mixture.weights, begins=begins)
+        except TableError:
+            self.close()
             raise
 
     def close(self) -> None:

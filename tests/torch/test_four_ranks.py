@@ -61,6 +61,64 @@ def test_ranks_with_other_weights_are_told(seen: Seen) -> None:
     assert all(rank["error"].startswith(said) for rank in seen["other_weights_on_rank_2"])
 
 
+@pytest.mark.parametrize(
+    ("scene", "said"),
+    [
+        (
+            "with_another_seed_on_rank_3",
+            "rank 3 plans another epoch than rank 0: they differ in shuffle_seed (there 7)",
+        ),
+        (
+            "with_another_stop_on_rank_1",
+            "rank 1 plans another epoch than rank 0: they differ in stop (there 'forever')",
+        ),
+        (
+            "with_another_name_on_rank_2",
+            "rank 2 plans another epoch than rank 0: they differ in exclusions (there {'a'",
+        ),
+        ("with_another_table_on_rank_1", "rank 1 plans another epoch than rank 0: they differ in sources (there {'a'"),
+        (
+            "in_another_order_on_rank_2",
+            "rank 2 plans another epoch than rank 0: they differ in names (there ['b', 'a'])",
+        ),
+        (
+            "with_names_that_do_not_fit_on_rank_3",
+            "rank 3 could not make its loader: ConfigError: weights must name every source, and 'b' is not in it",
+        ),
+        (
+            "in_two_forms_on_rank_1",
+            "rank 1 could not make its loader: ConfigError: the sources of a mixture must come in",
+        ),
+        ("with_a_block_that_cannot_be_on_rank_2", "rank 2 could not make its loader: ConfigError: block must be"),
+    ],
+)
+def test_a_mixture_that_differs_is_told_on_every_rank(seen: Seen, scene: str, said: str) -> None:
+    own = said.partition(": ConfigError: ")[2]
+    of_itself = int(said.split()[1]) if own else None
+    for rank, each in enumerate(seen[f"mixed_{scene}"]):
+        assert each["error"].startswith(f"ConfigError: {own}" if rank == of_itself else f"TableError: {said}")
+
+
+@pytest.mark.parametrize(
+    ("scene", "different", "said"),
+    [
+        ("other_exclusions_on_rank_2", 2, "leaves other rows of source 'b' out of epoch 1 than the rank that began it"),
+        ("other_weights_later_on_rank_1", 1, "mixes by weights {'a': 1, 'b': 5} from sample 0 of epoch 1 on, and the"),
+        (
+            "other_weights_at_step_2_on_rank_3",
+            3,
+            "mixes by weights {'a': 2, 'b': 3} from sample 56 of epoch 0 on, and the rank that was first by {'a': 2, '",
+        ),
+    ],
+)
+def test_a_rank_that_mixes_otherwise_is_told_when_it_does(seen: Seen, scene: str, different: int, said: str) -> None:
+    for rank, each in enumerate(seen[f"mixed_with_{scene}"]):
+        if rank == different:
+            assert each["error"].startswith(f"TableError: rank {rank} {said}")
+        else:
+            assert each["error"] is None
+
+
 def test_balance_takes_equal_steps_and_no_more_than_needed(seen: Seen) -> None:
     assert [each["steps"] for each in values(seen["balance"])] == [-(-TOTAL // (4 * 7))] * 4
     assert seen["balance"][0]["warnings"] == []

@@ -8,15 +8,16 @@ import warnings
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.compute as pc
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.iceberg import IcebergWriter
+from tests.laws.effort import examples
 from torch_table_loader import IcebergDataset, ResumeError, TableLoader
 
 commits = st.lists(
@@ -49,6 +50,7 @@ jobs = st.fixed_dictionaries(
         "filters": st.sampled_from([None, None, pc.field("k") < 5]),
     }
 )
+whenever_footers_are_read = pytest.mark.parametrize("footers", ["eager", "lazy"])
 
 
 def grow(table: IcebergWriter, history: list[dict[str, Any]]) -> None:
@@ -103,47 +105,59 @@ def rows_of(loader: TableLoader, stop: int | None = None) -> list[int]:
     return found
 
 
+def live_of(table: IcebergWriter, filters: Any) -> Counter[int]:
+    """Give the rows that deletes and the only filter of ours leave."""
+    return Counter(row["x"] for row in table.live() if filters is None or (row["k"] is not None and row["k"] < 5))
+
+
+@whenever_footers_are_read
 @pytest.mark.filterwarnings("ignore:epoch 0 is iterated again")
-@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100))
 @given(history=commits, job=jobs, version=st.sampled_from([2, 3]), partitioned=st.booleans())
 def test_every_live_row_comes_once(
-    history: list[dict[str, Any]], job: dict[str, Any], version: int, partitioned: bool
+    footers: str, history: list[dict[str, Any]], job: dict[str, Any], version: int, partitioned: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         table = IcebergWriter(Path(folder), version=version, partition_by=2 if partitioned else None)
         grow(table, history)
-        live = table.live()
-        if job["filters"] is not None:
-            live = [row for row in live if row["k"] is not None and row["k"] < 5]
-        ranks = loaders(table.metadata, **job)
+        ranks = loaders(table.metadata, footers=footers, **job)
         delivered = [rows_of(loader) for loader in ranks]
         assert [sum(1 for _ in loader) for loader in ranks] == [len(loader) for loader in ranks]
         assert len({len(loader) for loader in ranks}) == 1 or job["even_ranks"] is None
-        got, want = Counter(x for rank in delivered for x in rank), Counter(row["x"] for row in live)
+        got, want = Counter(x for rank in delivered for x in rank), live_of(table, job["filters"])
         if job["even_ranks"] == "drop":
             assert got <= want
         else:
             assert got == want
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
-@given(history=commits, job=jobs, steps=st.integers(0, 9), ranks=st.integers(1, 4), lanes=st.integers(1, 4))
+@whenever_footers_are_read
+@settings(max_examples=examples(40))
+@given(
+    history=commits,
+    job=jobs,
+    chain=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3),
+    version=st.sampled_from([2, 3]),
+)
 def test_a_job_of_another_size_goes_on(
-    history: list[dict[str, Any]], job: dict[str, Any], steps: int, ranks: int, lanes: int
+    footers: str, history: list[dict[str, Any]], job: dict[str, Any], chain: list[tuple[int, int, int]], version: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        table = IcebergWriter(Path(folder))
+        table = IcebergWriter(Path(folder), version=version)
         grow(table, history)
-        job = {**job, "even_ranks": "balance", "filters": None}
-        before = loaders(table.metadata, **job)
-        steps = min(steps, len(before[0]))
-        taken = [x for loader in before for x in rows_of(loader, steps)]
-        state = json.loads(json.dumps(before[0].state_dict()))
-        after = loaders(table.metadata, **{**job, "num_ranks": ranks, "num_workers": lanes})
-        for loader in after:
-            loader.load_state_dict(state)
-        rest = [x for loader in after for x in rows_of(loader)]
-        assert Counter(taken + rest) == Counter(row["x"] for row in table.live())
+        job = {**job, "even_ranks": "balance", "footers": footers}
+        ranks, taken = loaders(table.metadata, **job), Counter[int]()
+        for most, num_ranks, lanes in chain:
+            steps = min(most, len(ranks[0]))
+            taken.update(x for loader in ranks for x in rows_of(loader, steps))
+            state = json.loads(json.dumps(ranks[0].state_dict()))
+            assert all(loader.state_dict() == state for loader in ranks)
+            ranks = loaders(table.metadata, **{**job, "num_ranks": num_ranks, "num_workers": lanes})
+            for loader in ranks:
+                loader.load_state_dict(state)
+        rest = [rows_of(loader) for loader in ranks]
+        taken.update(x for rank in rest for x in rank)
+        assert taken == live_of(table, job["filters"])
 
 
 def sample(root: Path) -> IcebergWriter:
@@ -159,41 +173,51 @@ def sample(root: Path) -> IcebergWriter:
     return table
 
 
+@whenever_footers_are_read
 @pytest.mark.parametrize("num_ranks", [1, 3])
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_threads_and_processes_deliver_the_same(tmp_path: Path, worker_type: str, num_ranks: int) -> None:
+def test_threads_and_processes_deliver_the_same(tmp_path: Path, worker_type: str, num_ranks: int, footers: str) -> None:
     table = sample(tmp_path)
-    options = {"num_ranks": num_ranks, "batch_size": 8, "num_workers": 2, "shuffle": True}
+    options: dict[str, Any] = {
+        "num_ranks": num_ranks,
+        "batch_size": 8,
+        "num_workers": 2,
+        "shuffle": True,
+        "footers": footers,
+    }
     plain = [rows_of(loader) for loader in loaders(table.metadata, **options)]
     there = loaders(table.metadata, worker_type=worker_type, **options)
     assert [rows_of(loader) for loader in there] == plain
     assert Counter(x for rank in plain for x in rank) == Counter(row["x"] for row in table.live())
 
 
-def test_a_state_goes_on_in_its_own_snapshot(tmp_path: Path) -> None:
+@whenever_footers_are_read
+def test_a_state_goes_on_in_its_own_snapshot(tmp_path: Path, footers: str) -> None:
     table = sample(tmp_path)
-    [old] = loaders(table.metadata, 1, batch_size=8)
+    options: dict[str, Any] = {"num_ranks": 1, "batch_size": 8, "footers": footers}
+    [old] = loaders(table.metadata, **options)
     taken = rows_of(old, 2)
     state = old.state_dict()
     expected = Counter(row["x"] for row in table.live())
     table.append([{"x": 1000, "k": 1, "s": "new"}])
     table.commit()
-    [new] = loaders(table.metadata, 1, batch_size=8)
+    [new] = loaders(table.metadata, **options)
     new.load_state_dict(state)
     assert Counter(taken + rows_of(new)) == expected
     assert new.state_dict()["table"]["snapshot_id"] == 1003
-    [pinned] = loaders(table.metadata, 1, batch_size=8, snapshot_id=1004)
+    [pinned] = loaders(table.metadata, **options, snapshot_id=1004)
     with pytest.raises(ResumeError, match=r"snapshot 1003, and this is snapshot 1004; pass snapshot_id=1003"):
         pinned.load_state_dict(state)
     table.snapshots = table.snapshots[-1:]
-    [later] = loaders(table.metadata, 1, batch_size=8)
+    [later] = loaders(table.metadata, **options)
     with pytest.raises(ResumeError, match=r"snapshot 1003, which cannot be read: .*it has expired"):
         later.load_state_dict(state)
 
 
-def test_a_data_loader_of_the_callers_own(tmp_path: Path) -> None:
+@whenever_footers_are_read
+def test_a_data_loader_of_the_callers_own(tmp_path: Path, footers: Literal["eager", "lazy"]) -> None:
     table = sample(tmp_path)
-    dataset = IcebergDataset(metadata_location=table.metadata, batch_size=8, nulls={"k": -1})
+    dataset = IcebergDataset(metadata_location=table.metadata, batch_size=8, nulls={"k": -1}, footers=footers)
     for workers in (0, 2):
         batches = DataLoader(dataset, batch_size=None, num_workers=workers)
         found = Counter(int(x) for batch in batches for x in batch["x"])

@@ -260,6 +260,20 @@ def test_a_source_without_weight_stays_out(tables: Tables) -> None:
     assert dataset.weights == {"a": 1, "b": 0, "c": 1}
 
 
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_a_source_without_weight_is_not_read_until_it_has_one(tables: Tables, tmp_path: Path, worker_type: str) -> None:
+    store = tmp_path / "stores"
+    loader, dataset = make(tables, {"a": 1, "b": 0, "c": 1}, row_store=str(store), worker_type=worker_type)
+    batches = iter(loader)
+    taken = [rows(next(batches))]
+    assert [row for row in loader.rows_of(1) if isinstance(row, SourceRow) and row.source == "b"] == []
+    assert len(list(store.iterdir())) == 2
+    dataset.set_weights({"a": 0, "b": 1, "c": 0})
+    taken += [rows(batch) for batch in batches]
+    assert len(list(store.iterdir())) == 3
+    assert {row for batch in taken for name, row in batch if name == "b"} == set(range(SIZES["b"]))
+
+
 # ---- state -----------------------------------------------------------------------------------------------
 
 
@@ -441,6 +455,14 @@ def test_a_state_that_was_tampered_with_is_refused(tables: Tables) -> None:
         {"given": [["a", "1"]]},
         {"sources": [["a"]]},
         {"exclusions": [["a", [["!", "0"]]]]},
+        {"mixture": None},
+        {"mixture": 3},
+        {"shares": [1, state["shares"][1]]},
+        {"shares": [0, []]},
+        {"shares": [0, [[name, 0, 0] for name in "abc"]]},
+        {"shares": [0, [[name, 1, 0] for name in "aac"]]},
+        {"shares": [0, [[name, 1, 0] for name in "cba"]]},
+        {"newest": [["a", 1], ["b", 1], ["z", 1]], "given": [["a", 1], ["b", 1], ["z", 1]]},
     ]
     for change in wrong:
         with pytest.raises(ResumeError):
@@ -578,6 +600,28 @@ def test_weights_that_cannot_be_meant_are_refused(tables: Tables, weights: dict[
         make(tables, weights)
     assert dataset.weights == WEIGHTS
     assert len(loader) > 0
+
+
+@pytest.mark.parametrize("weights", [None, 0.5, "abc", [("a", 1), ("b", 1), ("c", 1)]], ids=repr)
+def test_weights_without_names_are_refused(tables: Tables, weights: Any) -> None:
+    dataset = make(tables)[1]
+    for call in (dataset.set_weights, lambda said: MixedDataset(open_sources(tables), said)):
+        with pytest.raises(ConfigTypeError, match="weights must be numbers by name of their source, got"):
+            call(weights)
+
+
+def test_what_accelerate_is_told_of_the_tail_follows_the_weights(tables: Tables) -> None:
+    loader, dataset = make(tables, batch_size=50, num_ranks=3, rank=0, even_ranks="pad")
+    batches = iter(loader)
+    next(batches)
+    before = loader.remainder
+    dataset.set_weights({"a": 1, "b": 1, "c": 0})
+    state = loader.state_dict()
+    list(batches)
+    fresh = make(tables, batch_size=50, num_ranks=3, rank=0, even_ranks="pad")[0]
+    fresh.load_state_dict(state)
+    list(fresh)
+    assert loader.remainder == fresh.remainder != before
 
 
 # ---- exclusion -------------------------------------------------------------------------------------------
@@ -729,6 +773,29 @@ def test_sources_that_do_not_fit_are_refused(tables: Tables, tmp_path: Path) -> 
     for wrong in ({}, [good["a"]], {1: good["a"]}):
         with pytest.raises(ConfigTypeError, match="datasets by name"):
             MixedDataset(wrong, {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"nulls": {"x": float("nan")}}, {"nulls": {"x": float("nan")}}),
+        (
+            {"vocabulary": {"text": np.array(["row 1", "row 2"])}},
+            {"vocabulary": {"text": np.array(["row 1", "row 2"])}},
+        ),
+        ({"vocabulary": {"text": ["row 1", "row 2"]}}, {"vocabulary": {"text": ("row 1", "row 2")}}),
+    ],
+    ids=str,
+)
+def test_what_is_the_same_form_but_not_the_same_object_is_taken(tables: Tables, one: Any, other: Any) -> None:
+    codes = {"strings": "codes"} if "vocabulary" in one else {}
+    sources = {"a": open_sources({"a": tables["a"]}, **one, **codes)["a"]}
+    sources |= {"b": open_sources({"b": tables["b"]}, **other, **codes)["b"]}
+    assert len(next(iter(MixedDataset(sources, {"a": 1, "b": 1}, batch_size=100)))["text"]) > 0
+    if codes:
+        different = open_sources({"b": tables["b"]}, vocabulary={"text": ["row 2", "row 1"]}, **codes)
+        with pytest.raises(ConfigError, match="must come in one form, but vocabulary is"):
+            MixedDataset(sources | different, {"a": 1, "b": 1})
 
 
 def test_ranks_are_those_of_the_sources_unless_they_are_named(tables: Tables) -> None:

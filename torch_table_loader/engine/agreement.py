@@ -49,7 +49,7 @@ class Agreement:
         self._num_ranks = num_ranks
         self._timeout = timeout
         self._store: Any = None
-        self._begun: Counter[int] = Counter()
+        self._begun: Counter[tuple[int, str]] = Counter()
         if not check or num_ranks == 1:
             return
         distributed = sys.modules.get("torch.distributed")
@@ -141,27 +141,53 @@ class Agreement:
         self._store.set("verdict", message)
         raise TableError(message)
 
-    def check_exclusions(self, epoch: int, digest: str) -> None:
+    def check_exclusions(self, epoch: int, digest: str, source: str | None = None) -> None:
         """Compare what is excluded from an epoch with the rank that was the first to begin it. Waits for nobody.
 
         Args:
             epoch: that begins.
             digest: of all that was excluded and included before it.
+            source: of a mixture, whose rows these are.
 
         Raises:
             TableError: that rank excludes other rows.
         """
-        if self._store is None:
-            return
-        self._begun[epoch] += 1
-        key = f"exclusions/{epoch}/{self._begun[epoch]}"
-        theirs = str(self._store.compare_set(key, "", digest), "utf-8")
+        what = "exclusions" if source is None else f"exclusions of {source}"
+        self._begun[epoch, what] += 1
+        theirs = self._first_said(f"{what}/{epoch}/{self._begun[epoch, what]}", digest)
         if theirs != digest:
+            rows = "rows" if source is None else f"rows of source {source!r}"
             raise TableError(
-                f"rank {self._rank} leaves other rows out of epoch {epoch} than the rank that began it first (hash "
+                f"rank {self._rank} leaves other {rows} out of epoch {epoch} than the rank that began it first (hash "
                 f"{digest[:8]} here, {theirs[:8]} there); call exclude() and include() on every rank, with the same "
                 "ids, in the same order, before the epoch begins"
             )
+
+    def check_weights(self, epoch: int, sample: int, weights: Mapping[str, int], *, begins: bool) -> None:
+        """Compare a mixture's weights with the rank that was the first to take some there. Waits for nobody.
+
+        Args:
+            epoch: which.
+            sample: of the epoch from which on they hold.
+            weights: by name.
+            begins: whether an iterator gives its first batch; else it was told new weights.
+
+        Raises:
+            TableError: that rank takes others.
+        """
+        self._begun[epoch, "weights"] += begins
+        own = json.dumps(weights, sort_keys=True)
+        theirs = self._first_said(f"weights/{epoch}/{self._begun[epoch, 'weights']}/{sample}", own)
+        if theirs != own:
+            raise TableError(
+                f"rank {self._rank} mixes by weights {json.loads(own)} from sample {sample} of epoch {epoch} on, and "
+                f"the rank that was first by {json.loads(theirs)}; call set_weights() on every rank, with the same "
+                "weights, after the same step"
+            )
+
+    def _first_said(self, key: str, value: str) -> str:
+        """Give what the first rank said; without a store, what is said here."""
+        return value if self._store is None else str(self._store.compare_set(key, "", value), "utf-8")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the store out: another process does not compare."""

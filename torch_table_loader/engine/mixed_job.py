@@ -147,7 +147,8 @@ class MixedJob:
         """All that decides the order, by name: what ranks compare."""
         excluded = {name: job.book.newest.digest for name, job in self.sources.items()}
         said = self.identity
-        return {**said["options"], "sources": said["sources"], "weights": dict(self.given), "exclusions": excluded}
+        tables = {"names": list(self.sources), "sources": said["sources"], "exclusions": excluded}
+        return {**said["options"], **tables, "weights": dict(self.given)}
 
     def with_lanes(self, lanes: int) -> MixedJob:
         """Give the same job with another number of lanes, which decides no batch."""
@@ -197,8 +198,6 @@ class MixedJob:
         job = self.with_sources(sources)
         job.book.newest = position.newest if position.given == self.given else dict(self.given)
         consumed = position.consumed
-        if consumed > position.total:
-            raise ResumeError(f"the state has taken {consumed} samples of an epoch that has {position.total}")
         if position.ended and consumed < position.total:
             raise ResumeError(
                 f"the state was taken on a rank that had ended after {consumed} samples, while others take "
@@ -244,8 +243,12 @@ class MixedJob:
         rows = dict(zip(cursor.mixture.names, cursor.rows, strict=True))
         return cursor.reweighted(self.book.newest, rows, self.stop)
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float], stands: MixedCursor | None) -> None:
         """Ask for other weights from the next step on.
+
+        Args:
+            weights: by name.
+            stands: where the epoch that runs is, which must be able to take them; None if none does.
 
         Raises:
             ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
@@ -254,6 +257,8 @@ class MixedJob:
         newest = Mixture.of(weights, self.options.shuffle_seed, 0, self.block)
         rows = self._rows({name: ExclusionVersions(job.book.newest) for name, job in self.sources.items()})
         newest.length([rows[name] for name in newest.names], self.stop)
+        if stands is not None:
+            stands.reweighted(newest.weights, dict(zip(stands.mixture.names, stands.rows, strict=True)), self.stop)
         self.book.newest = newest.weights
 
     def schema(self, cursor: MixedCursor | None) -> pa.Schema:  # noqa: ARG002 the same at every position
@@ -265,9 +270,10 @@ class MixedJob:
         return planned_rows(self, cursor)
 
     def work(self, cursor: MixedCursor) -> RowWork:
-        """Make a value that threads and processes can work on; stores are built and opened that are not."""
-        for job in self.sources.values():
-            job.keeper.rows()
+        """Make a value that threads and processes can work on; stores of sources that have a weight are opened."""
+        for name, weight in cursor.mixture.weights.items():
+            if weight:
+                self.sources[name].keeper.rows()
         return work_of(self, cursor, self.feed(cursor))
 
     def feed(self, cursor: MixedCursor) -> MixedFeed:
@@ -288,7 +294,9 @@ class MixedJob:
         places, real = self.planned(cursor).plan.step(step)
         source, turn = cursor.mixture.take(places[:real])
         ids = np.empty_like(turn)
-        for number, entry in enumerate(self.feed(cursor).sources):
+        feeds = self.feed(cursor).sources
+        for number in np.unique(source).tolist():
+            entry = feeds[number]
             ids[source == number] = entry.feed.ids(turn[source == number])
         names = [cursor.mixture.names[number] for number in source.tolist()]
         return list(map(SourceRow, names, ids.tolist()))

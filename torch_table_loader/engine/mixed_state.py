@@ -7,9 +7,10 @@ of checkpoints that go key by key then keep it whole.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.engine.exclusion_book import ExclusionBook
 from torch_table_loader.engine.state import check_version
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.cursor import STATE_VERSION
@@ -65,12 +66,13 @@ class MixedPosition:
             )
             given, newest = dict(state["given"]), dict(state["newest"])
             _refuse_others(*given.values(), *newest.values())
-            _refuse_unfit(given, newest)
             excluded = {name: ExclusionVersions.from_state({"exclusions": said}) for name, said in state["exclusions"]}
             sources = {
                 name: {"table": dict(table), "options": dict(options)} for name, table, options in state["sources"]
             }
             names = tuple(name for name, _, _ in shares)
+            _refuse_unfit(names, given, newest, {name: weight for name, weight, _ in shares})
+            _refuse_disorder(start, consumed, total)
             return cls(
                 epoch=state["epoch"],
                 consumed=consumed,
@@ -90,7 +92,7 @@ class MixedPosition:
             ) from error
 
     def source_state(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the state that a source alone would have at the start of the epoch.
+        """Write the state that a source alone would have at the start of the epoch, with nothing excluded.
 
         Args:
             name: of the source.
@@ -98,9 +100,8 @@ class MixedPosition:
         """
         said = self.sources[name]
         options = {**identity["options"], **said["options"]}
-        exclusions = self.exclusions[name].to_state()
         about = {"version": STATE_VERSION, "table": said["table"], "options": options}
-        return about | {"epoch": self.epoch, "consumed": 0, "exclusions": exclusions}
+        return about | {"epoch": self.epoch, "consumed": 0}
 
 
 def write_mixed_state(
@@ -153,6 +154,8 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     if "mixture" not in state:
         raise ResumeError("the state speaks of one table, and this is a mixture; load it with the loader of that table")
     theirs = state["mixture"]
+    if not isinstance(theirs, Mapping):
+        raise ResumeError(f"the state must say of which mixture it is, got {theirs!r}; pass state_dict() unchanged")
     if differing := [name for name in own if own[name] != theirs.get(name)]:
         shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {own[name]!r}" for name in differing)
         raise ResumeError(
@@ -162,16 +165,17 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
 
 
 def resumed(name: str, source: Any, position: MixedPosition) -> Any:
-    """Let a source (a job or a dataset) find its own part of a state.
+    """Let a source (a job or a dataset) find its own part of a state; nothing need be left of it.
 
     Raises:
         ResumeError: the state speaks of another table, columns or filter; names source and difference.
     """
     identity = getattr(source, "job", source).identity
     try:
-        return source.resume(position.source_state(name, identity))[0]
+        job = source.resume(position.source_state(name, identity))[0]
     except ResumeError as error:
         raise ResumeError(f"source {name!r}: {error}") from error
+    return replace(job, book=ExclusionBook(position.exclusions[name], position.epoch))
 
 
 def _refuse_others(*numbers: Any) -> None:
@@ -179,9 +183,17 @@ def _refuse_others(*numbers: Any) -> None:
         raise TypeError(f"{wrong[0]!r} where a number is expected")
 
 
-def _refuse_unfit(given: Weights, newest: Weights) -> None:
-    if given.keys() != newest.keys() or not any(newest.values()):
-        raise ValueError(f"weights {newest!r} for the sources {sorted(given)}")
+def _refuse_disorder(*samples: int) -> None:
+    if list(samples) != sorted(samples):
+        raise ValueError(f"weights from, taken, and of the epoch: {samples} samples")
+
+
+def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
+    if names != tuple(sorted(set(names))):
+        raise ValueError(f"sources {names!r}")
+    for entry in weights:
+        if entry.keys() != set(names) or not any(entry.values()):
+            raise ValueError(f"weights {entry!r} for the sources {names!r}")
 
 
 def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:

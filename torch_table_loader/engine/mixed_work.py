@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import tee
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.work import PADDING_COLUMN
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,12 +64,16 @@ class MixedFeed:
     sources: tuple[SourceFeed, ...]
 
     def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
-        """Give the rows of blocks that come after each other, each as one array a column, `source` among them."""
-        own, *others = tee(((self.mixture.take(places), note) for places, note in blocks), 1 + len(self.sources))
-        streams = [self._of(number, found) for number, found in enumerate(others)]
+        """Give the rows of blocks that come after each other, each as one array a column, `source` among them.
+
+        A source without weight is never opened.
+        """
+        wanted = [number for number, weight in enumerate(self.mixture.shares.weights) if weight]
+        own, *others = tee(((self.mixture.take(places), note) for places, note in blocks), 1 + len(wanted))
+        streams = {number: self._of(number, found) for number, found in zip(wanted, others, strict=True)}
         numbers = np.array([entry.number for entry in self.sources], dtype=np.int64)
         for (source, _), note in own:
-            each = [next(stream) for stream in streams]
+            each = {number: next(stream) for number, stream in streams.items()}
             parts = [each[number] for number in np.flatnonzero(np.bincount(source)).tolist()]
             yield [*_joined(parts, source), pa.array(numbers[source])], note
 
@@ -115,7 +119,7 @@ def common_columns(sources: Mapping[str, RowJob], options: LoaderOptions) -> pa.
     return pa.schema([*fields, pa.field(SOURCE_COLUMN, pa.int64(), nullable=False)])
 
 
-def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, object]:
+def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     """Find in what form rows come.
 
     Args:
@@ -131,13 +135,22 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, object]:
     for name, other in others:
         for option in FORM_OPTIONS:
             one, two = getattr(options, option), getattr(other, option)
-            if one != two:
+            if not _same(one, two):
                 raise ConfigError(
                     f"the sources of a mixture must come in one form, but {option} is {one!r} in {first!r} and "
                     f"{two!r} in {name!r}; pass the same to both"
                 )
     TypePolicy.of(options)
     return {option: getattr(options, option) for option in FORM_OPTIONS}
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Compare what two options say: lists are equal to tuples and arrays of the same, and NaN is to NaN."""
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+    if all(isinstance(each, (Sequence, np.ndarray)) and not isinstance(each, (str, bytes)) for each in (one, two)):
+        return len(one) == len(two) and all(map(_same, one, two))
+    return bool(one == two or (one != one and two != two))  # noqa: PLR0124 as NaN alone is
 
 
 def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:
@@ -162,6 +175,8 @@ def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None
 
 def check_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:
     """Refuse weights that do not name the sources, all of them and no other."""
+    if not isinstance(weights, Mapping):
+        raise ConfigTypeError(f"weights must be numbers by name of their source, got {weights!r}")
     if missing := [name for name in sources if name not in weights]:
         raise ConfigError(f"weights must name every source, and {missing[0]!r} is not in it; 0 leaves a source out")
     if unknown := [name for name in weights if name not in sources]:

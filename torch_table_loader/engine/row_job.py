@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import torch
+from torch.utils.data import get_worker_info
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
@@ -44,6 +46,11 @@ if TYPE_CHECKING:
     from torch_table_loader.source.plan_cache import PlanCache
 
 
+def _nothing_said() -> torch.Tensor:
+    flag: torch.Tensor = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+    return flag
+
+
 @dataclass(frozen=True, eq=False)
 class RowJob:
     """One rank's share of a table whose rows are shuffled one by one. It pickles.
@@ -58,6 +65,7 @@ class RowJob:
         live_rows: rows of the table that deletes and filters leave.
         row_bytes: decoded bytes of a row.
         book: exclusions.
+        said: bool[1], shared with worker processes: whether uneven steps were said.
     """
 
     options: LoaderOptions
@@ -69,6 +77,7 @@ class RowJob:
     live_rows: int
     row_bytes: int
     book: ExclusionBook = field(default_factory=ExclusionBook)
+    said: torch.Tensor = field(default_factory=_nothing_said, repr=False)
     counted = True
 
     @classmethod
@@ -102,9 +111,7 @@ class RowJob:
             even_ranks=options.even_ranks,
             drop_last=options.drop_last,
         )
-        job = cls(options, table, keeper, with_ids, topology, ranks.rank, live_rows, row_bytes)
-        warn_of_uneven_steps(GlobalBatches(live_rows, 0, topology, 0))
-        return job
+        return cls(options, table, keeper, with_ids, topology, ranks.rank, live_rows, row_bytes)
 
     @property
     def fork_safe(self) -> bool:
@@ -172,7 +179,15 @@ class RowJob:
 
     def begin(self, cursor: RowCursor) -> None:
         """Note that an epoch runs: what is excluded from now on waits for the next."""
+        self.warn_of_uneven_steps()
         self.book.begin(cursor.epoch, cursor.exclusions.running)
+
+    def warn_of_uneven_steps(self) -> None:
+        """Say once that ranks take unequally many steps; for whom takes them, since a mixture has steps of its own."""
+        worker = get_worker_info()
+        if not self.said and (worker is None or worker.id == 0):
+            self.said.fill_(True)
+            warn_of_uneven_steps(GlobalBatches(self.live_rows, 0, self.topology, self.rank))
 
     def exclude(self, row_ids: Any) -> None:
         """Take rows out of the epochs that begin from now on."""
@@ -239,7 +254,12 @@ class RowJob:
 
 
 def warn_of_uneven_steps(batches: GlobalBatches) -> None:
-    """Say that ranks take unequally many steps, since that hangs a job that synchronises each step."""
+    """Say that ranks take unequally many steps, since that hangs a job that synchronises each step.
+
+    An order without end has no last step.
+    """
+    if batches.endless:
+        return
     if (shown := uneven_steps(steps_of_ranks(batches))) is not None:
         warn_caller(
             f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,104 @@ def mixture(root: Path) -> Any:
 @scene
 def other_weights_on_rank_2(root: Path) -> Any:
     return mixed_epoch(root, {"table": 1, "grown": 2 if dist.get_rank() == 2 else 1})
+
+
+def mixed(root: Path, sources: dict[str, str], weights: dict[str, float], **options: Any) -> Any:
+    """Make a mixture of tables that no agreement of their own compares."""
+    alone: dict[str, Any] = {"num_ranks": "auto", "check_plan": False, "row_store": "memory"}
+    ids = options.pop("ids_of", sources)
+    made = {
+        name: StructuredDataset(str(root / path), shuffle="rows", row_id=name in ids, **alone)
+        for name, path in sources.items()
+    }
+    return MixedDataset.create_dataloader(made, weights, batch_size=7, even_ranks="pad", **options)
+
+
+def told(root: Path, rank: int, **otherwise: Any) -> int:
+    """Make a mixture of which one rank is told something else."""
+    common: dict[str, Any] = {"sources": {"a": "table", "b": "grown"}, "weights": {"a": 1, "b": 1}}
+    return len(mixed(root, **common | (otherwise if dist.get_rank() == rank else {}))[0])
+
+
+@scene
+def mixed_with_another_seed_on_rank_3(root: Path) -> Any:
+    return told(root, 3, shuffle_seed=7)
+
+
+@scene
+def mixed_with_another_stop_on_rank_1(root: Path) -> Any:
+    return told(root, 1, stop="forever")
+
+
+@scene
+def mixed_with_another_name_on_rank_2(root: Path) -> Any:
+    return told(root, 2, sources={"a": "table", "c": "grown"}, weights={"a": 1, "c": 1})
+
+
+@scene
+def mixed_with_another_table_on_rank_1(root: Path) -> Any:
+    return told(root, 1, sources={"a": "shrunk", "b": "grown"})
+
+
+@scene
+def mixed_in_another_order_on_rank_2(root: Path) -> Any:
+    return told(root, 2, sources={"b": "grown", "a": "table"})
+
+
+@scene
+def mixed_with_names_that_do_not_fit_on_rank_3(root: Path) -> Any:
+    return told(root, 3, weights={"a": 1, "z": 1})
+
+
+@scene
+def mixed_in_two_forms_on_rank_1(root: Path) -> Any:
+    return told(root, 1, ids_of="a")
+
+
+@scene
+def mixed_with_a_block_that_cannot_be_on_rank_2(root: Path) -> Any:
+    return told(root, 2, block=0)
+
+
+def after_rank_0(begin: Callable[[], Any]) -> Any:
+    """Begin an epoch on rank 0, then on the others."""
+    if dist.get_rank() == 0:
+        begun = begin()
+    dist.barrier()
+    return begun if dist.get_rank() == 0 else begin()
+
+
+@scene
+def mixed_with_other_exclusions_on_rank_2(root: Path) -> Any:
+    loader, dataset = mixed(root, {"a": "table", "b": "grown"}, {"a": 1, "b": 1}, stop="all_exhausted")
+    steps = [len(list(loader))]
+    dataset.exclude({"a": [1], "b": [2, 3] if dist.get_rank() == 2 else [2]})
+    loader.set_epoch(1)
+    return [*steps, len(list(after_rank_0(lambda: iter(loader))))]
+
+
+@scene
+def mixed_with_other_weights_later_on_rank_1(root: Path) -> Any:
+    """Where an iterator has begun already, new weights hold from its first step."""
+    loader, dataset = mixed(root, {"a": "table", "b": "grown"}, {"a": 1, "b": 1}, stop="all_exhausted")
+    batches = iter(loader) if dist.get_rank() else None
+    dataset.set_weights({"a": 2, "b": 1})
+    batches = batches or iter(loader)
+    steps = len(list(batches))
+    loader.set_epoch(1)
+    if dist.get_rank() == 1:
+        dataset.set_weights({"a": 1, "b": 5})
+    return [steps, after_rank_0(lambda: len(next(iter(loader))["x"]))]
+
+
+@scene
+def mixed_with_other_weights_at_step_2_on_rank_3(root: Path) -> Any:
+    loader, dataset = mixed(root, {"a": "table", "b": "grown"}, {"a": 1, "b": 1}, stop="all_exhausted")
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    dataset.set_weights({"a": 2, "b": 3 if dist.get_rank() == 3 else 1})
+    return after_rank_0(lambda: len(next(batches)["x"]))
 
 
 @scene

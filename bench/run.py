@@ -143,6 +143,7 @@ class Bench:
                 bars.PERMUTATION_OVER_NUMPY,
             )
         ]
+        tqdm.write(rows[-1].line())
         outcomes = [Outcome("starting an epoch of 10^12 rows, ms", found["start_ms"], bars.EPOCH_START_MS)]
         for duel in bars.ROWS:
             sides = self._rows("warm", "--table", duel.table, "--place", duel.place, "--against", duel.against)
@@ -152,6 +153,7 @@ class Bench:
         rows.append(
             Row("A-zstd", 8192, "rows:first epoch, build included", "DuckDB ORDER BY random()", _pairs(sides), bar)
         )
+        tqdm.write(rows[-1].line())
         for table in ("A-zstd", "B"):
             for place in ("memory", "files"):
                 cost = self._rows("build", "--table", table, "--place", place)

@@ -30,7 +30,7 @@ class Crew:
         """Do something in a thread.
 
         Args:
-            job: must raise nothing.
+            job: should raise nothing, since nobody hears it but `threading.excepthook`.
 
         Returns:
             Waits until the job is over and its thread may be wanted again; called in that thread it does not wait.
@@ -65,10 +65,12 @@ class _Hand:
     def _run(self, idle: list[_Hand]) -> None:
         while (told := self.jobs.get()) is not None:
             job, over = told
-            job()
-            idle.append(self)
-            del told, job  # what it holds must not live until the next one comes
-            over.set()
+            try:
+                job()
+                idle.append(self)
+            finally:  # an error ends the thread, and is told as that of any thread; nobody waits for it in vain
+                del told, job  # what it holds must not live until the next one comes
+                over.set()
 
 
 def _dismiss(idle: list[_Hand]) -> None:

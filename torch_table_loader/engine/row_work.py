@@ -54,9 +54,7 @@ class RowOrder:
 
     def take(self, places: Ints) -> Ints:
         """Give the row of the store at each place of the order."""
-        with _PERMUTING.lock:
-            found = self.permutation.take(places)
-        return self.remaining.select(found)
+        return self.remaining.select(self.permutation.take(places))
 
 
 class Order(Protocol):
@@ -88,15 +86,19 @@ class RowFeed:
             blocks: the places of each, and a note of the caller's.
             ahead: blocks that are made ready together at most; None leaves that to the store.
         """
-        found = ((self.order.take(places), note) for places, note in blocks)
+        found = ((self._found(places), note) for places, note in blocks)
         for stored, rows, note in self.keeper.rows().windows(found, ahead):
             columns = stored.gather(rows)
             yield [*columns, pa.array(stored.ids(rows))] if self.row_id else columns, note
 
     def ids(self, places: Ints) -> Ints:
         """Give the row ids at some places; the store is opened only where it alone knows them."""
-        found = self.order.take(places)
+        found = self._found(places)
         return self.keeper.rows().ids(found) if self.keeper.spec.keeps_ids else found
+
+    def _found(self, places: Ints) -> Ints:
+        with _PERMUTING.lock:
+            return self.order.take(places)
 
 
 class Feed(Protocol):

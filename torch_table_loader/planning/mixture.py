@@ -272,8 +272,10 @@ class SourceOrder:
         rows = self.remaining.num_rows
         wraps, places = np.divmod(turns, rows)
         taken = np.empty_like(turns)
-        for wrap in _distinct(wraps)[0].tolist():
-            inside = wraps == wrap
+        order = np.argsort(wraps, kind="stable")
+        borders = np.flatnonzero(np.diff(wraps[order])) + 1
+        for inside in np.split(order, borders) if len(order) else []:
+            wrap = int(wraps[inside[0]])
             taken[inside] = _permutation(rows, self.seed, self.epoch, self.name, wrap).take(places[inside])
         return self.remaining.select(taken)
 

@@ -1,0 +1,77 @@
+"""Threads that outlive an epoch: used again, ended when they are not wanted, and never waited for in vain."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+from torch_table_loader.engine.crew import Crew
+
+
+def test_a_thread_is_used_again() -> None:
+    crew, ran = Crew(), list[int]()
+    for _ in range(3):
+        assert crew.begin(lambda: ran.append(threading.get_ident()))()
+    assert len(set(ran)) == 1
+
+
+def test_jobs_at_once_have_threads_of_their_own() -> None:
+    crew, meet = Crew(), threading.Barrier(3, timeout=30)
+    for wait in [crew.begin(lambda: (meet.wait(), None)[1]) for _ in range(3)]:
+        wait()
+    assert not meet.broken
+
+
+def test_what_a_job_held_goes_with_it() -> None:
+    class Held:
+        pass
+
+    held = Held()
+    gone = weakref.ref(held)
+    crew = Crew()
+    crew.begin(lambda held=held: None)()  # type: ignore[misc]
+    del held
+    assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_ends_its_thread_and_nobody_waits_for_it_in_vain() -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    crew = Crew()
+    assert crew.begin(fail)()
+    ran = list[int]()
+    assert crew.begin(lambda: ran.append(1))()
+    assert ran == [1]
+
+
+def test_threads_end_when_dismissed_and_with_the_crew() -> None:
+    crew, ran = Crew(), list[threading.Thread]()
+    crew.begin(lambda: ran.append(threading.current_thread()))()
+    crew.dismiss()
+    assert not ran[0].is_alive()
+    crew.begin(lambda: ran.append(threading.current_thread()))()
+    assert ran[1].is_alive()
+    del crew
+    gc.collect()
+    assert not ran[1].is_alive()
+
+
+def test_a_job_may_wait_for_itself_and_dismiss_its_own_crew() -> None:
+    crew, waited = Crew(), list[bool]()
+    told = threading.Event()
+    waits = list[object]()
+
+    def job() -> None:
+        told.wait(30)
+        crew.dismiss()
+        waited.append(waits[0]())  # type: ignore[operator]
+
+    waits.append(crew.begin(job))
+    told.set()
+    assert waits[0]()  # type: ignore[operator]
+    assert waited == [True]

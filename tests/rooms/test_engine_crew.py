@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from queue import SimpleQueue
 
 import pytest
 
@@ -37,13 +38,16 @@ def test_what_a_job_held_goes_with_it() -> None:
     assert gone() is None
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_error_ends_its_thread_and_nobody_waits_for_it_in_vain() -> None:
+def test_an_error_ends_its_thread_and_nobody_waits_for_it_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: SimpleQueue[type[BaseException]] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", lambda told: heard.put(told.exc_type))
+
     def fail() -> None:
         raise ZeroDivisionError
 
     crew = Crew()
     assert crew.begin(fail)()
+    assert heard.get(timeout=30) is ZeroDivisionError
     ran = list[int]()
     assert crew.begin(lambda: ran.append(1))()
     assert ran == [1]

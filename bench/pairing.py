@@ -10,7 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 ROUNDS = 9
-"""Paired ratios behind every median."""
+"""Paired ratios behind every median, at least."""
+
+_LEAST_SECONDS = 4.0
+"""What both sides run together, at least: a median of a few short runs says little on a shared machine."""
+
+_MOST_ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +75,15 @@ def interleave(
     Args:
         left: the contender: one epoch, returns its rows.
         right: the reference.
-        rounds: pairs to take.
+        rounds: pairs to take at least; more where runs are short.
         same_rows: whether both must deliver equally many rows; not where one side's table has deletes.
     """
     if left() != right() and same_rows:
         raise RuntimeError("the two sides of a pair delivered different numbers of rows; they are no pair")
     mine, other = [], []
-    for turn in range(rounds):
+    for turn in range(max(rounds, _MOST_ROUNDS)):
+        if turn >= rounds and sum(sample.seconds for sample in (*mine, *other)) >= _LEAST_SECONDS:
+            break
         if turn % 2:
             other.append(measure(right))
             mine.append(measure(left))

@@ -147,10 +147,10 @@ def _head(rounds: int) -> list[str]:
         ", ".join(f"{name} {_version(name)}" for name in _PACKAGES) + f", Python {platform.python_version()}.",
         "",
         "A ratio is the speed of the left over the speed of the right, in one process, the two in turn;",
-        f"the median of {rounds} such pairs decides. The floor is two threads that decode each row group with",
-        "pyarrow and drop it. Tables: A is TPC-H lineitem SF1 (8 numeric columns × 6,001,215 rows), B 40 columns",
-        "(1 + 13 float32 + 26 int32) × 4,000,000, C 500 float32 × 200,000, D 20,000 documents of about 800 tokens and",
-        "two strings. B, C and D are snappy, pyarrow's default. Ours always has `num_workers=2`.",
+        f"the median of at least {rounds} such pairs (of short runs up to 60) decides. The floor is two threads that",
+        "decode each row group with pyarrow and drop it. Tables: A is TPC-H lineitem SF1 (8 numeric columns ×",
+        "6,001,215 rows), B 40 columns (1 + 13 float32 + 26 int32) × 4,000,000, C 500 float32 × 200,000, D 20,000",
+        "documents of about 800 tokens and two strings. B, C and D are snappy, pyarrow's default. Ours always has `num_workers=2`.",
         "",
     ]
 

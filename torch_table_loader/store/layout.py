@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 1 << 20
 """Bytes of records that are filled at a time, to be written elsewhere: they stay in a core's caches until then."""
 
-_FILL_BYTES = 5 << 19
+_FILL_BYTES = 5 << 20
 """Bytes of records that are filled at a time where they stay: fewer calls, for which threads wait on each other."""
 
 _LEAST_BLOCK = 64

@@ -80,7 +80,8 @@ def interleave(
     """
     if left() != right() and same_rows:
         raise RuntimeError("the two sides of a pair delivered different numbers of rows; they are no pair")
-    mine, other = [], []
+    mine: list[Sample] = []
+    other: list[Sample] = []
     for turn in range(max(rounds, _MOST_ROUNDS)):
         if turn >= rounds and sum(sample.seconds for sample in (*mine, *other)) >= _LEAST_SECONDS:
             break

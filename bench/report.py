@@ -150,7 +150,8 @@ def _head(rounds: int) -> list[str]:
         f"the median of at least {rounds} such pairs (of short runs up to 60) decides. The floor is two threads that",
         "decode each row group with pyarrow and drop it. Tables: A is TPC-H lineitem SF1 (8 numeric columns ×",
         "6,001,215 rows), B 40 columns (1 + 13 float32 + 26 int32) × 4,000,000, C 500 float32 × 200,000, D 20,000",
-        "documents of about 800 tokens and two strings. B, C and D are snappy, pyarrow's default. Ours always has `num_workers=2`.",
+        "documents of about 800 tokens and two strings. B, C and D are snappy, pyarrow's default. Ours",
+        "always has `num_workers=2`.",
         "",
     ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from multiprocessing import get_context
 from queue import SimpleQueue
 
 import pytest
@@ -15,7 +17,7 @@ from torch_table_loader.engine.crew import Crew
 def test_a_thread_is_used_again() -> None:
     crew, ran = Crew(), list[int]()
     for _ in range(3):
-        assert crew.begin(lambda: ran.append(threading.get_ident()))()
+        crew.begin(lambda: ran.append(threading.get_ident()))()
     assert len(set(ran)) == 1
 
 
@@ -46,10 +48,10 @@ def test_an_error_ends_its_thread_and_nobody_waits_for_it_in_vain(monkeypatch: p
         raise ZeroDivisionError
 
     crew = Crew()
-    assert crew.begin(fail)()
+    crew.begin(fail)()
     assert heard.get(timeout=30) is ZeroDivisionError
     ran = list[int]()
-    assert crew.begin(lambda: ran.append(1))()
+    crew.begin(lambda: ran.append(1))()
     assert ran == [1]
 
 
@@ -66,16 +68,34 @@ def test_threads_end_when_dismissed_and_with_the_crew() -> None:
 
 
 def test_a_job_may_wait_for_itself_and_dismiss_its_own_crew() -> None:
-    crew, waited = Crew(), list[bool]()
-    told = threading.Event()
-    waits = list[object]()
+    crew, told, done = Crew(), threading.Event(), list[bool]()
+    waits: list[Callable[[], None]] = []
 
     def job() -> None:
         told.wait(30)
         crew.dismiss()
-        waited.append(waits[0]())  # type: ignore[operator]
+        waits[0]()
+        done.append(True)
 
     waits.append(crew.begin(job))
     told.set()
-    assert waits[0]()  # type: ignore[operator]
-    assert waited == [True]
+    waits[0]()
+    assert done == [True]
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    crew, may_end, ran = Crew(), threading.Event(), list[int]()
+    wait = crew.begin(lambda: (may_end.wait(60), None)[1])
+
+    def in_child() -> None:
+        wait()
+        crew.begin(lambda: ran.append(1))()
+        assert ran == [1]
+
+    child = get_context("fork").Process(target=in_child)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    may_end.set()
+    wait()
+    assert not ran

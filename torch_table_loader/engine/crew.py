@@ -26,18 +26,24 @@ class Crew:
         """Copy and pickle as a crew without threads."""
         return Crew, ()
 
-    def begin(self, job: Callable[[], None]) -> Callable[[], bool]:
+    def begin(self, job: Callable[[], None]) -> Callable[[], None]:
         """Do something in a thread.
 
         Args:
             job: should raise nothing, since nobody hears it but `threading.excepthook`.
 
         Returns:
-            Waits until the job is over and its thread may be wanted again; called in that thread it does not wait.
+            Waits until the job is over and its thread may be wanted again; called in that thread, or where a fork
+            left the thread behind, it does not wait.
         """
         hand, over = self._hand(), threading.Event()
         hand.jobs.put((job, over))
-        return lambda: hand.thread is threading.current_thread() or over.wait()
+
+        def wait() -> None:
+            if hand.thread.is_alive() and hand.thread is not threading.current_thread():
+                over.wait()
+
+        return wait
 
     def dismiss(self) -> None:
         """End the threads that have nothing to do."""

@@ -107,6 +107,16 @@ def test_after_an_error_the_epoch_is_over_and_the_next_can_begin(table: Path, wo
         drain(loader)
 
 
+@pytest.mark.parametrize("prefetch", [None, 1, 1000])
+def test_after_an_error_no_lane_tells_it_again(table: Path, prefetch: int | None) -> None:
+    tear(table / "002.parquet", group=1, column=2)
+    batches = iter(make(table, prefetch_batches=prefetch))
+    with pytest.raises(TableError):
+        list(batches)
+    for _ in range(3):  # each lane would be asked once
+        assert next(batches, None) is None
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_killed_worker_process_is_an_error_at_once(table: Path, count: int) -> None:
     loader = make(table, "process", batch_size=1, prefetch_batches=1)

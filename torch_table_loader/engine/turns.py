@@ -91,7 +91,9 @@ class BatchesInTurn(Iterator[Any]):
         return self._server.clocks
 
     def __next__(self) -> Any:
-        """Give the next batch; an error of a lane comes where its batch would have."""
+        """Give the next batch; an error of a lane comes where its batch would have, and ends the epoch."""
+        if not self._close.alive:
+            raise StopIteration
         ready = self._rotated() if self._schedule is None else self._ready_of(next(self._schedule, None))
         if ready is None or not self._close.alive:
             if self._close.detach() is not None:

@@ -133,6 +133,7 @@ def test_a_killed_worker_process_is_an_error_at_once(table: Path, count: int) ->
     assert len(drain(loader)) == 360
 
 
+@pytest.mark.slow
 def test_a_killed_worker_process_is_named_where_another_thread_takes_the_batches(table: Path) -> None:
     found: list[Exception] = []
 

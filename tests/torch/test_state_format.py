@@ -112,6 +112,7 @@ def test_taking_the_state_costs_microseconds_at_any_size(many_files: SimulatedTa
     assert statistics.median(seconds) < 50e-6
 
 
+@pytest.mark.slow
 def test_resuming_in_a_million_row_groups_opens_no_consumed_file(many_files: SimulatedTable) -> None:
     loader, _ = many_files.open()
     state = loader.state_dict()

@@ -95,6 +95,18 @@ def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) ->
     )
 
 
+def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
+    """Say the shape of a job."""
+    return Topology(
+        num_ranks,
+        options.lanes,
+        options.batch_size,
+        options.shuffle_buffer_size,
+        options.even_ranks,
+        options.drop_last,
+    )
+
+
 def planner_of(
     table: Table, options: LoaderOptions, strategy: Strategy, num_ranks: int, cache: PlanCache | None
 ) -> Planner:
@@ -110,18 +122,10 @@ def planner_of(
     Raises:
         ConfigError: ranks are to be even, and the caller gave up the count that this needs.
     """
-    topology = Topology(
-        num_ranks,
-        options.lanes,
-        options.batch_size,
-        options.shuffle_buffer_size,
-        options.even_ranks,
-        options.drop_last,
-    )
     planner = Planner(
         table.layout,
         strategy,
-        topology,
+        topology_of(options, num_ranks),
         shuffle=bool(options.shuffle),
         seed=options.shuffle_seed,
         filtered=options.filters is not None,
@@ -140,4 +144,4 @@ def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
     return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
 
 
-__all__ = ["columns_of", "counter_of", "planner_of", "strategy_of", "with_padding"]
+__all__ = ["columns_of", "counter_of", "planner_of", "strategy_of", "topology_of", "with_padding"]

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.fitting import topology_of
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.mixed_state import MixedPosition, check_mixture, resumed, write_mixed_state
 from torch_table_loader.engine.mixed_work import MixedFeed, SourceFeed, check_names, common_columns, places_of
@@ -24,13 +25,13 @@ from torch_table_loader.planning.cursor import Stage
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.mixed_cursor import MixedCursor
 from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule
-from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.weights import smallest
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.ranks import RankInfo
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.ranks import Topology
 
 
 @dataclass(slots=True)
@@ -88,13 +89,7 @@ class MixedJob:
         """
         check_names(weights, sources)
         options = with_batch_size(options, ranks.num_ranks)
-        topology = Topology(
-            ranks.num_ranks,
-            options.lanes,
-            options.batch_size,
-            even_ranks=options.even_ranks,
-            drop_last=options.drop_last,
-        )
+        topology = topology_of(options, ranks.num_ranks)
         own = {name: replace(job, book=job.book.apart()) for name, job in sources.items()}
         given = smallest(weights)
         job = cls(options, own, common_columns(own, options), topology, ranks.rank, given, stop, block)

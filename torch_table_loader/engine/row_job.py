@@ -16,7 +16,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.exclusion_book import ExclusionBook
-from torch_table_loader.engine.fitting import columns_of, counter_of, with_padding
+from torch_table_loader.engine.fitting import columns_of, counter_of, topology_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.row_share import PlannedRows, planned_rows, schema_of, work_of
 from torch_table_loader.engine.row_store import StoreKeeper
@@ -33,7 +33,6 @@ from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions,
 from torch_table_loader.planning.global_batches import GlobalBatches, rank_batch_size, steps_of_ranks
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.row_cursor import RowCursor, RowPosition
 from torch_table_loader.planning.rows_of import RowSpan
 from torch_table_loader.read.tasks import ROW_ID
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.ranks import RankInfo
+    from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.source.plan_cache import PlanCache
 
 
@@ -104,13 +104,7 @@ class RowJob:
         max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
         reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows)
         keeper = StoreKeeper(table, options, schema, segments, reader)
-        topology = Topology(
-            ranks.num_ranks,
-            options.lanes,
-            options.batch_size,
-            even_ranks=options.even_ranks,
-            drop_last=options.drop_last,
-        )
+        topology = topology_of(options, ranks.num_ranks)
         return cls(options, table, keeper, with_ids, topology, ranks.rank, live_rows, row_bytes)
 
     @property

@@ -221,9 +221,13 @@ def test_an_interrupt_while_the_caller_waits_stops_the_workers(
 
     monkeypatch.setattr(TaskReader, "read", wait_and_read)
     batches = iter(make(table, worker_type, multiprocessing_context="fork"))
-    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores interrupts
+    try:
+        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    finally:
+        signal.signal(signal.SIGINT, before)
     may_read.set()
     assert is_quiet(table)
 

@@ -76,11 +76,11 @@ class FilePlan(NamedTuple):
         """Whether the rows that are left out are known without reading any, and nothing else depends on them."""
         return self.masks and self.knows_live and not self.conformer.counts_rows
 
-    def live_places(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Give the live rows among rows `start` to `stop` of the file, counted from `start`."""
+    def live_bits(self, start: int, stop: int) -> pa.BooleanArray:
+        """Say which of the rows `start` to `stop` of the file no position deletes."""
         live = self._not_at_positions(start, stop)
-        found = np.arange(stop - start) if live is None else np.flatnonzero(live)
-        return found.astype(np.uint32)
+        packed = np.packbits(np.ones(stop - start, dtype=np.bool_) if live is None else live, bitorder="little")
+        return pa.BooleanArray.from_buffers(pa.bool_(), stop - start, [None, pa.py_buffer(packed)])
 
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         """Say which rows of a batch live.

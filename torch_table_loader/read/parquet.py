@@ -27,8 +27,8 @@ _TAIL_BYTES = 64 * 1024
 _VALUES_AT_ONCE = 1 << 19
 """Values that one call of pyarrow decodes where a row group is read whole: 2 to 4 MiB of numbers."""
 
-_BYTES_TO_COPY = 1 << 21
-"""Decoded bytes of which rows are copied at once: as many as caches hold beside the copies."""
+_VALUES_TO_COPY = 1 << 18
+"""Values of which rows are copied at once: fewer, since caches must hold the copies too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class ParquetFile:
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array) -> pa.RecordBatch:
         """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""
         names = list(columns)
-        at_once = max(1, _BYTES_TO_COPY // (max(1, num_rows) * self._widest(names)))
+        at_once = max(1, _VALUES_TO_COPY // max(1, num_rows))
         fields: list[pa.Field] = []
         arrays: list[pa.Array] = []
         for start in range(0, len(names), at_once):
@@ -159,14 +159,8 @@ class ParquetFile:
                     "not what it was: build the loader again"
                 )
             fields += table.schema
-            arrays += [taken(column, kept) for column in table.columns]
+            arrays += taken(table, kept)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-    def _widest(self, columns: Sequence[str]) -> int:
-        """Bytes of a value of the widest column, of those that have a width."""
-        schema = self._handle.schema_arrow
-        kinds = [schema.field(name).type for name in columns if name in schema.names]
-        return max((kind.bit_width // 8 for kind in kinds if pa.types.is_primitive(kind)), default=0) or 1
 
     def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Read a row group, on this machine a few columns at a time, which is faster: caches hold what they touch."""

@@ -25,20 +25,20 @@ def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, max_rows)
 
 
-def taken(column: pa.ChunkedArray, places: pa.Array) -> pa.Array:
-    """Copy rows of a column into one array.
+def taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
+    """Copy rows of a table: its columns, each in one piece.
 
     Args:
-        column: of any number of chunks.
-        places: uint32, each inside the column; this is not checked.
+        table: of any number of chunks.
+        places: uint32, each inside the table; this is not checked.
 
-    >>> taken(pa.chunked_array([[5, 6, 7]]), pa.array([0, 2], pa.uint32())).to_pylist()
-    [5, 7]
+    >>> [column.to_pylist() for column in taken(pa.table({"a": [5, 6, 7]}), pa.array([0, 2], pa.uint32()))]
+    [[5, 7]]
     """
-    if column.num_chunks == 1:
-        return pc.take(column.chunk(0), places, boundscheck=False)
-    found = pc.take(column, places, boundscheck=False)
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    batches = table.to_batches()
+    if len(batches) == 1:
+        return list(pc.take(batches[0], places, boundscheck=False).columns)
+    return [column.combine_chunks() for column in pc.take(table, places, boundscheck=False).columns]
 
 
 def rows_without_columns(num_rows: int) -> pa.RecordBatch:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from torch_table_loader.contracts import RenewingStorage, ThinningFile
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.live import LivePlaces
 from torch_table_loader.read.runs import Piece, Run, Walk, group_at
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from torch_table_loader.contracts import OpenFile, Storage
     from torch_table_loader.read.file_plan import FilePlan
 
@@ -30,6 +31,7 @@ class FileWalk:
             may_thin: whether deleted rows may be left out already, where the file can do that.
         """
         self._may_thin = may_thin and plan.knows_places and bool(plan.conformer.reads)
+        self._live = LivePlaces(plan)
         self.handle: OpenFile | None = None
         self._walk: Walk | None = None
         self._storage = storage
@@ -108,7 +110,7 @@ class FileWalk:
     def _thinned(self, thinner: ThinningFile, part: Run) -> tuple[Piece, int, pa.RecordBatch, bool]:
         (group,), (piece,) = part
         self._walk = Walk(part, self._plan.group_starts)
-        kept = pa.array(self._plan.live_places(piece.row_start, piece.row_stop))
+        kept = self._live.among(piece.row_start, piece.row_stop)
         num_rows = piece.row_stop - piece.row_start
         batch = thinner.thinned(group, self._plan.conformer.reads, num_rows, kept)
         self._walk.row = piece.row_stop

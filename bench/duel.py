@@ -1,7 +1,8 @@
 """One duel in a process of its own: two contenders on one table, interleaved; prints JSON.
 
 A contender is "floor", "ours:thread", "ours:process", "package:setting" of a rival, or, of the same files as an Iceberg
-table, "iceberg:deletes" and "pyiceberg:deletes", where deletes are a kind of `bench.iceberg`.
+table, "iceberg:deletes" and "pyiceberg:deletes", where deletes are a kind of `bench.iceberg`, and "bare:position": the
+floor, which also leaves out rows that it knows.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def contender(name: str, table: BenchTable, batch_size: int) -> Callable[[], int
         table: what it reads.
         batch_size: rows of a batch.
     """
+    if name == "bare:position":
+        return iceberg.bare(table)
     if name == "floor":
         return lambda: floor.decode(table.files)
     kind, _, setting = name.partition(":")

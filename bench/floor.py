@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Queue
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+Live = Mapping[tuple[int, int], pa.UInt32Array]
+"""The rows that are not deleted, by the place of the file and the row group."""
 
-def decode(files: Sequence[Path], columns: Sequence[str] | None = None, threads: int = 2) -> int:
+_COLUMNS_TO_COPY = 2
+"""Columns that are read, and copied without the deleted rows, at a time: the fastest of 1 to all, on A and on B."""
+
+
+def decode(
+    files: Sequence[Path], columns: Sequence[str] | None = None, threads: int = 2, live: Live | None = None
+) -> int:
     """Decode every row group once and drop it.
 
     Two threads take the next (file, row group), read it without pyarrow's own threads into a queue of two
@@ -21,11 +30,12 @@ def decode(files: Sequence[Path], columns: Sequence[str] | None = None, threads:
         files: Parquet files.
         columns: names; None for all.
         threads: how many decode.
+        live: rows to copy out of what was decoded; None leaves all as it is.
 
     Returns:
         The rows that came out.
     """
-    work = _Work(files, columns)
+    work = _Work(files, columns, live)
     workers = [threading.Thread(target=work.run, daemon=True) for _ in range(threads)]
     for worker in workers:
         worker.start()
@@ -46,15 +56,16 @@ def decode(files: Sequence[Path], columns: Sequence[str] | None = None, threads:
 class _Work:
     """The (file, row group) pairs that are left, and the queue of what was decoded."""
 
-    def __init__(self, files: Sequence[Path], columns: Sequence[str] | None) -> None:
+    def __init__(self, files: Sequence[Path], columns: Sequence[str] | None, live: Live | None) -> None:
         self._files = files
+        self._live = live
         self._columns = None if columns is None else list(columns)
         self._footers = [pq.read_metadata(file) for file in files]
         self._left = iter(
             [(place, group) for place, footer in enumerate(self._footers) for group in range(footer.num_row_groups)]
         )
         self._taking = threading.Lock()
-        self.ready: Queue[pa.Table | BaseException | None] = Queue(2)
+        self.ready: Queue[pa.Table | pa.RecordBatch | BaseException | None] = Queue(2)
 
     def run(self) -> None:
         """Decode until nothing is left; None in the queue ends it."""
@@ -64,15 +75,26 @@ class _Work:
                 place, group = taken
                 if place not in opened:
                     opened[place] = pq.ParquetFile(self._files[place], metadata=self._footers[place])
-                self.ready.put(opened[place].read_row_group(group, columns=self._columns, use_threads=False))
+                if self._live is None:
+                    self.ready.put(opened[place].read_row_group(group, columns=self._columns, use_threads=False))
+                else:
+                    self.ready.put(self._copied(opened[place], group, self._live[place, group]))
         except BaseException as error:  # noqa: BLE001  the caller's thread raises it
             self.ready.put(error)
         finally:
             self.ready.put(None)
+
+    def _copied(self, file: pq.ParquetFile, group: int, live: pa.UInt32Array) -> pa.RecordBatch:
+        names = file.schema_arrow.names if self._columns is None else self._columns
+        arrays: list[pa.Array] = []
+        for start in range(0, len(names), _COLUMNS_TO_COPY):
+            table = file.read_row_group(group, columns=names[start : start + _COLUMNS_TO_COPY], use_threads=False)
+            arrays += pc.take(table.to_batches()[0], live, boundscheck=False).columns
+        return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _take(self) -> tuple[int, int] | None:
         with self._taking:
             return next(self._left, None)
 
 
-__all__ = ["decode"]
+__all__ = ["Live", "decode"]

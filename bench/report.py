@@ -126,8 +126,8 @@ def write(
     """
     lines = [
         *_head(rounds),
-        *_duels([row for row in rows if not row.left.startswith("iceberg:")]),
-        *_iceberg([row for row in rows if row.left.startswith("iceberg:")]),
+        *_duels([row for row in rows if not _is_iceberg(row)]),
+        *_iceberg([row for row in rows if _is_iceberg(row)]),
         *_numbers(outcomes),
         *_row_mode(*row_mode),
         *_settings(sweeps),
@@ -156,17 +156,32 @@ def _head(rounds: int) -> list[str]:
     ]
 
 
+def _is_iceberg(row: Row) -> bool:
+    return row.left.startswith(("iceberg:", "bare:"))
+
+
 def _iceberg(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
+    times = [
+        f"{row.table} {row.left.partition(':')[2]} {row.pairs.median_of_times:.2f}"
+        for row in rows
+        if row.pairs is not None and row.right == "iceberg:plain"
+    ]
     return [
         "## Iceberg",
         "",
         "The files of A, B and E (two files of 1 GB: 8 float64 columns, row groups of 61 MiB) as Iceberg tables:",
         "plain, with 5 % of rows deleted by position or by deletion vector, or with 5 % of an int column's values",
         "deleted. Rows per second count live rows, and the files hold all: 0.95 is what decoding alone leaves.",
+        "Bare is the floor that also copies the live rows, knowing which they are: what pyarrow itself leaves.",
         "",
         *_duels(rows),
+        *(
+            ["By time, an epoch of the plain table over one with deletes: " + ", ".join(times) + ".", ""]
+            if times
+            else []
+        ),
     ]
 
 

@@ -156,7 +156,7 @@ class Bench:
         tqdm.write(rows[-1].line())
         for table in ("A-zstd", "B"):
             for place in ("memory", "files"):
-                cost = self._rows("build", "--table", table, "--place", place)
+                cost = self._rows("build", "--table", table, "--place", place, "--rounds", str(self._rounds))
                 name = (
                     f"{table}: build into {place} ({cost['build']:.2f} s), less writing ({cost['write']:.2f} s), over "
                     f"decoding ({cost['decode']:.2f} s)"

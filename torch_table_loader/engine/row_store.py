@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 32 * 1024 * 1024
 """Record bytes that a chunk of a store aims at."""
 
+_MEMORY_CHUNK_BYTES = CHUNK_BYTES // 2
+"""The same in memory, where a chunk leaves no file behind: threads that take smaller ones end closer together."""
+
 CACHE_VARIABLE = "TORCH_TABLE_LOADER_CACHE"
 
 
@@ -63,8 +67,8 @@ class StoreKeeper:
         """
         check_storable(schema)
         row_bytes = sum(map(width_of, schema.types)) or 1
-        self._chunks = Chunks.of(segments, max(1, CHUNK_BYTES // row_bytes))
         rows = int(segments.live.sum())
+        self._chunks = Chunks.of(segments, max(1, CHUNK_BYTES // row_bytes))
         self.spec = StoreSpec(
             table.fingerprint,
             None if options.filters is None else filter_key(options.filters, table.schema),
@@ -85,6 +89,9 @@ class StoreKeeper:
         self.url = store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
+        if self.place is None:
+            self._chunks = Chunks.of(segments, max(1, _MEMORY_CHUNK_BYTES // row_bytes))
+            self.spec = replace(self.spec, chunk_rows=self._chunks.rows)
 
     def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:
         """Say in which folder the store is; None keeps it in memory."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 ROUNDS = 9
 """Paired ratios behind every median, at least."""
 
-_LEAST_SECONDS = 4.0
+_LEAST_SECONDS = 8.0
 """What both sides run together, at least: a median of a few short runs says little on a shared machine."""
 
 _MOST_ROUNDS = 60

@@ -11,8 +11,8 @@ import pyarrow as pa
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.agreement import Agreement
-from torch_table_loader.engine.calling import warn_caller
 from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.lengths import UNCOUNTED, steps_of
 from torch_table_loader.engine.ranks import resolve_ranks

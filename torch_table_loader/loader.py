@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
-from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.crew import Crew
 from torch_table_loader.engine.device import check_placing, moved
 from torch_table_loader.engine.lengths import steps_of

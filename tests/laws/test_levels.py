@@ -12,6 +12,7 @@ from tests.laws.imports import Import, Sources
 ROOT = Path(__file__).parents[2] / "torch_table_loader"
 
 LEVELS = {
+    "calling": 0,
     "errors": 0,
     "records": 0,
     "units": 0,

@@ -13,7 +13,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.errors import StorageError, TableError, TableLoaderError
 from torch_table_loader.records import DataFile
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.errors import ConfigError
 
 BATCHES_AHEAD = 1

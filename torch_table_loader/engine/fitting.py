@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.planner import Planner

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.fitting import columns_of, planner_of, strategy_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.sizes import blocks_of_a_process, is_variable, rows_of_a_read, width_of

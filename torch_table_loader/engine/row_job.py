@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.calling import warn_caller
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.exclusion_book import ExclusionBook
 from torch_table_loader.engine.fitting import columns_of, counter_of, topology_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.machine import available_memory, ranks_on_this_node, usable_cpus
 from torch_table_loader.engine.sizes import is_variable, width_of
 from torch_table_loader.engine.state import filter_key
@@ -233,9 +233,8 @@ class StoreKeeper:
         """Open nothing yet."""
         vars(self).update(state, _lock=threading.Lock(), _rows=None)
         if self.place is None:
-            warnings.warn(
-                "a row store in memory is built again in each process that is not forked; pass row_store= a directory",
-                stacklevel=2,
+            warn_caller(
+                "a row store in memory is built again in each process that is not forked; pass row_store= a directory"
             )
 
 

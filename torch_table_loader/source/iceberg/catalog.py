@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
 
+from torch_table_loader.calling import warn_caller
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
@@ -217,10 +217,9 @@ def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
             unknown.append(name)
     if unknown:
         near = difflib.get_close_matches(unknown[0], [*_KNOWN, *_SHORT], n=1)
-        warnings.warn(
+        warn_caller(
             f"catalog_config: pyiceberg does not read {', '.join(map(repr, unknown))}"
-            + (f"; did you mean {near[0]!r}?" if near else ""),
-            stacklevel=7,
+            + (f"; did you mean {near[0]!r}?" if near else "")
         )
     return properties
 

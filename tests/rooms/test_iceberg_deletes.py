@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.iceberg import IcebergWriter, column, some
 from torch_table_loader import IcebergDataset, TableError
+from torch_table_loader.read import live
 from torch_table_loader.read.keys import KeySet
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.source.iceberg.storage import IcebergStorage
@@ -297,6 +298,22 @@ def test_row_groups_beside_short_ones_leave_their_deleted_rows_out_while_they_ar
     found = [row["x"] for row in read(table, num_workers=0, batch_size=4)]
     assert found == [row for row in range(52) if row not in gone]
     assert thinned == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ahead", [1, 20, 33])
+def test_live_rows_are_found_for_as_many_row_groups_as_are_looked_ahead(
+    tmp_path: Path, thinned: list[int], monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    monkeypatch.setattr(live, "_ROWS_AHEAD", ahead)
+    table = IcebergWriter(tmp_path)
+    file = table.append(some(0, 80), group=16)
+    table.commit()
+    gone = {0, 15, 16, 37, 38, 63, 79}  # the ends of row groups too, and one group without any
+    table.delete_rows({file: sorted(gone)})
+    table.commit()
+    found = [row["x"] for row in read(table, num_workers=0, batch_size=4)]
+    assert found == [row for row in range(80) if row not in gone]
+    assert thinned == [0, 1, 2, 3, 4]
 
 
 def test_a_row_group_that_is_not_what_was_planned_is_never_indexed(tmp_path: Path) -> None:

@@ -195,6 +195,7 @@ def _row_mode(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[str]:
         "shuffle; of those that take minutes, some batches. A build is less the time of writing as many bytes to",
         "the same place. A cold store stands for one that is larger than memory: no limit was set, but before each",
         "window its pages were taken out of the process and of the system's cache, so that all came from the disk.",
+        "Of permutations and other ways to shuffle, which are long, fewer pairs are taken: half of those above.",
         "",
         *_duels(rows),
         *_numbers(outcomes),

@@ -67,8 +67,8 @@ class StoreKeeper:
         """
         check_storable(schema)
         row_bytes = sum(map(width_of, schema.types)) or 1
-        rows = int(segments.live.sum())
         self._chunks = Chunks.of(segments, max(1, CHUNK_BYTES // row_bytes))
+        rows = int(segments.live.sum())
         self.spec = StoreSpec(
             table.fingerprint,
             None if options.filters is None else filter_key(options.filters, table.schema),

@@ -9,6 +9,7 @@ import numpy as np
 
 from torch_table_loader.engine.crossing import SPARE_SLOTS
 from torch_table_loader.engine.sizes import BLOCKS_AHEAD
+from torch_table_loader.planning.distinct import distinct
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.job import Job
@@ -190,7 +191,7 @@ def _notes(job: Job) -> list[str]:
     notes += job.table.notes
     if layout.has_deletes:
         fewer = np.flatnonzero(layout.group_live != layout.group_rows)
-        deleting = len(np.unique(np.searchsorted(layout.group_offsets, fewer, side="right")))
+        deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))
         notes.append(f"{deleting:,} of {len(layout):,} data files have deletes")
     if options.filters is not None:
         pruned, groups = layout.pruned_groups, len(layout.group_rows)

@@ -202,6 +202,7 @@ class DeleteFile:
         num_rows: its rows; of a vector the rows that it deletes.
         key_ids: of an equality delete the ids of the columns that make the key.
         blob: of a vector offset and length in the file, in bytes.
+        everywhere: of an equality delete whether it reaches all partitions.
     """
 
     file: DataFile
@@ -209,6 +210,7 @@ class DeleteFile:
     num_rows: int
     key_ids: tuple[int, ...] = ()
     blob: tuple[int, int] | None = None
+    everywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.iceberg import IcebergWriter, column, some
 from torch_table_loader import IcebergDataset, TableError
-from torch_table_loader.read import live
+from torch_table_loader.read import deletes, live
 from torch_table_loader.read.keys import KeySet
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.source.iceberg.storage import IcebergStorage
@@ -176,6 +175,42 @@ def test_each_delete_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
         assert 1 <= opened[path if path.startswith("file://") else f"file://{path}"] <= 3
 
 
+def upserts(root: Path, commits: int) -> IcebergWriter:
+    """Make a table as a stream of changes does: each commit deletes the keys of the rows that it writes."""
+    table = IcebergWriter(root, partition_by=2)
+    for commit in range(commits):
+        for part in (1, 2):
+            rows = [{"x": x, "k": part, "s": f"s{x % 3}"} for x in range(commit, commit + 8)]
+            table.append(rows, partition=part)
+            table.delete_keys([1], [{"x": row["x"]} for row in rows], partition=part)
+        table.delete_keys([1, 3], [{"x": commit - 3, "s": f"s{commit % 3}"}], partition=1)
+        table.commit()
+    return table
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"split_deletes": True, "split_rows": 5}])
+def test_one_set_of_keys_serves_the_files_of_all_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    table = upserts(tmp_path, 12)
+    made: list[int] = []
+
+    class Counted(KeySet):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(1)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(deletes, "KeySet", Counted)
+    loader, _ = IcebergDataset.create_dataloader(
+        metadata_location=table.metadata, output_format="arrow", **{"num_workers": 2, **options}
+    )
+    counted = len(made)
+    assert counted >= 3
+    found = [row for _ in range(2) for batch in loader for row in batch.to_pylist()]
+    assert Counter(map(repr, found)) == Counter(map(repr, 2 * table.live()))
+    assert len(made) == counted  # what counting asked for last serves every file
+
+
 def test_files_with_deletes_are_cut_where_that_is_asked(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     first = table.append(some(0, 40), group=5)
@@ -200,52 +235,6 @@ def test_row_ids_and_sequence_numbers(tmp_path: Path) -> None:
     found = read(table, columns=["x", "_row_id", "_last_updated_sequence_number"])
     assert [row["x"] for row in found] == [0, 2, 3, 4]
     assert {row["_row_id"] for row in found} == {None}  # the snapshot counts none
-
-
-keys = st.lists(st.tuples(st.one_of(st.none(), st.integers(-3, 3)), st.sampled_from([None, "a", "b"])), max_size=8)
-
-
-@given(known=keys, asked=keys, wide=st.booleans())
-def test_a_key_set_is_a_set_of_tuples(known: list[Any], asked: list[Any], wide: bool) -> None:
-    scale = 10**12 if wide else 1
-
-    def columns(pairs: list[Any]) -> list[pa.Array]:
-        numbers = [None if number is None else number * scale for number, _ in pairs]
-        return [pa.array(numbers, pa.int64()), pa.array([text for _, text in pairs], pa.string())]
-
-    both = KeySet(columns(known))
-    assert both.lacks(columns(asked)).tolist() == [pair not in known for pair in asked]
-    first = KeySet(columns(known)[:1])
-    assert first.lacks(columns(asked)[:1]).tolist() == [pair[0] not in [each[0] for each in known] for pair in asked]
-    assert first.num_bytes >= 0
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        pa.array([1, None, 3], pa.int32()),
-        pa.array([0.5, float("nan"), None]),
-        pa.array([b"a", b"", None]),
-        pa.array([1, None], pa.timestamp("us", "UTC")),
-        pa.array([1, None], pa.date32()),
-        pa.array([True, None]),
-        pa.array([1, None], pa.decimal128(9, 2)),
-    ],
-    ids=lambda values: str(values.type),
-)
-def test_keys_of_every_type(values: pa.Array) -> None:
-    assert not KeySet([values]).lacks([values]).any()
-    assert not KeySet([values, values]).lacks([values, values]).any()
-    assert KeySet([values.slice(0, 0)]).lacks([values]).all()
-    assert KeySet([values.slice(1)]).lacks([values]).tolist() == [True] + [False] * (len(values) - 1)
-    assert np.array_equal(KeySet([values.slice(1)]).lacks([values.slice(1)]), np.zeros(len(values) - 1, dtype=bool))
-
-
-@pytest.mark.parametrize("known", [[-(2**63), -(2**63) + 2], [2**63 - 1, 2**63 - 3], [0, 5]])
-def test_keys_at_the_ends_of_64_bits(known: list[int]) -> None:
-    asked = [-(2**63), -(2**63) + 1, -(2**63) + 2, -1, 0, 4, 5, 6, 2**63 - 3, 2**63 - 2, 2**63 - 1]
-    keys = KeySet([pa.array(known, pa.int64())])
-    assert keys.lacks([pa.array(asked, pa.int64())]).tolist() == [each not in known for each in asked]
 
 
 @pytest.fixture

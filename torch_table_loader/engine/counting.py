@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.records import ReadTask, Segment
 from torch_table_loader.source.plan_cache import CacheEntry
 
@@ -164,7 +165,7 @@ class LiveCounter:
         if self._cache is None or not len(counted):
             return
         layout = self._table.layout
-        numbers = np.unique(np.searchsorted(layout.group_offsets, segments.group[counted], side="right") - 1)
+        numbers = distinct(np.searchsorted(layout.group_offsets, segments.group[counted], side="right") - 1)
         for number in numbers.tolist():
             groups = layout.groups_of(number)
             part = slice(groups.start, groups.stop)

@@ -22,6 +22,7 @@ from torch_table_loader.engine.row_work import RowFeed, RowWork
 from torch_table_loader.engine.sizes import batches_of_a_gather
 from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.planning.cursor import Stage
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.mixed_cursor import MixedCursor
 from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule
@@ -290,7 +291,7 @@ class MixedJob:
         source, turn = cursor.mixture.take(places[:real])
         ids = np.empty_like(turn)
         feeds = self.feed(cursor).sources
-        for number in np.unique(source).tolist():
+        for number in distinct(source).tolist():
             entry = feeds[number]
             ids[source == number] = entry.feed.ids(turn[source == number])
         names = [cursor.mixture.names[number] for number in source.tolist()]

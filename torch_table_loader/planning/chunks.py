@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.records import ReadTask, Segment
 
@@ -56,7 +57,7 @@ class Chunks:
         part = self.kept[int(self.offsets[chunk]) : int(self.offsets[chunk + 1])]
         file = np.searchsorted(layout.group_offsets, table.group[part], side="right") - 1
         tasks = []
-        for number in np.unique(file).tolist():
+        for number in distinct(file).tolist():
             inside = part[file == number]
             columns = (
                 table.group[inside] - int(layout.group_offsets[number]),

@@ -11,6 +11,7 @@ import numpy as np
 
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import DEFAULT_SPLIT_BYTES
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.permutation import Permutation
@@ -88,7 +89,7 @@ class SizeBalancedStrategy:
             after = np.searchsorted(ends, wanted, side="left")
             before = np.where(after > 0, ends[after - 1], 0)
             cuts = np.where(ends[after] - wanted <= wanted - before, after + 1, after)
-            first_groups.append(groups.start + np.unique(np.concatenate(([0], cuts[cuts < len(ends)]))))
+            first_groups.append(groups.start + distinct(np.concatenate(([0], cuts[cuts < len(ends)]))))
         return _cut_at(layout, np.concatenate([np.empty(0, dtype=np.int64), *first_groups]))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.planning.distinct import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -232,8 +233,7 @@ def _checked(row_ids: Any, num_rows: int) -> Ints:
             f"row ids must be in [0, {num_rows}), the table's physical rows, got {low if low < 0 else high}; take "
             "them from the column row_id (row_id=True)"
         )
-    unique: Ints = np.unique(ids.astype(np.int64).reshape(-1))
-    return unique
+    return distinct(ids.astype(np.int64).reshape(-1))
 
 
 __all__ = ["ExclusionVersions", "Exclusions", "Remaining", "decode_ids", "encode_ids"]

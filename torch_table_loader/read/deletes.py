@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.contracts import renewing
 from torch_table_loader.errors import TableError
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.field_ids import own_ids
@@ -32,6 +34,27 @@ CACHE_BYTES = 512 * 1024 * 1024
 
 _PATH_ID, _POSITION_ID = 2147483546, 2147483545
 _ROWS_AT_A_TIME = 1 << 17
+
+
+class EqualityKeys(NamedTuple):
+    """Keys whose rows are deleted from a data file.
+
+    Args:
+        ids: of the key columns.
+        keys: of these and maybe of commits that do not count.
+        after: the sequence number of the data file: only larger ones count.
+    """
+
+    ids: tuple[int, ...]
+    keys: KeySet
+    after: int
+
+
+class _MadeSet(NamedTuple):
+    """A set, and the files whose keys are in it, oldest first."""
+
+    paths: tuple[str, ...]
+    keys: KeySet
 
 
 class Deletes:
@@ -68,20 +91,23 @@ class Deletes:
         parts = [part for part in parts if len(part)]
         if not parts:
             return np.empty(0, dtype=np.int64)
-        return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+        return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))
 
-    def equality(self, file: DataFile) -> list[tuple[tuple[int, ...], KeySet]]:
-        """Give the keys whose rows are deleted from a data file: ids of the key columns, and the keys.
+    def equality(self, file: DataFile) -> list[EqualityKeys]:
+        """Give the keys whose rows are deleted from a data file.
 
         Raises:
             TableError: as `positions` does.
             StorageError: as `positions` does.
         """
-        by_ids: dict[tuple[int, ...], list[DeleteFile]] = {}
+        alike: dict[tuple[tuple[int, ...], bool], list[DeleteFile]] = {}
         for delete in file.deletes:
             if delete.kind == "equality":
-                by_ids.setdefault(tuple(sorted(delete.key_ids)), []).append(delete)
-        return [(ids, self._keys(ids, deletes)) for ids, deletes in by_ids.items()]
+                alike.setdefault((tuple(sorted(delete.key_ids)), delete.everywhere), []).append(delete)
+        after = _commit_of(file)
+        return [
+            EqualityKeys(ids, self._keys(ids, sorted(deletes, key=_age)), after) for (ids, _), deletes in alike.items()
+        ]
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
         if delete.kind == "vector":
@@ -111,11 +137,13 @@ class Deletes:
             encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
             codes = encoded.indices.to_numpy(zero_copy_only=False)
             rows = positions.cast(pa.int64()).to_numpy(zero_copy_only=False)
-            order = np.argsort(codes, kind="stable")
-            stops = np.flatnonzero(np.diff(codes[order])) + 1
-            for part in np.split(order, stops) if len(order) else []:
-                parts.setdefault(encoded.dictionary[int(codes[part[0]])].as_py(), []).append(rows[part])
-        by_path = {path: np.unique(np.concatenate(each)) for path, each in parts.items()}
+            if not (codes[1:] >= codes[:-1]).all():
+                order = np.argsort(codes, kind="stable")
+                codes, rows = codes[order], rows[order]
+            bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(codes)]
+            for start, stop in pairwise(bounds) if len(codes) else ():
+                parts.setdefault(encoded.dictionary[int(codes[start])].as_py(), []).append(rows[start:stop])
+        by_path = {path: distinct(np.concatenate(each)) for path, each in parts.items()}
         return by_path, sum(each.nbytes + len(path) for path, each in by_path.items())
 
     @staticmethod
@@ -130,14 +158,24 @@ class Deletes:
         return choose
 
     def _keys(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> KeySet:
-        paths = tuple(sorted(delete.file.path for delete in deletes))
+        """Give a set of the keys of some delete files, oldest first, and maybe of older ones.
 
-        def build() -> tuple[Any, int]:
-            joined = pa.concat_tables([self._keys_of(delete, ids) for delete in deletes])
-            keys = KeySet([joined.column(place) for place in range(len(ids))])
-            return keys, keys.num_bytes
+        Of the deletes that may reach a data file those of later commits do: so what older files are asked for holds
+        what newer ones are, and one set, made for the oldest, serves all.
+        """
 
-        return cast("KeySet", self._cache.get(("set", ids, paths), build))
+        def holds(made: _MadeSet) -> bool:
+            return made.paths[-len(deletes) :] == tuple(delete.file.path for delete in deletes)
+
+        name = ("set", ids, deletes[-1].file.path)
+        return cast("_MadeSet", self._cache.get(name, lambda: self._made(ids, deletes), holds)).keys
+
+    def _made(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> tuple[_MadeSet, int]:
+        tables = [self._keys_of(delete, ids) for delete in deletes]
+        commits = np.repeat([_commit_of(delete.file) for delete in deletes], [table.num_rows for table in tables])
+        joined = pa.concat_tables(tables)
+        keys = KeySet(joined.columns, commits)
+        return _MadeSet(tuple(delete.file.path for delete in deletes), keys), keys.num_bytes
 
     def _keys_of(self, delete: DeleteFile, ids: tuple[int, ...]) -> pa.Table:
         return cast("pa.Table", self._held(("keys", delete.file.path), lambda: self._read_keys(delete, ids)))
@@ -158,6 +196,14 @@ class Deletes:
         schema = pa.schema([(str(place), path[-1].type) for place, path in enumerate(paths)])
         table = pa.Table.from_batches([batch.cast(schema) for batch in batches], schema)
         return table, table.nbytes
+
+
+def _commit_of(file: DataFile) -> int:
+    return 0 if file.columns is None else file.columns.sequence_number or 0
+
+
+def _age(delete: DeleteFile) -> tuple[int, str]:
+    return _commit_of(delete.file), delete.file.path
 
 
 def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...]:

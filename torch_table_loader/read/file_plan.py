@@ -18,7 +18,7 @@ from torch_table_loader.read.expressions import row_mask
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.read.deletes import Deletes
+    from torch_table_loader.read.deletes import Deletes, EqualityKeys
     from torch_table_loader.read.keys import KeySet
     from torch_table_loader.records import Column, DataFile, FileColumns, FileMeta, Segment
 
@@ -28,9 +28,10 @@ class _Keys(NamedTuple):
 
     columns: tuple[tuple[str, tuple[Column, ...]], ...]
     keys: KeySet
+    after: int
 
     def miss(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        return self.keys.lacks([inside(batch.column(name), path) for name, path in self.columns])
+        return self.keys.lacks([inside(batch.column(name), path) for name, path in self.columns], self.after)
 
 
 class FilePlan(NamedTuple):
@@ -150,21 +151,21 @@ def plan_file(
         targets = {name: by_name[name] for name in wanted}
         if file.deletes and not empty:
             positions = deletes.positions(file)
-            keys = [_keys(ids, found, file.columns, targets, file.name) for ids, found in deletes.equality(file)]
+            keys = [_keys(found, file.columns, targets, file.name) for found in deletes.equality(file)]
         conformer = plan_by_id(meta.schema, file.columns, list(targets.items()), name=file.name)
     return FilePlan(file, meta, [0, *accumulate(meta.group_rows)], conformer, row_filter, empty, positions, keys)
 
 
-def _keys(ids: Sequence[int], found: KeySet, columns: FileColumns, targets: dict[str, Column], name: str) -> _Keys:
+def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column], name: str) -> _Keys:
     """Find the key columns among those that are read, and read those too that are not."""
     places: list[tuple[str, tuple[Column, ...]]] = []
-    for field_id in ids:
+    for field_id in found.ids:
         path = key_path(columns.table, field_id, name)
         dropped = path[0].field_id in columns.table.former
         called = f"\0{path[0].field_id}" if dropped else path[0].name  # the name may be another column's by now
         targets.setdefault(called, path[0])
         places.append((called, path))
-    return _Keys(tuple(places), found)
+    return _Keys(tuple(places), found.keys, found.after)
 
 
 def _beyond_partition(

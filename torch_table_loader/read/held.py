@@ -31,28 +31,41 @@ class Held:
         self._making: dict[Any, threading.Lock] = {}
         self._pid = os.getpid()
 
-    def get(self, key: Any, make: Callable[[], tuple[Any, int]]) -> Any:
-        """Give a value; `make` gives it and its size in bytes where it is not held."""
+    def get(self, key: Any, make: Callable[[], tuple[Any, int]], serves: Callable[[Any], bool] = lambda _: True) -> Any:
+        """Give a value.
+
+        Args:
+            key: names it.
+            make: gives the value and its size in bytes, where it is not held.
+            serves: whether what is held is enough; if not, it is made anew.
+        """
         if self._pid != os.getpid():  # a fork: locks may be held by threads that are not here
             self._reset()
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key][0]
-            making = self._making.setdefault(key, threading.Lock())
-        with making:
+        while True:
             with self._lock:
-                if key in self._values:
+                if key in self._values and serves(self._values[key][0]):
+                    self._values.move_to_end(key)
                     return self._values[key][0]
-            value, num_bytes = make()
-            with self._lock:
-                self._values[key] = (value, num_bytes)
-                self._making.pop(key, None)
-                self.num_bytes += num_bytes
-                while self.num_bytes > self.most_bytes and len(self._values) > 1:
-                    _, (_, size) = self._values.popitem(last=False)
-                    self.num_bytes -= size
-        return value
+                making = self._making.setdefault(key, threading.Lock())
+            with making:
+                with self._lock:
+                    if self._making.get(key) is not making:
+                        continue  # it was made while this thread waited
+                value, num_bytes = make()
+                self._hold(key, value, num_bytes)
+                return value
+
+    def _hold(self, key: Any, value: Any, num_bytes: int) -> None:
+        with self._lock:
+            self._making.pop(key, None)
+            self._let_go(key)
+            self._values[key] = (value, num_bytes)
+            self.num_bytes += num_bytes
+            while self.num_bytes > self.most_bytes and len(self._values) > 1:
+                self._let_go(next(iter(self._values)))
+
+    def _let_go(self, key: Any) -> None:
+        self.num_bytes -= self._values.pop(key, (None, 0))[1]
 
 
 __all__ = ["Held"]

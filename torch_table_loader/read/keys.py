@@ -7,146 +7,176 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.read.key_values import KeyValues, integers, key_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _TABLE_SPARSITY = 16
-"""A table of booleans serves integer keys of a range up to so many times their number, …"""
+"""A table of one entry a number serves integer keys of a range up to so many times their count, …"""
 
 _TABLE_BYTES = 1 << 24
 """… or up to this size; wider ranges are hashed."""
+
+_BITS_OF_FILTER = 4
+"""A row whose key is not there is taken for one that may be once in 16 times or less."""
 
 _LEAST = -(2**63)
 
 
 class KeySet:
-    """Distinct keys of one or more columns; null equals null.
+    """Distinct keys of one or more columns, each with the commit that deleted it last; null equals null.
 
-    Each column's value becomes its place among the distinct values of that column, and the places of all columns
-    become one number: a batch costs one look-up a column and no row is compared in Python.
+    It is made once and asked for each batch, so that the rows of a batch cost a few steps of numpy, however many keys
+    there are.
     """
 
-    def __init__(self, keys: Sequence[pa.ChunkedArray | pa.Array]) -> None:
+    def __init__(self, keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.int64] | None = None) -> None:
         """Take the keys.
 
         Args:
             keys: one array a key column, of equal lengths.
+            commits: for each key the sequence number of its commit, at least 0; None: 0 for all.
         """
-        self._columns: list[_Values] = []
-        self._pairs: list[NDArray[np.int64]] = []
-        code: NDArray[np.int64] | None = None
-        for column in keys:
-            values = _Values(column)
-            self._columns.append(values)
-            own = values.places(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
-            if code is None:
-                code = own
-                continue
-            joined = code * len(values) + own
-            known = np.unique(joined)
-            self._pairs.append(known)
-            code = np.searchsorted(known, joined)
+        commits = np.zeros(len(keys[0]), dtype=np.int64) if commits is None else commits
+        *columns, last = _distinct(keys, commits)
+        self._commits = distinct(last)
+        ranks = (np.searchsorted(self._commits, last) + 1).astype(np.min_scalar_type(len(self._commits)))
+        table = _NumberTable.of(columns[0], ranks) if len(columns) == 1 else None
+        self._found: _NumberTable | _HashTable = _HashTable(columns, ranks) if table is None else table
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return sum(values.num_bytes for values in self._columns) + sum(pairs.nbytes for pairs in self._pairs)
+        return self._found.num_bytes
 
-    def lacks(self, columns: Sequence[pa.Array]) -> NDArray[np.bool_]:
-        """Say for each row whether its key is not in the set.
+    def lacks(self, columns: Sequence[pa.Array], after: int = -1) -> NDArray[np.bool_]:
+        """Say for each row whether no commit deleted its key.
 
         Args:
             columns: one array a key column, of the types of the keys.
+            after: only commits of a larger sequence number count.
 
         Returns:
             bool [rows], which nobody else has.
         """
-        if len(columns) == 1:
-            return self._columns[0].lacks(columns[0])
-        code = self._columns[0].places(columns[0])
-        found: NDArray[np.bool_] = code >= 0
-        for values, known, column in zip(self._columns[1:], self._pairs, columns[1:], strict=True):
-            own = values.places(column)
-            joined = code * len(values) + own
-            place = np.minimum(np.searchsorted(known, joined), max(0, len(known) - 1))
-            found &= own >= 0
-            found &= known[place] == joined if len(known) else False
-            code = place
-        return np.logical_not(found, out=found)
+        return self._found.lacks(columns, int(np.searchsorted(self._commits, after, side="right")))
 
 
-class _Values:
-    """The distinct values of one column."""
+def _distinct(keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.int64]) -> list[Any]:
+    """Give the distinct keys, a column each, and for each its last commit."""
+    names = [str(place) for place in range(len(keys))]
+    table = pa.table([*keys, commits], names=[*names, "commit"])
+    last = table.group_by(names, use_threads=False).aggregate([("commit", "max")])
+    columns = [last.column(name).combine_chunks() for name in names]
+    return [*columns, last.column("commit_max").to_numpy()]
 
-    def __init__(self, column: pa.ChunkedArray | pa.Array) -> None:
-        distinct = pc.unique(column)
-        self._values = distinct.combine_chunks() if isinstance(distinct, pa.ChunkedArray) else distinct
-        self._null = bool(self._values.null_count)
-        self._base, self._table = _table_of(self._values)
 
-    def __len__(self) -> int:
-        return len(self._values)
+class _NumberTable:
+    """Integer keys: an entry for each number of a range, 0 or the rank of the key's last commit.
+
+    The entries beside the range are 0, and stand for all numbers below and above it.
+    """
+
+    def __init__(self, base: np.int64, table: NDArray[Any], null: int) -> None:
+        self._base, self._table, self._null = base, table, null
+
+    @classmethod
+    def of(cls, keys: pa.Array, ranks: NDArray[Any]) -> _NumberTable | None:
+        """Make a table; None where keys are no integers, or their range is too wide."""
+        kind, known = keys.type, keys.is_valid().to_numpy(zero_copy_only=False)
+        if not (pt.is_integer(kind) or pt.is_date32(kind) or pt.is_time(kind) or pt.is_timestamp(kind)):
+            return None
+        numbers = integers(keys).astype(np.int64, copy=False)[known]
+        if not len(numbers):
+            return None
+        low, high = int(numbers.min()), int(numbers.max())
+        span = high - low + 1
+        if span * ranks.itemsize > max(_TABLE_BYTES, _TABLE_SPARSITY * len(numbers)):
+            return None
+        base = np.int64(low - 1 if low > _LEAST else -_LEAST - 1)
+        table = np.zeros(span + 2, dtype=ranks.dtype)
+        table[numbers - base] = ranks[known]
+        return cls(base, table, int(ranks[~known].max(initial=0)))
 
     @property
     def num_bytes(self) -> int:
-        return int(self._values.nbytes) + (0 if self._table is None else self._table.nbytes)
+        return self._table.nbytes
 
-    def places(self, column: pa.Array) -> NDArray[np.int64]:
-        """The place of each value among the distinct ones, or −1."""
-        found = pc.index_in(column, value_set=self._values, skip_nulls=False)
-        places: NDArray[np.int64] = pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return places
-
-    def lacks(self, column: pa.Array) -> NDArray[np.bool_]:
-        """Whether each value is not among them."""
-        if self._table is None:
-            found: NDArray[np.bool_] = pc.is_in(column, value_set=self._values, skip_nulls=False).to_numpy(
-                zero_copy_only=False
-            )
-            return ~found
+    def lacks(self, columns: Sequence[pa.Array], rank: int) -> NDArray[np.bool_]:
+        """Say for each number whether it is no key of a rank above `rank`."""
+        (column,) = columns
         # What wraps around 64 bits does not end in the table: only equal integers have equal differences.
-        places = np.subtract(_integers(column), self._base, dtype=np.int64)
-        missing: NDArray[np.bool_] = self._table.take(places, mode="clip")
+        places = np.subtract(integers(column), self._base, dtype=np.int64)
+        missing: NDArray[np.bool_] = self._table.take(places, mode="clip") <= rank
         if column.null_count:
-            missing[column.is_null().to_numpy(zero_copy_only=False)] = not self._null
+            missing[column.is_null().to_numpy(zero_copy_only=False)] = self._null <= rank
         return missing
 
 
-def _table_of(values: pa.Array) -> tuple[np.int64, NDArray[np.bool_] | None]:
-    """A table that says of each integer in a range whether it is missing, and of those beside it that they are.
+class _HashTable:
+    """Keys in the order of their hashes.
 
-    Returns:
-        The integer of the table's first entry, which stands for all below the range, as its last does for all above;
-        and the table, None where the range is too wide.
+    The first bits of a hash say whether any key has them, which most rows need no more than, and some fewer bits where
+    the keys are that have these.
     """
-    kind = values.type
-    whole = (
-        pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind)
-    )
-    known = values.drop_null()
-    if not whole or not len(known):
-        return np.int64(0), None
-    numbers = _integers(known).astype(np.int64, copy=False)
-    low, high = int(numbers.min()), int(numbers.max())
-    span = high - low + 1
-    if span > max(_TABLE_BYTES, _TABLE_SPARSITY * len(numbers)):
-        return np.int64(0), None
-    base = np.int64(low - 1 if low > _LEAST else -_LEAST - 1)
-    table: NDArray[np.bool_] = np.ones(span + 2, dtype=np.bool_)
-    table[numbers - base] = False
-    return base, table
+
+    def __init__(self, keys: Sequence[pa.Array], ranks: NDArray[Any]) -> None:
+        bits = max(1, len(ranks).bit_length())
+        self._values = [key_values(column) for column in keys]
+        hashes = _hashes(self._values, len(ranks))
+        order = np.argsort(hashes)
+        self._order = order.astype(np.min_scalar_type(len(order)))
+        self._hashes, self._ranks = hashes[order], ranks[order]
+        self._starts = np.searchsorted(_first(self._hashes, bits), np.arange(2**bits + 1)).astype(self._order.dtype)
+        self._bits, self._more_bits = bits, bits + _BITS_OF_FILTER
+        self._any = np.zeros(2**self._more_bits, dtype=np.bool_)
+        self._any[_first(self._hashes, self._more_bits)] = True
+
+    @property
+    def num_bytes(self) -> int:
+        own = (self._order, self._hashes, self._ranks, self._starts, self._any)
+        return sum(array.nbytes for array in own) + sum(values.num_bytes for values in self._values)
+
+    def lacks(self, columns: Sequence[pa.Array], rank: int) -> NDArray[np.bool_]:
+        """Say for each row whether it is no key of a rank above `rank`."""
+        rows = [key_values(column) for column in columns]
+        hashes = _hashes(rows, len(columns[0]))
+        missing = np.ones(len(hashes), dtype=np.bool_)
+        left = np.flatnonzero(self._any.take(_first(hashes, self._more_bits)))
+        wanted = hashes[left]
+        bucket = _first(wanted, self._bits)
+        at, stop = self._starts[bucket].astype(np.intp), self._starts[bucket + 1]
+        while len(left):
+            same = np.flatnonzero(self._hashes.take(at, mode="clip") == wanted)
+            same = same[self._equal(rows, left[same], at[same])]
+            missing[left[same]] = self._ranks[at[same]] <= rank
+            at += 1
+            more = at < stop
+            more[same] = False
+            left, wanted, at, stop = left[more], wanted[more], at[more], stop[more]
+        return missing
+
+    def _equal(self, rows: Sequence[KeyValues], asked: NDArray[np.intp], at: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Compare keys whose hashes are equal."""
+        equal = np.ones(len(asked), dtype=np.bool_)
+        for mine, theirs in zip(rows, self._values, strict=True):
+            equal &= mine.equal(asked, theirs, self._order[at])
+        return equal
 
 
-def _integers(column: pa.Array) -> NDArray[Any]:
-    """The values as integers of their width; what stands in place of nulls does not matter."""
-    width = column.type.bit_width
-    plain = column.view(pa.int32() if width == 32 else pa.int64()) if width in (32, 64) else column
-    if plain.null_count:
-        plain = pc.fill_null(plain, 0)
-    numbers: NDArray[Any] = plain.to_numpy(zero_copy_only=False)
-    return numbers
+def _first(hashes: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
+    return (hashes >> np.uint64(64 - bits)).view(np.int64)
+
+
+def _hashes(values: Sequence[KeyValues], num_rows: int) -> NDArray[np.uint64]:
+    hashes = np.zeros(num_rows, dtype=np.uint64)
+    for column in values:
+        hashes = column.hashed(hashes)
+    return hashes
 
 
 __all__ = ["KeySet"]

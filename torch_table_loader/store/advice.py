@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.ranges import coalesce, in_windows
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Advice:
         requests = 0
         for file, width in self._files:
             begin = places * width
-            pages = np.unique(np.concatenate((begin // PAGE, (begin + width - 1) // PAGE)))
+            pages = distinct(np.concatenate((begin // PAGE, (begin + width - 1) // PAGE)))
             if not len(pages):
                 continue
             parts = coalesce(pages, GAP_PAGES, REQUEST_PAGES)

@@ -43,6 +43,10 @@ class Naming:
             return path[len(root) :]
         return path.partition("://")[2].lstrip("/") if "://" in path else path.partition(":")[2].lstrip("/") or path
 
+    def is_unpartitioned(self, entry: Entry) -> bool:
+        """Whether an entry's spec has no field that divides rows."""
+        return all(each["transform"] == "void" for each in self.specs.get(entry.spec_id, ()))
+
     def file_of(self, entry: Entry, name: str | None = None, deletes: tuple[DeleteFile, ...] = ()) -> DataFile:
         """Make a file of an entry.
 
@@ -131,10 +135,7 @@ class DeleteIndex:
         for entry in entries:
             scope = (entry.spec_id, entry.partition)
             if entry.content == EQUALITY_DELETES:
-                if any(each["transform"] != "void" for each in naming.specs.get(entry.spec_id, ())):
-                    keys[scope].append(entry)
-                else:
-                    everywhere.append(entry)
+                (everywhere if naming.is_unpartitioned(entry) else keys[scope]).append(entry)
             elif entry.content == POSITION_DELETES and entry.format == "PUFFIN":
                 vectors[_vector_target(entry)].append(entry)
             elif (path := _only_path(entry)) is not None:
@@ -180,7 +181,8 @@ class DeleteIndex:
         if entry.content == EQUALITY_DELETES:
             if not said.key_ids:
                 raise TableError(f"the equality delete file {file.name} must name its key columns, and names none")
-            return DeleteFile(file, "equality", entry.num_rows, said.key_ids)
+            everywhere = self._naming.is_unpartitioned(entry)
+            return DeleteFile(file, "equality", entry.num_rows, said.key_ids, everywhere=everywhere)
         if file.format == "puffin":
             return DeleteFile(file, "vector", entry.num_rows, blob=said.blob)
         return DeleteFile(file, "position", entry.num_rows)

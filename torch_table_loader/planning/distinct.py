@@ -1,0 +1,32 @@
+"""The distinct numbers of an array."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+N = TypeVar("N", bound=np.integer)
+
+
+def distinct(numbers: NDArray[N]) -> NDArray[N]:
+    """Give the numbers of an array in ascending order, each once.
+
+    `np.unique` does the same, but hashes since NumPy 2.3, which takes some fifty times as long for millions.
+
+    Args:
+        numbers: integers [n]; they come back themselves where nothing is to do.
+
+    >>> distinct(np.array([3, 1, 3])).tolist()
+    [1, 3]
+    """
+    if not (numbers[1:] > numbers[:-1]).all():
+        numbers = np.sort(numbers)
+        numbers = numbers[np.concatenate(([True], numbers[1:] != numbers[:-1]))]
+    return numbers
+
+
+__all__ = ["distinct"]

@@ -69,7 +69,8 @@ def hashing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_key_set_is_a_set_of_tuples(data: st.DataObject) -> None:
     types = data.draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3))
     row = st.tuples(*(st.sampled_from([None, *VALUES[kind]]) for kind in types))
-    known, asked = data.draw(st.lists(row, max_size=8)), data.draw(st.lists(row, max_size=8))
+    known = data.draw(st.lists(row, max_size=8))
+    asked = known + data.draw(st.lists(row, max_size=8))
     commits = data.draw(st.lists(st.integers(1, 300), min_size=len(known), max_size=len(known)))
     after = data.draw(st.integers(0, 301))
     skipped = data.draw(st.integers(0, 9))
@@ -78,6 +79,13 @@ def test_a_key_set_is_a_set_of_tuples(data: st.DataObject) -> None:
     found = keys.lacks(arrays(types, asked, skipped), after)
     assert found.tolist() == [tuple(map(spelled, each)) not in deleted for each in asked]
     assert keys.num_bytes > 0
+
+
+@pytest.mark.usefixtures("hashing")
+@pytest.mark.parametrize("commits", [(1, 2), (2, 1)])
+def test_the_last_commit_of_a_key_counts_however_its_nan_is_spelled(commits: tuple[int, int]) -> None:
+    keys = KeySet([pa.array([NAN, OTHER_NAN]), pa.array([1, 1])], np.array(commits, dtype=np.int64))
+    assert keys.lacks([pa.array([NAN, OTHER_NAN]), pa.array([1, 1])], 1).tolist() == [False, False]
 
 
 @given(known=st.lists(st.integers(-(2**63), 2**63 - 1)), others=st.lists(st.integers(-(2**63), 2**63 - 1)))

@@ -153,7 +153,8 @@ class _HashTable:
         while len(left):
             same = np.flatnonzero(self._hashes.take(at, mode="clip") == wanted)
             same = same[self._equal(rows, left[same], at[same])]
-            missing[left[same]] = self._ranks[at[same]] <= rank
+            same = same[self._ranks[at[same]] > rank]
+            missing[left[same]] = False
             at += 1
             more = at < stop
             more[same] = False

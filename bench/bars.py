@@ -50,6 +50,7 @@ ICEBERG_DUELS = (
         for table in ("A-zstd", "B")
         for deletes, bar in (("position", 0.85), ("vector", 0.85), ("equality", 0.60))
     ),
+    Duel("A-zstd", 8192, "iceberg:keys", "iceberg:plain"),
     *(Duel(table, 8192, "bare:position", "floor") for table in ("A-zstd", "B")),
     Duel("E", 8192, "iceberg:plain", "pyiceberg:plain", 1.5),
 )

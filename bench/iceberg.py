@@ -29,12 +29,14 @@ from tests.iceberg_many import write_many
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-KINDS = ("plain", "position", "vector", "equality")
-"""What deletes a table has: none, 5 % of rows by position or by deletion vector, or 5 % of the values of a column."""
+KINDS = ("plain", "position", "vector", "equality", "keys")
+"""What deletes a table has: none, or 5 % of rows by position, by deletion vector, by a few values of a column, or by
+keys of two columns, one key a row."""
 
 DELETED = 0.05
 _TYPES = {"int64": "long", "int32": "int", "double": "double", "float": "float"}
 _KEYS = {"A-zstd": "l_partkey", "A-snappy": "l_partkey", "B": "cat_3"}
+_ROW_KEY = ["l_orderkey", "l_linenumber"]
 _SEED = 20_260_102
 _VERSION = 1
 
@@ -81,11 +83,15 @@ def _write_deletes(table: BenchTable, kind: str, root: Path) -> str:
     elif kind == "vector":
         for path, positions in rows.items():
             writer.delete_vector(path, positions)
+    elif kind == "keys":
+        keys = pa.concat_tables([pq.read_table(file, columns=_ROW_KEY) for file in table.files])
+        chosen = keys.filter(pa.array(rng.random(len(keys)) < DELETED)).to_pylist()
+        writer.delete_keys([schema.get_field_index(name) + 1 for name in _ROW_KEY], chosen)
     else:
         key = _KEYS[table.name]
         values = np.unique(np.concatenate([pq.read_table(file, columns=[key])[key].to_numpy() for file in table.files]))
-        chosen = values[rng.random(len(values)) < DELETED].tolist()
-        writer.delete_keys([schema.get_field_index(key) + 1], [{key: value} for value in chosen])
+        chosen = [{key: value} for value in values[rng.random(len(values)) < DELETED].tolist()]
+        writer.delete_keys([schema.get_field_index(key) + 1], chosen)
     writer.commit()
     return writer.metadata
 

@@ -50,7 +50,7 @@ def spelled(value: Any) -> Any:
 
 def arrays(types: Sequence[pa.DataType], rows: Sequence[Sequence[Any]], skipped: int) -> list[pa.Array]:
     """Make columns of which rows were sliced off."""
-    padded = [*rows[:1] * skipped, *rows]
+    padded = [*([rows[0]] * skipped if rows else []), *rows]
     return [
         pa.array([row[at] for row in padded], kind).slice(min(skipped, len(padded) - len(rows)))
         for at, kind in enumerate(types)

@@ -162,12 +162,20 @@ class IcebergWriter:
         return path
 
     def delete_keys(
-        self, key_ids: Sequence[int], keys: Sequence[Row], form: str = "parquet", partition: Any = None
+        self,
+        key_ids: Sequence[int],
+        keys: Sequence[Row],
+        form: str = "parquet",
+        partition: Any = None,
+        *,
+        bounds: bool = True,
     ) -> str:
         """Write an equality delete file; `keys` are rows by name."""
         names = [c["name"] for c in self.columns if c["id"] in key_ids]
         path = self._write(self._arrow(keys, names), form)
         entry = self._entry(path, form, len(keys), partition, content=2) | {"equality_ids": list(key_ids)}
+        if bounds:
+            self._add_bounds(entry, [{c["id"]: row.get(c["name"]) for c in self.columns} for row in keys])
         ordered = [c["id"] for c in self.columns if c["id"] in key_ids]
         found = frozenset(tuple(row.get(name) for name in names) for row in keys)
         self.deletes.append(Deleted(self.sequence, partition, entry, key_ids=tuple(ordered), keys=found))
@@ -294,6 +302,9 @@ class IcebergWriter:
             if known and c["type"] in _PACKED:
                 low.append({"key": c["id"], "value": struct.pack(_PACKED[c["type"]], min(known))})
                 high.append({"key": c["id"], "value": struct.pack(_PACKED[c["type"]], max(known))})
+            elif known and c["type"] == "string":
+                low.append({"key": c["id"], "value": min(known)[:1].encode()})  # writers cut long ones
+                high.append({"key": c["id"], "value": max(known).encode()})
         entry |= {"lower_bounds": low, "upper_bounds": high, "null_value_counts": nulls, "value_counts": values}
 
     def _manifest(self, entries: list[dict[str, Any]], *, deletes: bool) -> dict[str, Any]:

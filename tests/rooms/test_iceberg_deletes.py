@@ -211,6 +211,41 @@ def test_one_set_of_keys_serves_the_files_of_all_commits(
     assert len(made) == counted  # what counting asked for last serves every file
 
 
+key_rows = st.lists(
+    st.fixed_dictionaries(
+        {"x": st.integers(-9, 9), "k": st.sampled_from([None, *range(6)]), "s": st.sampled_from([None, "", *"abcd"])}
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(data=st.lists(key_rows, max_size=3), keys=st.lists(key_rows, max_size=3), bounds=st.booleans())
+def test_statistics_spare_only_files_that_no_key_reaches(
+    tmp_path_factory: pytest.TempPathFactory, data: list[Any], keys: list[Any], bounds: bool
+) -> None:
+    table = IcebergWriter(tmp_path_factory.mktemp("spans"))
+    for rows in data:
+        table.append(rows)
+    table.commit()
+    for place, rows in enumerate(keys):
+        table.delete_keys([[2], [3], [2, 3]][place], rows, bounds=bounds)
+    table.commit()
+    agree(table, num_workers=0)
+
+
+def test_a_file_whose_values_lie_apart_from_the_keys_has_no_deletes(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    for start in (0, 100, 200):
+        table.append(some(start, start + 40), group=5)
+    table.commit()
+    table.delete_keys([1], [{"x": 110}, {"x": 111}])
+    table.commit()
+    dataset = IcebergDataset(metadata_location=table.metadata, split_rows=5, output_format="arrow")
+    assert dataset.explain().splits == 8 + 1 + 8
+    assert len(agree(table)) == 118
+
+
 def test_files_with_deletes_are_cut_where_that_is_asked(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     first = table.append(some(0, 40), group=5)

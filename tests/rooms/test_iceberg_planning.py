@@ -24,7 +24,7 @@ from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion, TableColumns
 from torch_table_loader.source.iceberg.address import TableAddress
 from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
-from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, read_manifests
+from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
 from torch_table_loader.source.iceberg.open import open_source
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.storage import IcebergStorage
@@ -181,6 +181,20 @@ def test_entries_of_every_kind_are_kept_as_they_are() -> None:
     entries = [
         Entry("s3://a/1", 0, "PARQUET", 3, VALUES, 9, None, 10, 20, (4, 8)),
         Entry("s3://a/2", 1, "PUFFIN", 0, (), 10, 5, 1, 2, (), said),
+        Entry(
+            "s3://a/3",
+            2,
+            "AVRO",
+            0,
+            (),
+            10,
+            5,
+            1,
+            2,
+            (),
+            said,
+            (Span(1, -5, b"a", True, False), Span(2, None, None, nulls=False, values=True)),
+        ),
     ]
     found, notes = read_plan(write_plan(entries, ["one", "two"]))
     assert notes == ("one", "two")

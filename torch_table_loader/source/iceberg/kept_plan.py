@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry
+from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Span
 
 _SCHEMA = pa.schema(
     [
@@ -26,6 +26,7 @@ _SCHEMA = pa.schema(
         ("num_bytes", pa.int64()),
         ("split_offsets", pa.list_(pa.int64())),
         ("deletes", pa.string()),
+        ("spans", pa.string()),
     ]
 )
 _NOTES = b"notes"
@@ -51,6 +52,7 @@ def write_plan(entries: Sequence[Entry], notes: Sequence[str]) -> bytes:
     rows = {name: [getattr(entry, name) for entry in entries] for name in _SCHEMA.names}
     rows["partition"] = [_text(entry.partition) for entry in entries]
     rows["deletes"] = [None if entry.deletes is None else _deletes_text(entry.deletes) for entry in entries]
+    rows["spans"] = [_text(tuple(map(tuple, entry.spans))) for entry in entries]
     arrays = [pa.array(rows[field.name], field.type) for field in _SCHEMA]
     schema = _SCHEMA.with_metadata({_NOTES: json.dumps(list(notes))})
     sink = pa.BufferOutputStream()
@@ -70,6 +72,7 @@ def read_plan(data: bytes) -> tuple[list[Entry], tuple[str, ...]]:
     lists["format"] = [formats[place] for place in columns["format"].indices.to_pylist()]
     lists["split_offsets"] = [tuple(offsets) for offsets in lists["split_offsets"]]
     lists["deletes"] = [None if text is None else _deletes_of(text) for text in lists["deletes"]]
+    lists["spans"] = [tuple(Span(*span) for span in _value(text)) for text in lists["spans"]]
     rows = zip(*(lists[name] for name in _SCHEMA.names), strict=True)
     notes = tuple(json.loads((batch.schema.metadata or {})[_NOTES]))
     return [Entry(*row) for row in rows], notes

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import fastavro
 
@@ -58,7 +58,7 @@ class Manifest:
 class Entry:
     """A data or delete file that is part of a snapshot: what planning needs of the manifest's ``data_file``.
 
-    Statistics are not held: a table of many files would not fit.
+    Statistics are not held, but for those of key columns: a table of many files would not fit.
 
     Args:
         path: as the metadata writes it.
@@ -72,6 +72,7 @@ class Entry:
         num_bytes: its size in the store.
         split_offsets: where row groups begin, in bytes, if the writer said so.
         deletes: what else is said of a delete file; None of a data file.
+        spans: of key columns, where there are deletes by keys.
     """
 
     path: str
@@ -85,6 +86,25 @@ class Entry:
     num_bytes: int
     split_offsets: tuple[int, ...] = ()
     deletes: DeletesInfo | None = None
+    spans: tuple[Span, ...] = ()
+
+
+class Span(NamedTuple):
+    """What a file's statistics say of a column.
+
+    Args:
+        field_id: of the column.
+        low: no value is lower; None if not known.
+        high: no value is higher; None if not known.
+        nulls: whether there may be nulls.
+        values: whether there may be anything else.
+    """
+
+    field_id: int
+    low: int | bytes | None
+    high: int | bytes | None
+    nulls: bool
+    values: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +175,7 @@ def read_manifests(
     manifests: Sequence[Manifest],
     keep: Callable[[Entry, Raw], bool] | None = None,
     seen: list[int] | None = None,
+    spans: Callable[[Raw], tuple[Span, ...]] = lambda _: (),
 ) -> list[list[Entry]]:
     """Read manifests, several at once; of each only its compressed bytes and what is kept are in memory.
 
@@ -163,6 +184,7 @@ def read_manifests(
         manifests: which.
         keep: what is not kept is not held; None keeps all.
         seen: where to note how many files each manifest lists; or None.
+        spans: reads those of key columns.
 
     Returns:
         For each manifest the files that are live in it.
@@ -173,7 +195,7 @@ def read_manifests(
 
     def read(number: int) -> list[Entry]:
         listed, kept = 0, []
-        for entry, raw in _entries(storage, manifests[number]):
+        for entry, raw in _entries(storage, manifests[number], spans):
             listed += 1
             if keep is None or keep(entry, raw):
                 kept.append(entry)
@@ -187,7 +209,9 @@ def read_manifests(
         return list(pool.map(read, range(len(manifests))))
 
 
-def _entries(storage: Storage, manifest: Manifest) -> Iterator[tuple[Entry, Raw]]:
+def _entries(
+    storage: Storage, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]
+) -> Iterator[tuple[Entry, Raw]]:
     rows, metadata = _read_avro(storage, manifest.path, "manifest")
     spec_id = manifest.spec_id if manifest.listed else int(metadata.get("partition-spec-id") or 0)
     next_row_id = manifest.first_row_id
@@ -215,6 +239,7 @@ def _entries(storage: Storage, manifest: Manifest) -> Iterator[tuple[Entry, Raw]
             num_bytes=int(raw["file_size_in_bytes"]),
             split_offsets=tuple(raw.get("split_offsets") or ()),
             deletes=None if content == DATA else _deletes_info(raw),
+            spans=spans(raw),
         )
         yield entry, raw
 
@@ -263,6 +288,7 @@ __all__ = [
     "Entry",
     "Manifest",
     "Raw",
+    "Span",
     "by_id",
     "list_manifests",
     "partition_key",

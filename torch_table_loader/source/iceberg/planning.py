@@ -13,6 +13,7 @@ from uuid import UUID
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
 from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, POSITION_DELETES, Entry, partition_key
+from torch_table_loader.source.iceberg.spans import may_meet
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _Scope = tuple[int, tuple[Any, ...]]
@@ -166,8 +167,10 @@ class DeleteIndex:
         if not found:
             found = list(self._by_path.get(entry.path, none).since(number))
             found += [each for each in self._positions.get(scope, none).since(number) if _may_name(each, entry.path)]
-        found += self._keys.get(scope, none).after(number)
-        found += self._everywhere.after(number)
+        for keys in (self._keys.get(scope, none), self._everywhere):
+            # All of them or none, so that one set of keys serves the files of all commits.
+            later = keys.after(number)
+            found += later if any(may_meet(each.spans, entry.spans) for each in later) else ()
         return tuple(self._file(each) for each in found)
 
     def _file(self, entry: Entry) -> DeleteFile:

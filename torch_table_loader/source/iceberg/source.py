@@ -25,6 +25,7 @@ from torch_table_loader.source.iceberg.filters import iceberg_schema, make_prune
 from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
+from torch_table_loader.source.iceberg.spans import KeySpans
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, NamedIds
@@ -104,8 +105,8 @@ class IcebergSource:
         schema = arrow_schema(current)
         pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
         asked = f"{filters}\n{scan_filter}" if isinstance(scan_filter, str | None) else f"{filters}\n{scan_filter!r}"
-        kept = _Kept(cache, f"iceberg plan 1\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{asked}")
-        entries, told = kept.get() or kept.put(_entries(storage, snapshot, pruner))
+        kept = _Kept(cache, f"iceberg plan 2\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{asked}")
+        entries, told = kept.get() or kept.put(_entries(storage, snapshot, pruner, KeySpans.of(struct)))
         files = _files(entries, naming, storage)
         notes += (*told, *(f"{part} leaves no file out" for part in unasked))
         digest = hashlib.sha256(f"iceberg 1\n{metadata.uuid}\n{snapshot.id}".encode()).hexdigest()
@@ -133,18 +134,24 @@ class _Kept:
         return plan
 
 
-def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None) -> _Plan:
-    """Read the manifests that a filter leaves, and keep the files that it leaves."""
+def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None, spans: KeySpans) -> _Plan:
+    """Read the manifests that a filter leaves, deletes first, and keep the files that it leaves."""
     manifests = list_manifests(storage, snapshot)
+    kept = [manifest for manifest in manifests if pruner is None or pruner.keeps_manifest(manifest)]
+    entries: list[Entry] = []
+    num_files = 0
+    for deletes in (True, False):
+        part = [manifest for manifest in kept if manifest.deletes is deletes]
+        seen = [0] * len(part)
+        found = read_manifests(storage, part, None if pruner is None else pruner.keeps, seen, spans.read)
+        entries += [entry for listed in found for entry in listed]
+        num_files += sum(seen)
+        spans = replace(spans, ids=frozenset(span.field_id for entry in entries for span in entry.spans))
     if pruner is None:
-        return [entry for listed in read_manifests(storage, manifests) for entry in listed], ()
-    kept = [manifest for manifest in manifests if pruner.keeps_manifest(manifest)]
-    seen = [0] * len(kept)
-    found = read_manifests(storage, kept, pruner.keeps, seen)
-    entries = [entry for listed in found for entry in listed]
+        return entries, ()
     note = (
         f"the filter rules {len(manifests) - len(kept):,} of {len(manifests):,} manifests out by partition values, and "
-        f"{sum(seen) - len(entries):,} of {sum(seen):,} files of the others by partition values and statistics"
+        f"{num_files - len(entries):,} of {num_files:,} files of the others by partition values and statistics"
     )
     return entries, (note,)
 

@@ -1,0 +1,114 @@
+"""Between which values the key columns of files lie: a delete by keys reaches no file whose values lie elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, Span, by_id
+
+if TYPE_CHECKING:
+    from torch_table_loader.source.iceberg.manifests import Raw
+
+_LENGTHS = {"boolean": (1,), "int": (4, 8), "long": (4, 8), "date": (4,)}
+_TIMES = ("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpans:
+    """Reads the spans of key columns off what manifests say.
+
+    Args:
+        types: of the schema's columns at the top, by id, as Iceberg writes them.
+        required: the columns that are never null.
+        ids: the columns that are keys of some delete, wanted of data files.
+    """
+
+    types: Mapping[int, str]
+    required: frozenset[int]
+    ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, struct: Mapping[str, Any]) -> KeySpans:
+        """Take the columns of a schema."""
+        plain = {field["id"]: field["type"] for field in struct["fields"] if isinstance(field["type"], str)}
+        required = frozenset(field["id"] for field in struct["fields"] if field.get("required", False))
+        return cls(plain, required)
+
+    def read(self, raw: Raw) -> tuple[Span, ...]:
+        """Read the spans of a file's columns: of an equality delete those of its keys, of a data file all in `ids`.
+
+        Args:
+            raw: what the manifest says of the file.
+        """
+        wanted = raw.get("equality_ids") or () if raw.get("content") == EQUALITY_DELETES else self.ids
+        known = sorted(field_id for field_id in wanted if field_id in self.types)
+        if not known:
+            return ()
+        lows, highs = by_id(raw, "lower_bounds"), by_id(raw, "upper_bounds")
+        nulls, counts = by_id(raw, "null_value_counts"), by_id(raw, "value_counts")
+        # Of a column that the file lacks no count is to be trusted: its rows have null there, or the default.
+        there = {field_id for field_id in known if counts.get(field_id) == raw["record_count"]}
+        return tuple(
+            Span(
+                field_id,
+                bound(lows.get(field_id), self.types[field_id]),
+                bound(highs.get(field_id), self.types[field_id]),
+                nulls=field_id not in self.required and not (field_id in there and nulls.get(field_id) == 0),
+                values=not (field_id in there and nulls.get(field_id) == counts[field_id]),
+            )
+            for field_id in known
+        )
+
+
+def bound(data: bytes | None, kind: str) -> int | bytes | None:
+    r"""Read a bound as what has the column's order.
+
+    Bounds of floating-point numbers leave NaN out, and of UUIDs writers have two orders: these give None.
+
+    Args:
+        data: the bound, as the manifest has it (https://iceberg.apache.org/spec/#binary-single-value-serialization).
+        kind: the column's type, as Iceberg writes it.
+
+    >>> bound(b"\x05\0\0\0", "long"), bound(b"\xff", "decimal(9, 2)"), bound(b"ab", "string")
+    (5, -1, b'ab')
+    """
+    if data is None:
+        return None
+    if kind in _LENGTHS or kind in _TIMES:
+        # A column that was promoted has bounds of its former width; days that became instants have no order with them.
+        return int.from_bytes(data, "little", signed=True) if len(data) in _LENGTHS.get(kind, (8,)) else None
+    if kind.startswith("decimal"):
+        return int.from_bytes(data, "big", signed=True)
+    return bytes(data) if kind in ("string", "binary") or kind.startswith("fixed") else None
+
+
+def may_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
+    """Say whether a row of one file may have the key of a row of another, null being a key too.
+
+    Args:
+        some: the spans of one, by column.
+        others: those of the other; a column that one of them lacks decides nothing.
+
+    >>> may_meet([Span(1, 0, 5, False, True)], [Span(1, 6, 9, True, True)])
+    False
+    """
+    theirs = {span.field_id: span for span in others}
+    return all(_meet(mine, theirs[mine.field_id]) for mine in some if mine.field_id in theirs)
+
+
+def _meet(mine: Span, other: Span) -> bool:
+    if mine.nulls and other.nulls:
+        return True
+    if not (mine.values and other.values):
+        return False
+    apart = (_below(mine.high, other.low), _below(other.high, mine.low))
+    return not any(apart)
+
+
+def _below(high: int | bytes | None, low: int | bytes | None) -> bool:
+    return high is not None and low is not None and type(high) is type(low) and high < low  # type: ignore[operator]
+
+
+__all__ = ["KeySpans", "bound", "may_meet"]

@@ -102,6 +102,14 @@ def test_keys_at_the_ends_of_64_bits(known: list[int]) -> None:
     assert keys.lacks([pa.array(asked, pa.int64())]).tolist() == [each not in known for each in asked]
 
 
+@pytest.mark.parametrize("around", [("x" * 300, ""), ("", "x" * 300), ("x" * 200, "x" * 300)])
+def test_long_strings_that_begin_or_end_alike_are_spread(around: tuple[str, str]) -> None:
+    texts = [f"{around[0]}{number:06}{around[1]}" for number in range(5000)]
+    keys = KeySet([pa.array(texts[::2])])
+    assert np.array_equal(np.flatnonzero(~keys.lacks([pa.array(texts)])), np.arange(0, 5000, 2))
+    assert len(set(keys._found._hashes.tolist())) == 2500  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("scale", [1, 1 << 20, 1 << 40], ids=["near", "apart", "far"])
 def test_many_keys_spread_over_the_table(scale: int) -> None:
     """What a look-up costs is how many keys share a place; numbers that are multiples of a power of two must not."""

@@ -20,7 +20,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 _NULL = np.uint64(0xBF58476D1CE4E5B9)
 _MOST_WORDS = 32
-"""Words of a string that are hashed, beside its length; what follows them is compared only."""
+"""Words that are hashed of a string's beginning, and of the end of a longer one; what lies between is compared only."""
 
 
 class KeyValues(Protocol):
@@ -129,6 +129,10 @@ class _Varying:
             beyond = (8 * np.maximum(8 - left, 0)).astype(np.uint64)
             so_far[rows] = mixed(so_far[rows], text[starts[rows] + 8 * word] << beyond)
             rows = rows[left > 8]
+        if len(rows):
+            ends = starts[rows] + lengths[rows]
+            for word in range(1, _MOST_WORDS + 1):
+                so_far[rows] = mixed(so_far[rows], text[ends - 8 * word])
         return so_far if self._valid is None else np.where(self._valid, so_far, mixed(so_far, _NULL))
 
     def equal(self, rows: NDArray[np.intp], other: _Varying, places: NDArray[np.intp]) -> Mask:

@@ -79,14 +79,15 @@ demo-parquet: $(READY)
 	$(BIN)/python -m demo.make_clicks --rows $(DEMO_ROWS)
 	$(TRAIN) --data build/demo/plain
 
+# faulthandler reads the stacks of threads that run on, which may crash them: it speaks only when a test is lost anyway.
 test: $(READY)
 	$(PYTEST) -m "not slow and not kills and not heavy"
 
 test-all-deterministic: $(READY)
-	LAWS_EFFORT=3 $(PYTEST) -m "not kills and not heavy" -k "laws or slow" --timeout 900
+	LAWS_EFFORT=3 $(PYTEST) -m "not kills and not heavy" -k "laws or slow" --timeout 900 -o faulthandler_timeout=890
 
 test-all: $(WRITERS_READY) $(ENGINES_READY) $(HOROVOD_READY)
-	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800
+	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

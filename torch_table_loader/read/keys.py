@@ -21,8 +21,8 @@ _TABLE_SPARSITY = 16
 _TABLE_BYTES = 1 << 24
 """… or up to this size; wider ranges are hashed."""
 
-_BITS_OF_FILTER = 4
-"""A row whose key is not there is taken for one that may be once in 16 times or less."""
+_BITS_OF_FILTER = 3
+"""A row whose key is not there is taken for one that may be once in 8 times or less."""
 
 _LEAST = -(2**63)
 

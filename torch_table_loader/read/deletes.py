@@ -105,9 +105,7 @@ class Deletes:
             if delete.kind == "equality":
                 alike.setdefault((tuple(sorted(delete.key_ids)), delete.everywhere), []).append(delete)
         after = _commit_of(file)
-        return [
-            EqualityKeys(ids, self._keys(ids, sorted(deletes, key=_age)), after) for (ids, _), deletes in alike.items()
-        ]
+        return [EqualityKeys(ids, self._keys(ids, deletes), after) for (ids, _), deletes in alike.items()]
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
         if delete.kind == "vector":
@@ -158,7 +156,7 @@ class Deletes:
         return choose
 
     def _keys(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> KeySet:
-        """Give a set of the keys of some delete files, oldest first, and maybe of older ones.
+        """Give a set of the keys of some delete files, in the order of the plan, oldest first, and maybe more.
 
         Of the deletes that may reach a data file those of later commits do: so what older files are asked for holds
         what newer ones are, and one set, made for the oldest, serves all.
@@ -200,10 +198,6 @@ class Deletes:
 
 def _commit_of(file: DataFile) -> int:
     return 0 if file.columns is None else file.columns.sequence_number or 0
-
-
-def _age(delete: DeleteFile) -> tuple[int, str]:
-    return _commit_of(delete.file), delete.file.path
 
 
 def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...]:

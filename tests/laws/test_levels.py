@@ -32,7 +32,7 @@ LEVELS = {
 FACADE = 5
 """Any other module beside the rooms: dataset, loader, explain, …"""
 
-MOST_LINES_OF_A_FILE = 320
+MOST_LINES_OF_A_FILE = 450
 MOST_LINES_OF_A_FUNCTION = 45
 
 

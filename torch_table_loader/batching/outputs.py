@@ -92,10 +92,18 @@ def cut_ragged_tensors(data: Lists, batch_size: int) -> list[Ragged]:
 
 
 def cut_nested(data: Lists, batch_size: int) -> list[torch.Tensor]:
-    """Cut lists into nested tensors of the jagged layout, whose values view."""
+    """Cut lists into nested tensors of the jagged layout, whose values view.
+
+    Each knows its longest list: torch pads to the sum of all lengths where it is not told. The shortest is left to
+    torch, which finds it when it needs it, since each length that is told costs time in every batch.
+    """
+    lengths = np.diff(data.offsets)
+    longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), batch_size)).tolist()
     return [
-        torch.nested.nested_tensor_from_jagged(torch.from_numpy(values), offsets=torch.from_numpy(offsets))
-        for values, offsets in _ragged(data, batch_size)
+        torch.nested.nested_tensor_from_jagged(
+            torch.from_numpy(values), offsets=torch.from_numpy(offsets), max_seqlen=most
+        )
+        for (values, offsets), most in zip(_ragged(data, batch_size), longest, strict=True)
     ]
 
 

@@ -99,13 +99,20 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """A nested tensor's values and offsets in the buffer."""
+    """A nested tensor's values and offsets in the buffer, and its shortest and longest list where it knows them."""
 
     values: _Piece
     offsets: _Piece
+    shortest: int | None
+    longest: int | None
 
     def view(self, data: torch.Tensor) -> torch.Tensor:
-        return torch.nested.nested_tensor_from_jagged(self.values.view(data), offsets=self.offsets.view(data))
+        return torch.nested.nested_tensor_from_jagged(
+            self.values.view(data),
+            offsets=self.offsets.view(data),
+            min_seqlen=self.shortest,
+            max_seqlen=self.longest,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,8 @@ class _Packing:
             return self._piece(tensor)
         plain = tensor.layout == torch.jagged and getattr(tensor, "_lengths", 0) is None
         if plain and getattr(tensor, "_ragged_idx", 0) == 1:
-            return _Lists(self._piece(tensor.values()), self._piece(tensor.offsets()))
+            known = (_known_length(tensor, "_min_seqlen_tensor"), _known_length(tensor, "_max_seqlen_tensor"))
+            return _Lists(self._piece(tensor.values()), self._piece(tensor.offsets()), *known)
         return _Odd(tensor)
 
     def _piece(self, tensor: torch.Tensor) -> _Piece:
@@ -142,6 +150,12 @@ class _Packing:
     def write(self, data: torch.Tensor) -> None:
         for piece, tensor in self._placed:
             piece.view(data).copy_(tensor)
+
+
+def _known_length(tensor: torch.Tensor, name: str) -> int | None:
+    """Return a length that a nested tensor knows without looking at its offsets; torch keeps it as a shape."""
+    kept: torch.Tensor | None = getattr(tensor, name, None)
+    return None if kept is None else kept.shape[0]
 
 
 class _Slot:

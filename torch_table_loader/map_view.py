@@ -11,20 +11,22 @@ import torch
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.errors import ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.row_job import RowJob
 
+_OF_A_MASK = "of a mask pass numpy.flatnonzero(mask)"
+
 
 class MapView(torch.utils.data.Dataset[Any]):
     """The live rows of a table by place, in canonical order; made by ``dataset.as_map()``.
 
-    Places count the rows that the filter passes; nothing is excluded or shuffled here. ``view[i]`` is one row,
-    ``view.batch(indices)`` one batch of many, and a ``DataLoader(view, sampler=..., batch_size=...)`` works as with
-    any map-style dataset.
+    Places count the rows that the filter passes; nothing is excluded or shuffled here. ``view[i]`` is one row.
+    ``view[i:j]`` and ``view[[i, j]]`` are one batch, as ``view.batch(indices)`` is. A
+    ``DataLoader(view, sampler=..., batch_size=...)`` works as with any map-style dataset.
     """
 
     def __init__(self, job: RowJob) -> None:
@@ -40,22 +42,41 @@ class MapView(torch.utils.data.Dataset[Any]):
         """Count the rows that deletes and filters leave."""
         return self._job.live_rows
 
-    def __getitem__(self, index: int) -> Any:
-        """Give one row: a batch of it, the first dimension taken off."""
-        return self.__getitems__([index])[0]
+    def __getitem__(self, index: Any) -> Any:
+        """Return one row, or one batch of several rows.
+
+        Args:
+            index: a place, for its row: a batch of it without the first dimension. A slice, or a list, array or tensor
+                of places, for a batch; see `batch`.
+
+        Raises:
+            IndexError: a place that the table does not have.
+            ConfigTypeError: something that is not a place, such as a bool.
+        """
+        if isinstance(index, slice):
+            return self.batch(range(*index.indices(len(self))))
+        if getattr(index, "ndim", 1) == 0 or not hasattr(index, "__len__"):  # a tensor of no dimension has a __len__
+            return self.__getitems__([index])[0]
+        return self.batch(index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Give several rows, each as `__getitem__` does; they are gathered together."""
+        """Return several rows, each as ``view[i]`` does; they are gathered together. ``DataLoader`` calls this."""
         rows = self._rows(indices)
         return [_first(batch) for batch in rows.batches(1)] if len(indices) else []
 
     def batch(self, indices: Sequence[int]) -> Any:
-        """Give several rows as one batch of the output format.
+        """Return several rows as one batch of the output format; they are gathered together.
 
         Args:
-            indices: at least one place, each in [0, len); negative ones count from the end.
+            indices: at least one place, each in [-len, len); negative ones count from the end.
+
+        Raises:
+            IndexError: a place that the table does not have.
+            ConfigError: no place at all.
         """
-        return self._rows(indices).batches(max(1, len(indices)))[0]
+        if not len(indices):
+            raise ConfigError("a batch has at least one row, got no place; pass one, or a slice that is not empty")
+        return self._rows(indices).batches(len(indices))[0]
 
     def row_ids(self, indices: Sequence[int] | None = None) -> NDArray[np.int64]:
         """Give the row ids at some places, as `exclude` takes them.
@@ -77,13 +98,26 @@ class MapView(torch.utils.data.Dataset[Any]):
             columns.append(pa.array(stored.ids(places)))
         return self._codec.decode(pa.RecordBatch.from_arrays(columns, schema=self._job.columns))
 
-    def _places(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        places = np.asarray(indices)
-        if places.size and places.dtype.kind not in "iu":
-            raise ConfigTypeError(f"places must be integers, got {places.dtype}")
-        places = places.astype(np.int64).reshape(-1)
-        if outside := [int(place) for place in places if not -len(self) <= place < len(self)]:
-            raise IndexError(f"place {outside[0]} is not in a table of {len(self)} rows")
+    def _places(self, indices: Any) -> NDArray[np.int64]:
+        """Return the places that are meant as int64[n], each in [0, len)."""
+        if isinstance(indices, torch.Tensor):
+            indices = indices.cpu().numpy()
+        if isinstance(indices, list | tuple) and any(isinstance(index, bool | np.bool_) for index in indices):
+            raise ConfigTypeError(f"places must be integers, got a bool in {indices!r}; {_OF_A_MASK}")
+        try:
+            places = np.asarray(indices)
+        except ValueError as error:
+            raise ConfigTypeError(f"places must be one list of integers, got {indices!r}") from error
+        if not places.size:
+            return np.empty(0, dtype=np.int64)
+        if places.dtype.kind not in "iu":
+            raise ConfigTypeError(f"places must be integers, got {places.dtype}; {_OF_A_MASK}")
+        if places.ndim != 1:
+            raise ConfigTypeError(f"places must be one list of integers, got an array of shape {places.shape}")
+        outside = (places < -len(self)) | (places >= len(self))  # before the cast, in which a large uint64 wraps
+        if outside.any():
+            raise IndexError(f"place {places[outside][0]} is not in a table of {len(self)} rows")
+        places = places.astype(np.int64)
         return np.where(places < 0, places + len(self), places)
 
 

@@ -17,13 +17,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from tests.torch.forms import FORMS, plain, rows_of_many_kinds
 from tests.torch.jobs import check_that_fresh_loaders_go_on, spans_of
 from tests.torch.tables import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.dataset import TableDataset
+from torch_table_loader.store.gather import Rows
 
 ROWS = 2_903
 
@@ -342,6 +343,93 @@ def test_the_map_serves_samplers_and_people(table: str) -> None:
     assert sorted(found) == list(range(300, ROWS))
     with pytest.raises(IndexError, match="place 5000"):
         view[5000]
+
+
+class Gathers:
+    """Counts how often a view reads the store."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        gather = Rows.gather
+
+        def counted(rows: Rows, places: Any) -> Any:
+            self.times += 1
+            return gather(rows, places)
+
+        monkeypatch.setattr(Rows, "gather", counted)
+
+
+SEVERAL: dict[str, tuple[Any, list[int]]] = {
+    "list": ([3, 4], [3, 4]),
+    "tuple": ((7, 2, 2), [7, 2, 2]),
+    "negative": ([-1, 0], [ROWS - 1, 0]),
+    "array": (np.array([5, -2], dtype="i4"), [5, ROWS - 2]),
+    "unsigned array": (np.array([5, 6], dtype="u8"), [5, 6]),
+    "tensor": (torch.tensor([9, 8]), [9, 8]),
+    "range": (range(4, 0, -1), [4, 3, 2, 1]),
+    "slice": (slice(3, 6), [3, 4, 5]),
+    "slice from the end": (slice(-2, None), [ROWS - 2, ROWS - 1]),
+    "slice backwards": (slice(6, 2, -2), [6, 4]),
+    "slice past the end": (slice(ROWS - 1, ROWS + 50), [ROWS - 1]),
+    "one in a list": ([11], [11]),
+}
+
+
+@pytest.mark.parametrize("several", SEVERAL)
+def test_the_map_gives_several_places_as_one_batch(
+    table: str, several: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = make(table)[1].as_map()
+    gathers = Gathers(monkeypatch)
+    index, wanted = SEVERAL[several]
+    batch = view[index]
+    assert isinstance(batch["id"], torch.Tensor)
+    assert batch["id"].tolist() == wanted
+    assert batch["name"] == [f"row {place}" for place in wanted]
+    assert gathers.times == 1
+
+
+@pytest.mark.parametrize("place", [6, np.int32(6), np.uint64(6), torch.tensor(6), 6 - ROWS], ids=repr)
+def test_the_map_gives_one_place_as_one_row(table: str, place: Any) -> None:
+    assert make(table)[1].as_map()[place] == {"id": 6, "x": 2.0, "name": "row 6"}
+
+
+@pytest.mark.parametrize(
+    ("index", "kind", "message"),
+    [
+        ([3, ROWS], IndexError, f"place {ROWS} is not in a table of {ROWS} rows"),
+        ([-ROWS - 1], IndexError, f"place {-ROWS - 1} is not in"),
+        (np.array([2**64 - 1], dtype="u8"), IndexError, "place 18446744073709551615 is not in"),
+        (np.uint64(2**64 - 1), IndexError, "place 18446744073709551615 is not in"),
+        (True, TypeError, "places must be integers, got a bool"),
+        (np.True_, TypeError, "places must be integers, got a bool"),
+        (torch.tensor(True), TypeError, "places must be integers, got bool"),
+        ([True, 3], TypeError, "got a bool"),
+        (np.ones(ROWS, dtype=bool), TypeError, "flatnonzero"),
+        (torch.ones(4, dtype=torch.bool), TypeError, "flatnonzero"),
+        ([[1, 2]], TypeError, "an array of shape"),
+        ([[1], [2, 3]], TypeError, "one list of integers"),
+        (1.0, TypeError, "got float64"),
+        ([1.5], TypeError, "got float64"),
+        ("3", TypeError, "places must be integers"),
+        (None, TypeError, "places must be integers"),
+        ([], ConfigError, "at least one row"),
+        (slice(5, 5), ConfigError, "at least one row"),
+    ],
+    ids=repr,
+)
+def test_the_map_refuses_what_is_no_place(table: str, index: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        make(table)[1].as_map()[index]
+
+
+def test_a_batch_sampler_reads_the_store_once_a_batch(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = make(table)[1].as_map()
+    gathers = Gathers(monkeypatch)
+    sampler = BatchSampler(SequentialSampler(view), 500, drop_last=False)
+    found = [row for batch in DataLoader(view, sampler=sampler, batch_size=None) for row in batch["id"].tolist()]
+    assert found == list(range(ROWS))
+    assert gathers.times == 6
 
 
 # ---- options ---------------------------------------------------------------------------------------------

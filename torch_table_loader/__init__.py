@@ -3,11 +3,15 @@
 from torch_table_loader.contracts import FormatReader, Source, SplitStrategy, Storage
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import (
+    AccessRefusedError,
     ConfigError,
     ConfigTypeError,
     MissingExtraError,
+    MissingFileError,
+    MissingPathError,
     ResumeError,
     StorageError,
+    StorageTimeoutError,
     TableError,
     TableLoaderError,
     WorkerError,
@@ -29,6 +33,7 @@ from torch_table_loader.records import DataFileInfo, RowGroupInfo, RowRange, Sha
 from torch_table_loader.units import parse_bytes
 
 __all__ = [
+    "AccessRefusedError",
     "ConfigError",
     "ConfigTypeError",
     "DataFileInfo",
@@ -39,6 +44,8 @@ __all__ = [
     "LoaderOptions",
     "Metrics",
     "MissingExtraError",
+    "MissingFileError",
+    "MissingPathError",
     "MixedDataset",
     "ResumeError",
     "RoundRobinStrategy",
@@ -54,6 +61,7 @@ __all__ = [
     "SplitStrategy",
     "Storage",
     "StorageError",
+    "StorageTimeoutError",
     "StructuredDataset",
     "TableError",
     "TableLoader",

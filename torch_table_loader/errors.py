@@ -4,15 +4,22 @@
 TableLoaderError
 ├── ConfigError(ValueError)                the caller's: an option, a name, a rank
 │   ├── ConfigTypeError(TypeError)         ... an argument of the wrong type
-│   └── MissingExtraError(ImportError)     ... an optional package that is not installed
+│   ├── MissingExtraError(ImportError)     ... an optional package that is not installed
+│   └── MissingPathError(FileNotFoundError)     ... a path that matches nothing
 ├── TableError                             the data's: missing, torn, changed, of another type
+│   └── MissingFileError(FileNotFoundError)     ... a file of the table that is gone
 ├── ResumeError                            the checkpoint's: it speaks of something else
 ├── StorageError(OSError)                  the store's: it refused, or did not answer
+│   ├── AccessRefusedError(PermissionError)     ... it refused access
+│   └── StorageTimeoutError(TimeoutError)       ... it did not answer in time
 └── WorkerError(RuntimeError)              the machine's: a worker process was killed
 ```
 """
 
 from __future__ import annotations
+
+import errno
+from typing import Any, ClassVar
 
 
 class TableLoaderError(Exception):
@@ -47,12 +54,68 @@ class MissingExtraError(ConfigError, ImportError):
     """An optional package is needed that is not installed."""
 
 
+class _SystemError(OSError):
+    """What Python's own OSErrors carry: `errno`, `strerror` and `filename`.
+
+    OSError takes these from two or three arguments, and builds its text of them. Ours has one argument, the
+    message, which stays its text.
+    """
+
+    _ERRNO: ClassVar[int]
+
+    def __init__(self, message: str, filename: str | None = None) -> None:
+        """Keep the message as the text.
+
+        Args:
+            message: for people.
+            filename: the path as messages may show it, if one is known.
+        """
+        super().__init__(message)
+        self.errno = self._ERRNO
+        self.strerror = message
+        self.filename = filename
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.filename)
+
+
+class MissingPathError(_SystemError, ConfigError, FileNotFoundError):
+    """The caller's path matches nothing."""
+
+    _ERRNO = errno.ENOENT
+
+
+class MissingFileError(_SystemError, TableError, FileNotFoundError):
+    """A file of the table is gone."""
+
+    _ERRNO = errno.ENOENT
+
+
+class AccessRefusedError(_SystemError, StorageError, PermissionError):
+    """A store refused access."""
+
+    _ERRNO = errno.EACCES
+
+
+class StorageTimeoutError(_SystemError, StorageError, TimeoutError):
+    """A store, or another rank, did not answer in time."""
+
+    _ERRNO = errno.ETIMEDOUT
+
+
 __all__ = [
+    "AccessRefusedError",
     "ConfigError",
     "ConfigTypeError",
     "MissingExtraError",
+    "MissingFileError",
+    "MissingPathError",
     "ResumeError",
     "StorageError",
+    "StorageTimeoutError",
     "TableError",
     "TableLoaderError",
     "WorkerError",

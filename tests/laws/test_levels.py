@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2] / "torch_table_loader"
 
 LEVELS = {
     "calling": 0,
+    "causes": 0,
     "errors": 0,
     "records": 0,
     "units": 0,

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from torch_table_loader.calling import warn_caller
-from torch_table_loader.errors import StorageError, TableError, TableLoaderError
+from torch_table_loader.errors import StorageTimeoutError, TableError, TableLoaderError
 from torch_table_loader.records import DataFile
 
 TIMEOUT = timedelta(minutes=5)
@@ -116,7 +116,7 @@ class Agreement:
 
         Raises:
             TableError: on every rank, where the plan of any differs; names what.
-            StorageError: a rank did not come.
+            StorageTimeoutError: a rank did not come.
         """
         if self._store is None:
             return
@@ -210,7 +210,7 @@ class Agreement:
                 if self._store.check(["verdict"]):
                     raise TableError(str(self._store.get("verdict"), "utf-8")) from None
                 if look >= left:
-                    raise StorageError(
+                    raise StorageTimeoutError(
                         f"rank {self._rank} waited {self._timeout} for {what}; every rank must construct its loaders, "
                         "and in the same order (check_plan=False switches the comparison off)"
                     ) from error

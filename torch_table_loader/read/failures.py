@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from torch_table_loader.errors import StorageError, TableError, TableLoaderError
+from torch_table_loader.causes import store_error_type
+from torch_table_loader.errors import MissingFileError, TableError, TableLoaderError
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
@@ -58,9 +59,12 @@ def as_reading_error(
     where += "" if column is None else f", column {column!r}"
     said = f"{type(error).__name__}: {first_line(error)}"
     if is_store_failure(error, is_local=is_local):
-        return StorageError(
-            f"the store failed while reading {where} ({said}); check access and the network, then resume"
-        )
+        kind = store_error_type(error)
+        if kind is MissingFileError:
+            return MissingFileError(
+                f"{where} is gone ({said}); restore it, or make a new loader, which lists the table again", file.name
+            )
+        return kind(f"the store failed while reading {where} ({said}); check access and the network, then resume")
     return TableError(
         f"could not decode {where} as {file.format} ({said}); the file is damaged or is not what its "
         "metadata says: write it again, or leave it out of the table"

@@ -248,11 +248,10 @@ def _honest(protocol: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        status = getattr(error.__cause__, "status", None)
-        if protocol not in HTTP_PROTOCOLS or error.__cause__ is None or status in {404, 410}:
+        cause = error.__cause__
+        if protocol not in HTTP_PROTOCOLS or cause is None or getattr(cause, "status", None) in {404, 410}:
             raise
-        kind = PermissionError if status in {401, 403} else OSError
-        raise kind(str(error.__cause__)) from error
+        raise OSError(str(cause)) from cause
 
 
 def _is_file(info: Mapping[str, Any]) -> bool:

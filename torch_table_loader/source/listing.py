@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from fsspec.utils import glob_translate
 
-from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, TableError
 from torch_table_loader.records import DataFile, FileVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
@@ -66,9 +66,10 @@ class PathSource:
             files: names relative to the root, or full paths below it: taken as they are, instead of listing.
 
         Raises:
-            ConfigError: nothing is there; a file comes twice; several file systems; a pinned name that is not
-                below the root.
-            TableError: a pinned file is missing; hive columns differ between files.
+            MissingPathError: nothing is there.
+            ConfigError: a file comes twice; several file systems; a pinned name that is not below the root.
+            MissingFileError: a pinned file is missing.
+            TableError: hive columns differ between files.
             StorageError: the store refuses, or does not answer.
         """
         storage, paths = _one_storage(path, storage_options)
@@ -293,8 +294,9 @@ def _version(found: Found) -> FileVersion:
 
 def _nothing(storage: FileStorage, path: str) -> ConfigError:
     what = "a glob that matches no file" if _has_magic(storage, path) else "neither a file nor a directory with files"
-    return ConfigError(
-        f"path matches nothing: {storage.shown(path)} is {what}; check the spelling, and that this machine can see it"
+    shown = storage.shown(path)
+    return MissingPathError(
+        f"path matches nothing: {shown} is {what}; check the spelling, and that this machine can see it", shown
     )
 
 

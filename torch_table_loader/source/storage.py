@@ -14,10 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import (
+    AccessRefusedError,
     ConfigError,
     ConfigTypeError,
-    StorageError,
+    MissingFileError,
+    StorageTimeoutError,
     TableError,
     TableLoaderError,
 )
@@ -182,23 +185,34 @@ class FileStorage:
             yield
         except TableLoaderError:
             raise
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise TableError(
-                f"{self.shown(path)}: expected a file, found none; restore it, or make a new loader, "
-                "which lists the table again"
-            ) from self._scrubbed(error, path)
-        except PermissionError as error:
-            raise StorageError(
-                f"{self.shown(path)}: the store refuses access; grant it, or pass credentials in storage_options"
-            ) from self._scrubbed(error, path)
         except TypeError as error:  # s3fs passes options on and finds out at its first request
             raise self._misfit(error) from self._scrubbed(error, path)
         except Exception as error:  # noqa: BLE001 - botocore, aiohttp and others have roots of their own
-            raise StorageError(
-                f"{self.shown(path)}: the store did not do what was asked: "
-                f"{type(error).__name__}: {self._scrub(str(error), path)}; "
-                "check the path, the network, and endpoint and credentials in storage_options"
-            ) from self._scrubbed(error, path)
+            raise self._failure(error, path) from self._scrubbed(error, path)
+
+    def _failure(self, error: Exception, path: str) -> TableLoaderError:
+        """Return the error that fits what the client raised."""
+        shown, kind = self.shown(path), store_error_type(error)
+        if kind is MissingFileError:
+            return MissingFileError(
+                f"{shown}: expected a file, found none; restore it, or make a new loader, which lists the table again",
+                shown,
+            )
+        said = f"{type(error).__name__}: {self._scrub(str(error), path)}"
+        if kind is AccessRefusedError:
+            return AccessRefusedError(
+                f"{shown}: the store refuses access ({said}); grant it, or pass credentials in storage_options", shown
+            )
+        if kind is StorageTimeoutError:
+            return StorageTimeoutError(
+                f"{shown}: the store did not answer in time ({said}); check the network and the endpoint in "
+                "storage_options",
+                shown,
+            )
+        return kind(
+            f"{shown}: the store did not do what was asked: {said}; "
+            "check the path, the network, and endpoint and credentials in storage_options"
+        )
 
     def _misfit(self, error: BaseException) -> ConfigError:
         names = ", ".join(sorted(self.options)) or "none"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS, Part, StoreSpec, heap_file
 
@@ -183,7 +184,8 @@ class disk_full_named:  # noqa: N801 a context manager, used as one
                 else "pass row_store= a folder that can be written"
             )
             what = "the disk is full" if full else "it cannot be written"
-            raise StorageError(f"building the row store in {str(self._place)!r}: {what} ({error}); {remedy}") from error
+            kind = store_error_type(error, missing=StorageError)
+            raise kind(f"building the row store in {str(self._place)!r}: {what} ({error}); {remedy}") from error
 
 
 class _HeapFile:

@@ -15,6 +15,7 @@ from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
 
 from torch_table_loader.calling import warn_caller
+from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
@@ -162,7 +163,7 @@ def _from_catalog(table: Any, catalog_config: Any) -> Table:
     except (ValueError, TypeError) as error:
         raise TableError(f"the catalog gives metadata for {table!r} that pyiceberg does not read: {error}") from error
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
-        raise StorageError(
+        raise store_error_type(error, missing=StorageError)(
             f"the catalog did not give the table {table!r}: {type(error).__name__}: {_scrubbed(error, catalog)}; "
             "check that the name has two or more parts, the catalog's address, and the credentials"
         ) from None
@@ -199,7 +200,8 @@ def _loaded(name: str, properties: Mapping[str, Any]) -> Catalog:
         text = _scrub(str(error), properties)
         if isinstance(error, ValueError | TypeError | KeyError):
             raise ConfigError(f"catalog_config does not make a catalog ({kind}): {text}") from None
-        raise StorageError(f"the catalog ({kind}) does not answer: {type(error).__name__}: {text}") from None
+        failure = store_error_type(error, missing=StorageError)
+        raise failure(f"the catalog ({kind}) does not answer: {type(error).__name__}: {text}") from None
 
 
 def _properties(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import fastavro
 
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.iceberg.storage import read_whole
 
@@ -260,8 +260,8 @@ def _deletes_info(raw: Raw) -> DeletesInfo:
 def _read_avro(storage: Storage, path: str, what: str) -> tuple[Iterator[dict[str, Any]], Mapping[str, Any]]:
     try:
         data = read_whole(storage, path)
-    except TableError as error:
-        raise TableError(f"the {what} {path} is gone{_LOST}") from error
+    except MissingFileError as error:
+        raise MissingFileError(f"the {what} {path} is gone{_LOST}", path) from error
     try:
         reader = fastavro.reader(io.BytesIO(data))
     except _TORN as error:

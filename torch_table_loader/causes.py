@@ -1,0 +1,107 @@
+"""Which of this library's errors fits what a store's client, or another service's, raised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch_table_loader.errors import (
+    AccessRefusedError,
+    MissingFileError,
+    StorageError,
+    StorageTimeoutError,
+    TableLoaderError,
+)
+
+_MISSING_STATUS = frozenset({404, 410})
+_REFUSED_STATUS = frozenset({401, 403, 407})
+_TIMEOUT_STATUS = frozenset({408, 504})
+
+_REFUSED_CODES = frozenset(
+    {"AccessDenied", "AccessDeniedException", "AllAccessDisabled", "ExpiredToken", "ExpiredTokenException"}
+    | {"InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch", "UnrecognizedClientException"}
+)
+"""Of AWS's services, some of which refuse access with HTTP status 400."""
+
+_REFUSED_NAMES = frozenset({"ForbiddenError", "UnauthorizedError", "AuthorizationExpiredError", "NoCredentialsError"})
+"""Exceptions of pyiceberg and botocore that carry no status."""
+
+_ARROW_REFUSED = re.compile(
+    r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|INVALID_SIGNATURE|SIGNATURE_DOES_NOT_MATCH"
+    r"|UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION_TOKEN)|HTTP (status|response code):? 40[13]\b"
+)
+_ARROW_TIMEOUT = re.compile(r"AWS Error REQUEST_TIMEOUT|curlCode: 28\b|HTTP (status|response code):? (408|504)\b")
+"""What pyarrow's S3 client writes into the text of an OSError, which carries no errno."""
+
+
+def store_error_type(
+    cause: BaseException, missing: type[TableLoaderError] = MissingFileError
+) -> type[TableLoaderError]:
+    """Return the error that fits what a store, or another service, raised.
+
+    Args:
+        cause: what was raised; what caused it counts as well.
+        missing: the error for what is not there.
+
+    Returns:
+        `missing`, AccessRefusedError, StorageTimeoutError, or, for any other failure, StorageError.
+
+    >>> store_error_type(TimeoutError("connect")).__name__
+    'StorageTimeoutError'
+    """
+    if isinstance(cause, FileNotFoundError | NotADirectoryError):
+        return missing
+    for link in _chain(cause):
+        if _is_refusal(link):
+            return AccessRefusedError
+        if _is_timeout(link):
+            return StorageTimeoutError
+        if _status(link) in _MISSING_STATUS:
+            return missing
+    return StorageError
+
+
+def _is_refusal(error: BaseException) -> bool:
+    known = isinstance(error, PermissionError) or type(error).__name__ in _REFUSED_NAMES
+    said = _status(error) in _REFUSED_STATUS or _code(error) in _REFUSED_CODES
+    return known or said or (type(error) is OSError and _ARROW_REFUSED.search(str(error)) is not None)
+
+
+def _is_timeout(error: BaseException) -> bool:
+    # botocore, requests, urllib3 and httpx have roots of their own, and "Timeout" in the names.
+    named = isinstance(error, TimeoutError) or any("Timeout" in kind.__name__ for kind in type(error).__mro__)
+    said = _status(error) in _TIMEOUT_STATUS
+    return named or said or (type(error) is OSError and _ARROW_TIMEOUT.search(str(error)) is not None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what caused it, and so on."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _status(error: BaseException) -> int | None:
+    """Return the HTTP status of an error of aiohttp, requests, azure, gcsfs or botocore."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return found if isinstance(found, int) else None
+    for holder in (error, response):
+        for name in ("status", "status_code", "code"):
+            value = getattr(holder, name, None)
+            if isinstance(value, int | str) and str(value).isdecimal():
+                return int(value)
+    return None
+
+
+def _code(error: BaseException) -> str | None:
+    """Return the word by which an AWS service names an error."""
+    response = getattr(error, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
+
+
+__all__ = ["store_error_type"]

@@ -22,6 +22,7 @@ from pyarrow import fs as arrow_fs
 
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, filesystem_class
+from torch_table_loader.source.local import local_version
 from torch_table_loader.source.s3 import S3Choice
 
 STAT_THREADS = 16
@@ -231,7 +232,7 @@ def connect(protocol: str, options: Mapping[str, Any], s3: S3Choice | None, path
 def _local(path: str, status: os.stat_result) -> Found:
     if status.st_mode & 0o170000 == 0o040000:
         return Found(path, None)
-    return Found(path, FileVersion(status.st_size, status.st_mtime_ns))
+    return Found(path, FileVersion(status.st_size, status.st_mtime_ns, local=local_version(status)))
 
 
 def _of_arrow(info: Any) -> Found:

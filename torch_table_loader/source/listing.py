@@ -15,7 +15,7 @@ import pyarrow as pa
 from fsspec.utils import glob_translate
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, TableError
-from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
 from torch_table_loader.source.hive import PartitionValues, decode_hive
@@ -86,7 +86,7 @@ class PathSource:
         if partitioning == "hive":
             partition_schema, partitions = decode_hive(names, schema)
         data_files = tuple(
-            DataFile(entry.path, name, _version(entry), format_name, partition)
+            DataFile(entry.path, name, entry.file_version(), format_name, partition)
             for entry, name, partition in zip(found, names, partitions, strict=True)
         )
         return cls(storage, root, data_files, partition_schema)
@@ -168,7 +168,7 @@ def _expand(storage: FileStorage, path: str) -> _Listing:
             return _glob(storage, path)
         raise _nothing(storage, path)
     if not found.is_dir:
-        return _Listing(_parent(path), [found] if _version(found).num_bytes else [])
+        return _Listing(_parent(path), [found] if found.file_version().num_bytes else [])
     root = path.rstrip("/")
     everything = storage.walk(path)
     if not everything:
@@ -215,8 +215,7 @@ def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str)
     kept = [
         entry
         for entry in found
-        if entry.version is not None
-        and entry.version.num_bytes
+        if (entry.special or (entry.version is not None and entry.version.num_bytes))
         and not is_hidden(_relative(storage, root, entry.path), allowed)
     ]
     return sorted(kept, key=lambda entry: _utf8(_relative(storage, root, entry.path)))
@@ -284,12 +283,6 @@ def _utf8(name: str) -> bytes:
         return name.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TableError(f"{name!a}: a file's name must be UTF-8; rename it") from error
-
-
-def _version(found: Found) -> FileVersion:
-    if found.version is None:
-        raise TableError(f"{found.path}: expected a file, found a directory; list the table again")
-    return found.version
 
 
 def _nothing(storage: FileStorage, path: str) -> ConfigError:

@@ -53,7 +53,7 @@ class LoaderOptions:
         output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists).
         storage_options: for the file system, as fsspec takes them.
         collate_fn: called with each batch, in the worker.
-        partitioning: "hive" to decode ``key=value`` path segments.
+        partitioning: "hive" to decode ``key=value`` path segments, those that `path` ends with included.
         num_ranks: ranks of the job, or "auto".
         rank: this rank, global; leave it out with "auto" and `mesh`.
         show_progress: draw a progress bar (needs tqdm).

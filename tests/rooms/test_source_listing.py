@@ -203,7 +203,7 @@ def test_hive_columns_come_with_every_file(tmp_path: Path) -> None:
     typed = PathSource.open(tmp_path, "parquet", partitioning="hive", schema=pa.schema([("day", pa.string())]))
     assert [dict(file.partition)["day"] for file in typed.files] == ["2024-01-01", "2024-01-02"]
     below = PathSource.open(tmp_path / "day=2024-01-02", "parquet", partitioning="hive")
-    assert below.partition_schema.names == ["n"]
+    assert below.partition_schema.names == ["day", "n"]
 
 
 def test_a_source_pickles(tmp_path: Path) -> None:

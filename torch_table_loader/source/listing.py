@@ -18,7 +18,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathE
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
-from torch_table_loader.source.hive import PartitionValues, decode_hive
+from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 PathLike = str | os.PathLike[str]
@@ -61,7 +61,7 @@ class PathSource:
                 them on one file system. What exists under a name with glob characters wins over the glob.
             format_name: the format reader's name, noted in every file.
             storage_options: for the file system.
-            partitioning: "hive" to decode ``key=value`` segments below the root.
+            partitioning: "hive" to decode ``key=value`` segments below the root, and those that the root ends with.
             schema: the caller's types for partition columns.
             files: names relative to the root, or full paths below it: taken as they are, instead of listing.
 
@@ -84,7 +84,8 @@ class PathSource:
         partitions: list[PartitionValues] = [()] * len(found)
         partition_schema = pa.schema([])
         if partitioning == "hive":
-            partition_schema, partitions = decode_hive(names, schema)
+            above = hive_root(_decoded(storage, root))
+            partition_schema, partitions = decode_hive([above + name for name in names], schema)
         data_files = tuple(
             DataFile(entry.path, name, entry.file_version(), format_name, partition)
             for entry, name, partition in zip(found, names, partitions, strict=True)
@@ -274,8 +275,12 @@ def _names(storage: FileStorage, root: str, found: Sequence[Found]) -> list[str]
 
 
 def _relative(storage: FileStorage, root: str, path: str) -> str:
-    name = path.removeprefix(root).lstrip("/")
-    return unquote(name.partition("?")[0]) if storage.protocol in HTTP_PROTOCOLS else name
+    return _decoded(storage, path.removeprefix(root).lstrip("/"))
+
+
+def _decoded(storage: FileStorage, path: str) -> str:
+    """Return a path as its writer named it: URLs are percent-encoded, and may have a query."""
+    return unquote(path.partition("?")[0]) if storage.protocol in HTTP_PROTOCOLS else path
 
 
 def _utf8(name: str) -> bytes:

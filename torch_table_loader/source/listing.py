@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
 from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root
 from torch_table_loader.source.storage import FileStorage, open_storage
+from torch_table_loader.source.table_formats import refuse_table_formats
 
 PathLike = str | os.PathLike[str]
 
@@ -50,6 +52,7 @@ class PathSource:
         partitioning: str | None = None,
         schema: pa.Schema | None = None,
         files: Sequence[str] | None = None,
+        raw_files: bool = False,
     ) -> PathSource:
         """List the files of a table.
 
@@ -64,22 +67,33 @@ class PathSource:
             partitioning: "hive" to decode ``key=value`` segments below the root, and those that the root ends with.
             schema: the caller's types for partition columns.
             files: names relative to the root, or full paths below it: taken as they are, instead of listing.
+            raw_files: read the files of a table of another format as they are, instead of refusing them.
 
         Raises:
             MissingPathError: nothing is there.
-            ConfigError: a file comes twice; several file systems; a pinned name that is not below the root.
+            ConfigError: a file comes twice; several file systems; a pinned name that is not below the root; files of
+                an Iceberg, Delta Lake or Hudi table.
             MissingFileError: a pinned file is missing.
             TableError: hive columns differ between files.
             StorageError: the store refuses, or does not answer.
         """
         storage, paths = _one_storage(path, storage_options)
         if files is not None:
-            root = _common_root([_root_of(storage, entry) for entry in paths])
+            listings = [_Listing(_root_of(storage, entry), []) for entry in paths]
+            root = _common_root([listing.root for listing in listings])
             found = _pinned(storage, root, files)
         else:
             listings = [_expand(storage, entry) for entry in paths]
             root = _common_root([listing.root for listing in listings])
             found = [entry for listing in listings for entry in listing.found]
+        if not raw_files:
+            refuse_table_formats(
+                storage,
+                {listing.root for listing in listings},
+                {listing.root for listing in listings if listing.deep},
+                chain.from_iterable(listing.listed for listing in listings),
+                {entry.path for entry in found},
+            )
         names = _names(storage, root, found)
         partitions: list[PartitionValues] = [()] * len(found)
         partition_schema = pa.schema([])
@@ -97,6 +111,8 @@ class PathSource:
 class _Listing:
     root: str
     found: list[Found]
+    listed: Sequence[Found] = ()
+    deep: bool = False
 
 
 def is_hidden(name: str, allowed: str = "") -> bool:
@@ -174,7 +190,7 @@ def _expand(storage: FileStorage, path: str) -> _Listing:
     everything = storage.walk(path)
     if not everything:
         raise _nothing(storage, path)
-    return _Listing(root, _kept(storage, root, everything, allowed=""))
+    return _Listing(root, _kept(storage, root, everything, allowed=""), everything, deep=True)
 
 
 def _glob(storage: FileStorage, pattern: str) -> _Listing:
@@ -187,21 +203,23 @@ def _glob(storage: FileStorage, pattern: str) -> _Listing:
     if found is None or not found.is_dir:
         raise _nothing(storage, pattern)
     matched: list[Found] = []
+    listed: list[Found] = []
+    deep = False
     shallow = "/" not in relative and "**" not in relative
     if shallow:
-        matched = [
-            entry for entry in storage.walk(start, recursive=False) if matches(_relative(storage, root, entry.path))
-        ]
+        listed = storage.walk(start, recursive=False)
+        matched = [entry for entry in listed if matches(_relative(storage, root, entry.path))]
     if not shallow or any(entry.is_dir for entry in matched):
+        listed, deep = storage.walk(start), True
         matched = [
             entry
-            for entry in storage.walk(start)
+            for entry in listed
             if any(matches(prefix) for prefix in _prefixes(_relative(storage, root, entry.path)))
         ]
     if not matched:
         raise _nothing(storage, pattern)
     spelled = "".join({segment[0] for segment in relative.split("/") if segment[:1] in {".", "_"}})
-    return _Listing(root, _kept(storage, root, matched, allowed=spelled))
+    return _Listing(root, _kept(storage, root, matched, allowed=spelled), listed, deep)
 
 
 def _prefixes(name: str) -> Iterable[str]:

@@ -299,6 +299,7 @@ class StructuredDataset(TableDataset):
                 partitioning=asked.partitioning,
                 schema=asked.schema,
                 files=read_files(asked.files, asked.storage_options) if isinstance(asked.files, str) else asked.files,
+                raw_files=asked.raw_files,
             )
             source = replace(source, files=agreement.common_files(source.files))
             cache = None

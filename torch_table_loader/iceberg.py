@@ -160,6 +160,8 @@ def _refuse_others(options: LoaderOptions, footers: str) -> None:
     ):
         if getattr(options, name) is not None:
             raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
+    if options.raw_files:
+        raise ConfigError("raw_files=True is for StructuredDataset, which reads files without a table's metadata")
     if footers not in ("eager", "lazy"):
         raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
     if footers == "lazy" and options.shuffle == "rows":

@@ -107,6 +107,17 @@ class Shard:
     size_bytes: int | None = None
 
 
+class LocalVersion(NamedTuple):
+    """What a local file system knows of a file beyond size and time.
+
+    Only versions of one machine compare: a copy of the table on another machine has other numbers, and is as good.
+    """
+
+    machine: str
+    inode: int
+    ctime_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class FileVersion:
     """What tells one version of a stored file from the next.
@@ -116,16 +127,23 @@ class FileVersion:
         mtime_ns: modification time in nanoseconds since the epoch, where the store has one.
         etag: the store's own tag, where it has one.
         immutable: the table's format promises that nobody writes the path again: there is nothing to compare.
+        local: on a local file system inode and time of the last change; not part of equality.
     """
 
     num_bytes: int
     mtime_ns: int | None = None
     etag: str | None = None
     immutable: bool = False
+    local: LocalVersion | None = field(default=None, compare=False)
 
     def holds(self, now: FileVersion) -> bool:
         """Say whether the file is still this one, by what the store says of it now."""
-        return self.immutable or self == now
+        return self.immutable or (self == now and same_local(self.local, now.local))
+
+
+def same_local(was: LocalVersion | None, now: LocalVersion | None) -> bool:
+    """Say whether nothing speaks against two local versions being one: those of two machines do not compare."""
+    return was is None or now is None or was.machine != now.machine or was == now
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +326,7 @@ __all__ = [
     "FileColumns",
     "FileMeta",
     "FileVersion",
+    "LocalVersion",
     "NamedIds",
     "ReadTask",
     "RowGroupInfo",
@@ -316,4 +335,5 @@ __all__ = [
     "Shard",
     "Split",
     "TableColumns",
+    "same_local",
 ]

@@ -7,18 +7,23 @@ import decimal
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import fsspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_table_loader import StructuredDataset
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.records import DataFile, FileVersion
 from torch_table_loader.source.fingerprint import fingerprint
 from torch_table_loader.source.hive import NULL_SEGMENT, decode_hive, hive_segments
+from torch_table_loader.source.listing import PathSource
 
 
 def typed(*values: str | None) -> tuple[pa.DataType, list[Any]]:
@@ -160,3 +165,82 @@ def test_the_fingerprint_follows_names_sizes_rows_and_order_and_nothing_else() -
     assert len({base, *others}) == 7
     with pytest.raises(ConfigError, match="2 files and 1 counts"):
         fingerprint(FILES, [1])
+
+
+@pytest.fixture(params=["local", "memory"])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Write a table below a folder that has ``=`` in its name by accident, and give its root."""
+    files = [
+        f"run=3/table/year={year}/region={region}/part-{part}.csv"
+        for year in (2023, 2024)
+        for region in ("us", "S%C3%A3o")
+        for part in (0, 1)
+    ]
+    if request.param == "local":
+        for name in files:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(b"x\n1\n")
+        return f"{tmp_path}/run=3/table"
+    memory = fsspec.filesystem("memory")
+    memory.store.clear()
+    for name in files:
+        memory.pipe_file(f"/{name}", b"x\n1\n")
+    return "memory://run=3/table"
+
+
+US = (("year", 2023), ("region", "us"))
+LEAF = "year=2023/region=us"
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        ([""], {US, (("year", 2023), ("region", "São")), (("year", 2024), ("region", "us"))}),
+        (["year=2023"], {US, (("year", 2023), ("region", "São"))}),
+        ([LEAF], {US}),
+        ([f"{LEAF}/"], {US}),
+        ([f"{LEAF}/part-0.csv"], {US}),
+        ([f"{LEAF}/*.csv"], {US}),
+        (["year=2023/region=u*/*.csv"], {US}),
+        (["year=2023/region=u*"], {US}),
+        (["*/region=us"], {US, (("year", 2024), ("region", "us"))}),
+        ([f"{LEAF}/part-0.csv", f"{LEAF}/part-1.csv"], {US}),
+        ([LEAF, "year=2023/region=S%C3%A3o"], {US, (("year", 2023), ("region", "São"))}),
+        ([LEAF, "year=2024/region=us"], {US, (("year", 2024), ("region", "us"))}),
+    ],
+)
+def test_every_form_of_a_path_has_the_same_columns(lake: str, paths: list[str], expected: set[Any]) -> None:
+    full = [f"{lake}/{path}" for path in paths]
+    for path in [full, full[0]] if len(full) == 1 else [full]:
+        source = PathSource.open(path, "csv", partitioning="hive")
+        assert source.partition_schema == pa.schema([("year", pa.int64()), ("region", pa.string())])
+        assert {file.partition for file in source.files} >= expected
+        assert {file.partition[0][1] for file in source.files} <= {2023, 2024}
+
+
+def test_the_columns_of_a_partition_can_be_pinned_typed_and_read(lake: str, tmp_path: Path) -> None:
+    pinned = PathSource.open(f"{lake}/{LEAF}", "csv", partitioning="hive", files=["part-1.csv"])
+    assert [(file.name, file.partition) for file in pinned.files] == [("part-1.csv", US)]
+    schema = pa.schema([("year", pa.string())])
+    typed = PathSource.open(f"{lake}/{LEAF}", "csv", partitioning="hive", schema=schema)
+    assert typed.files[0].partition == (("year", "2023"), ("region", "us"))
+    loader, _ = StructuredDataset.create_dataloader(
+        f"{lake}/{LEAF}", format="csv", partitioning="hive", filters=pc.field("year") == 2023, output_format="dict"
+    )
+    assert next(iter(loader)) == {"x": [1, 1], "year": [2023, 2023], "region": ["us", "us"]}
+
+
+def test_names_and_fingerprint_stay_as_they_were(lake: str) -> None:
+    for path in (lake, f"{lake}/{LEAF}"):
+        plain = PathSource.open(path, "csv")
+        hive = PathSource.open(path, "csv", partitioning="hive")
+        assert [file.name for file in plain.files] == [file.name for file in hive.files]
+        rows = [1] * len(plain.files)
+        assert fingerprint(plain.files, rows) == fingerprint(hive.files, rows)
+
+
+def test_a_key_above_and_below_the_path_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "day=1" / "day=2").mkdir(parents=True)
+    (tmp_path / "day=1" / "day=2" / "a.csv").write_bytes(b"x\n1\n")
+    with pytest.raises(TableError, match=r"day=1/day=2/a\.csv: hive key 'day' comes twice"):
+        PathSource.open(tmp_path / "day=1", "csv", partitioning="hive")

@@ -203,7 +203,7 @@ def test_hive_columns_come_with_every_file(tmp_path: Path) -> None:
     typed = PathSource.open(tmp_path, "parquet", partitioning="hive", schema=pa.schema([("day", pa.string())]))
     assert [dict(file.partition)["day"] for file in typed.files] == ["2024-01-01", "2024-01-02"]
     below = PathSource.open(tmp_path / "day=2024-01-02", "parquet", partitioning="hive")
-    assert below.partition_schema.names == ["n"]
+    assert below.partition_schema.names == ["day", "n"]
 
 
 def test_a_source_pickles(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_directory_is_listed_in_one_walk_and_files_are_not_asked_again(
         asked.clear()
         assert len(names(path)) == 50
         assert len(walked) == 1
-        assert len(asked) <= 2
+        assert len(asked) <= 2 + 6  # those that look for another table format
 
 
 def test_order_is_that_of_utf8_bytes(tmp_path: Path) -> None:

@@ -481,7 +481,7 @@ def faulty_sources(source: PathSource) -> Iterator[tuple[Any, str]]:
     yield having(partition=()), r"must have the partition columns \['day'\], got \[\]"
     yield having(partition=(("day", "monday"),)), f"'{name}' must have a int64 in partition column 'day', got 'monday'"
     yield having(version=FileVersion(1)), "but its storage says"
-    yield having(path="/nowhere/a.parquet"), "which its storage must open, but that raised: TableError"
+    yield having(path="/nowhere/a.parquet"), "which its storage must open, but that raised: MissingFileError"
     yield having(schema=None), "must give a pyarrow.Schema, got NoneType"
     yield having(Moody), "the same order each time"
     yield having(Shuffled), "the same order after pickling"

@@ -78,6 +78,7 @@ TABLE = (
         "for the file system: NAME=TEXT or NAME:=JSON; never printed",
         {"action": "append", "type": storage_option, "metavar": "NAME=TEXT"},
     ),
+    Argument("--raw-files", "raw_files", "read an Iceberg, Delta Lake or Hudi table's files as they are", _SWITCH),
     Argument("--plan-cache", "plan_cache", "a directory that keeps footers and counts", {"metavar": "DIR"}),
     Argument("--batch-size", "batch_size", "rows of a batch (default: 1024)", _WHOLE),
     Argument("--workers", "num_workers", "workers (lanes) of a rank", _WHOLE),

@@ -31,6 +31,7 @@ KEYWORDS = frozenset(
         "partitioning",
         "storage_options",
         "plan_cache",
+        "raw_files",
         "worker_type",
         "shuffle",
         "shuffle_seed",

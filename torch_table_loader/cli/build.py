@@ -89,6 +89,7 @@ def _names(keywords: Keywords) -> list[str]:
         keywords.get("format", "parquet"),
         storage_options=keywords.get("storage_options"),
         partitioning=keywords.get("partitioning"),
+        raw_files=keywords.get("raw_files", False),
     )
     source.storage.close()
     return [file.name for file in source.files]

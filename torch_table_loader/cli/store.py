@@ -17,7 +17,7 @@ from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 
-_KEYWORDS = ("path", "format", "columns", "filters", "partitioning", "storage_options", "plan_cache")
+_KEYWORDS = ("path", "format", "columns", "filters", "partitioning", "storage_options", "plan_cache", "raw_files")
 _PREFIX = "rows-"
 
 

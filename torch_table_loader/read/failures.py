@@ -78,15 +78,18 @@ def changed_error(file: DataFile, now: FileVersion) -> TableError:
         file: the file as it was listed.
         now: what the store says of it now.
     """
-    changes = [
-        f"{field} was {was!r} and is {came!r}"
-        for field, was, came in (
-            ("size in bytes", file.version.num_bytes, now.num_bytes),
-            ("mtime in ns", file.version.mtime_ns, now.mtime_ns),
-            ("etag", file.version.etag, now.etag),
-        )
-        if was != came
+    told = [
+        ("size in bytes", file.version.num_bytes, now.num_bytes),
+        ("mtime in ns", file.version.mtime_ns, now.mtime_ns),
+        ("etag", file.version.etag, now.etag),
     ]
+    was, came = file.version.local, now.local
+    if was is not None and came is not None and was.machine == came.machine:
+        told += [("inode", was.inode, came.inode), ("ctime in ns", was.ctime_ns, came.ctime_ns)]
+    # ctime moves with permissions and links too; whether the content did cannot be told, so it is not assumed.
+    changes = [f"{field} was {before!r} and is {after!r}" for field, before, after in told if before != after]
+    if len(changes) == 1 and changes[0].startswith("ctime"):
+        changes[0] += " (its permissions or hard links changed, or its content with mtime set back)"
     return TableError(
         f"{file.name} changed under us: {'; '.join(changes)}; build the loader again on the table as it is "
         "now, and let writers add new files instead of writing over old ones"

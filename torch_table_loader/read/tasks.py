@@ -197,9 +197,13 @@ class TaskReader:
         self._check_version(plan.file)
         found = [0] * len(segments)
         walk = FileWalk(self._storage, plan, self._max_rows, may_thin=self._bases is None)
+        swappable = self._storage.is_local
         try:
             for run in runs:
                 for piece, row, batch, thinned in walk.batches(run):
+                    if swappable:  # the file that was opened may not be the one that was looked at before
+                        self._check_version(plan.file)
+                        swappable = False
                     conformed = plan.conformer.apply(batch, row)
                     mask = None if thinned else plan.mask(conformed, row)
                     part = _Masked(piece, row, conformed, mask)

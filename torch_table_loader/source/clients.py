@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,10 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
+from torch_table_loader.errors import TableError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, filesystem_class
+from torch_table_loader.source.local import local_version
 from torch_table_loader.source.s3 import S3Choice
 
 STAT_THREADS = 16
@@ -30,6 +33,8 @@ STAT_THREADS = 16
 _READ_AHEAD = 1 << 20
 """Bytes that fsspec reads beyond a request: s3fs's own 50 MiB would read most of a file for one column."""
 
+_SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
+
 _SECOND = 1_000_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME_NAMES = ("mtime", "LastModified", "last_modified", "Last-Modified", "updated", "modify", "created")
@@ -37,15 +42,24 @@ _ETAG_NAMES = ("ETag", "etag", "generation", "Content-MD5")
 
 
 class Found(NamedTuple):
-    """What a store says of one path; a directory has no version."""
+    """What a store says of one path; what is no file has no version."""
 
     path: str
     version: FileVersion | None
+    special: str = ""
+    """What else it is, where it is neither a file nor a directory: a FIFO, a socket or a device."""
 
     @property
     def is_dir(self) -> bool:
         """Whether it is a directory."""
-        return self.version is None
+        return self.version is None and not self.special
+
+    def file_version(self) -> FileVersion:
+        """Return the version. Raises TableError if this is no file."""
+        if self.version is None:
+            found = f"a {self.special}" if self.special else "a directory"
+            raise TableError(f"{self.path}: expected a file, found {found}; remove it, or list the table again")
+        return self.version
 
 
 class Client(Protocol):
@@ -81,6 +95,7 @@ class LocalClient:
 
     def open(self, path: str) -> pa.NativeFile:
         """Open with plain reads: a mapping would die with SIGBUS where a file is cut short."""
+        self._refuse_special(path)
         return self.native.open_input_file(path)
 
     def stat(self, path: str) -> Found:
@@ -108,7 +123,13 @@ class LocalClient:
 
     def read(self, path: str) -> bytes:
         """Read a file whole."""
+        self._refuse_special(path)
         return Path(path).read_bytes()
+
+    def _refuse_special(self, path: str) -> None:
+        """Raise TableError for a FIFO or device, which to open or read could take for ever."""
+        if (found := self.stat(path)).special:
+            found.file_version()
 
     def write(self, path: str, data: bytes) -> None:
         """Write beside the file, then rename over it."""
@@ -229,9 +250,9 @@ def connect(protocol: str, options: Mapping[str, Any], s3: S3Choice | None, path
 
 
 def _local(path: str, status: os.stat_result) -> Found:
-    if status.st_mode & 0o170000 == 0o040000:
-        return Found(path, None)
-    return Found(path, FileVersion(status.st_size, status.st_mtime_ns))
+    if not stat.S_ISREG(status.st_mode):
+        return Found(path, None, _SPECIAL.get(stat.S_IFMT(status.st_mode), ""))
+    return Found(path, FileVersion(status.st_size, status.st_mtime_ns, local=local_version(status)))
 
 
 def _of_arrow(info: Any) -> Found:

@@ -35,9 +35,9 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
     """
     found: dict[str, str | None] = {}
     for segment in name.split("/")[:-1]:
-        raw_key, equals, raw_value = segment.partition("=")
-        if not (equals and raw_key):
+        if not _is_hive(segment):
             continue
+        raw_key, _, raw_value = segment.partition("=")
         try:
             key = unquote(raw_key, errors="strict")
             value = None if raw_value == NULL_SEGMENT else unquote(raw_value, errors="strict")
@@ -52,6 +52,29 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
     return tuple(found.items())
 
 
+def hive_root(root: str) -> str:
+    """Return the unbroken run of ``key=value`` segments that a table's root ends with, as a prefix of names.
+
+    The path of one partition says what all its files have in common. A segment further up, beyond one without ``=``,
+    may belong to whatever the table lies in, and does not count.
+
+    Args:
+        root: what names are relative to.
+
+    >>> hive_root("/data/run=3/table/year=2023/region=us"), hive_root("/data/run=3/table")
+    ('year=2023/region=us/', '')
+    """
+    segments = root.rstrip("/").split("/")
+    start = len(segments)
+    while start and _is_hive(segments[start - 1]):
+        start -= 1
+    return "".join(f"{segment}/" for segment in segments[start:])
+
+
+def _is_hive(segment: str) -> bool:
+    return segment.find("=") > 0
+
+
 def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[pa.Schema, list[PartitionValues]]:
     """Decode and type the partition values of all files of a table.
 
@@ -60,7 +83,7 @@ def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[
     depend on the set of names alone, never on their order.
 
     Args:
-        names: the files' relative names.
+        names: the files' relative names, behind what `hive_root` gives of their root.
         schema: the caller's; a column that it has takes its type from there.
 
     Returns:
@@ -133,4 +156,4 @@ def _typed(kind: pa.Field, texts: dict[str | None, str]) -> dict[str | None, Any
     return values
 
 
-__all__ = ["NULL_SEGMENT", "PartitionValues", "decode_hive", "hive_segments"]
+__all__ = ["NULL_SEGMENT", "PartitionValues", "decode_hive", "hive_root", "hive_segments"]

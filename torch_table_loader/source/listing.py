@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,11 +16,12 @@ import pyarrow as pa
 from fsspec.utils import glob_translate
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, TableError
-from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
-from torch_table_loader.source.hive import PartitionValues, decode_hive
+from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root
 from torch_table_loader.source.storage import FileStorage, open_storage
+from torch_table_loader.source.table_formats import refuse_table_formats
 
 PathLike = str | os.PathLike[str]
 
@@ -50,6 +52,7 @@ class PathSource:
         partitioning: str | None = None,
         schema: pa.Schema | None = None,
         files: Sequence[str] | None = None,
+        raw_files: bool = False,
     ) -> PathSource:
         """List the files of a table.
 
@@ -61,32 +64,44 @@ class PathSource:
                 them on one file system. What exists under a name with glob characters wins over the glob.
             format_name: the format reader's name, noted in every file.
             storage_options: for the file system.
-            partitioning: "hive" to decode ``key=value`` segments below the root.
+            partitioning: "hive" to decode ``key=value`` segments below the root, and those that the root ends with.
             schema: the caller's types for partition columns.
             files: names relative to the root, or full paths below it: taken as they are, instead of listing.
+            raw_files: read the files of a table of another format as they are, instead of refusing them.
 
         Raises:
             MissingPathError: nothing is there.
-            ConfigError: a file comes twice; several file systems; a pinned name that is not below the root.
+            ConfigError: a file comes twice; several file systems; a pinned name that is not below the root; files of
+                an Iceberg, Delta Lake or Hudi table.
             MissingFileError: a pinned file is missing.
             TableError: hive columns differ between files.
             StorageError: the store refuses, or does not answer.
         """
         storage, paths = _one_storage(path, storage_options)
         if files is not None:
-            root = _common_root([_root_of(storage, entry) for entry in paths])
+            listings = [_Listing(_root_of(storage, entry), []) for entry in paths]
+            root = _common_root([listing.root for listing in listings])
             found = _pinned(storage, root, files)
         else:
             listings = [_expand(storage, entry) for entry in paths]
             root = _common_root([listing.root for listing in listings])
             found = [entry for listing in listings for entry in listing.found]
+        if not raw_files:
+            refuse_table_formats(
+                storage,
+                {listing.root for listing in listings},
+                {listing.root for listing in listings if listing.deep},
+                chain.from_iterable(listing.listed for listing in listings),
+                {entry.path for entry in found},
+            )
         names = _names(storage, root, found)
         partitions: list[PartitionValues] = [()] * len(found)
         partition_schema = pa.schema([])
         if partitioning == "hive":
-            partition_schema, partitions = decode_hive(names, schema)
+            above = hive_root(_decoded(storage, root))
+            partition_schema, partitions = decode_hive([above + name for name in names], schema)
         data_files = tuple(
-            DataFile(entry.path, name, _version(entry), format_name, partition)
+            DataFile(entry.path, name, entry.file_version(), format_name, partition)
             for entry, name, partition in zip(found, names, partitions, strict=True)
         )
         return cls(storage, root, data_files, partition_schema)
@@ -96,6 +111,8 @@ class PathSource:
 class _Listing:
     root: str
     found: list[Found]
+    listed: Sequence[Found] = ()
+    deep: bool = False
 
 
 def is_hidden(name: str, allowed: str = "") -> bool:
@@ -168,12 +185,12 @@ def _expand(storage: FileStorage, path: str) -> _Listing:
             return _glob(storage, path)
         raise _nothing(storage, path)
     if not found.is_dir:
-        return _Listing(_parent(path), [found] if _version(found).num_bytes else [])
+        return _Listing(_parent(path), [found] if found.file_version().num_bytes else [])
     root = path.rstrip("/")
     everything = storage.walk(path)
     if not everything:
         raise _nothing(storage, path)
-    return _Listing(root, _kept(storage, root, everything, allowed=""))
+    return _Listing(root, _kept(storage, root, everything, allowed=""), everything, deep=True)
 
 
 def _glob(storage: FileStorage, pattern: str) -> _Listing:
@@ -186,21 +203,23 @@ def _glob(storage: FileStorage, pattern: str) -> _Listing:
     if found is None or not found.is_dir:
         raise _nothing(storage, pattern)
     matched: list[Found] = []
+    listed: list[Found] = []
+    deep = False
     shallow = "/" not in relative and "**" not in relative
     if shallow:
-        matched = [
-            entry for entry in storage.walk(start, recursive=False) if matches(_relative(storage, root, entry.path))
-        ]
+        listed = storage.walk(start, recursive=False)
+        matched = [entry for entry in listed if matches(_relative(storage, root, entry.path))]
     if not shallow or any(entry.is_dir for entry in matched):
+        listed, deep = storage.walk(start), True
         matched = [
             entry
-            for entry in storage.walk(start)
+            for entry in listed
             if any(matches(prefix) for prefix in _prefixes(_relative(storage, root, entry.path)))
         ]
     if not matched:
         raise _nothing(storage, pattern)
     spelled = "".join({segment[0] for segment in relative.split("/") if segment[:1] in {".", "_"}})
-    return _Listing(root, _kept(storage, root, matched, allowed=spelled))
+    return _Listing(root, _kept(storage, root, matched, allowed=spelled), listed, deep)
 
 
 def _prefixes(name: str) -> Iterable[str]:
@@ -215,8 +234,7 @@ def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str)
     kept = [
         entry
         for entry in found
-        if entry.version is not None
-        and entry.version.num_bytes
+        if (entry.special or (entry.version is not None and entry.version.num_bytes))
         and not is_hidden(_relative(storage, root, entry.path), allowed)
     ]
     return sorted(kept, key=lambda entry: _utf8(_relative(storage, root, entry.path)))
@@ -275,8 +293,12 @@ def _names(storage: FileStorage, root: str, found: Sequence[Found]) -> list[str]
 
 
 def _relative(storage: FileStorage, root: str, path: str) -> str:
-    name = path.removeprefix(root).lstrip("/")
-    return unquote(name.partition("?")[0]) if storage.protocol in HTTP_PROTOCOLS else name
+    return _decoded(storage, path.removeprefix(root).lstrip("/"))
+
+
+def _decoded(storage: FileStorage, path: str) -> str:
+    """Return a path as its writer named it: URLs are percent-encoded, and may have a query."""
+    return unquote(path.partition("?")[0]) if storage.protocol in HTTP_PROTOCOLS else path
 
 
 def _utf8(name: str) -> bytes:
@@ -284,12 +306,6 @@ def _utf8(name: str) -> bytes:
         return name.encode("utf-8")
     except UnicodeEncodeError as error:
         raise TableError(f"{name!a}: a file's name must be UTF-8; rename it") from error
-
-
-def _version(found: Found) -> FileVersion:
-    if found.version is None:
-        raise TableError(f"{found.path}: expected a file, found a directory; list the table again")
-    return found.version
 
 
 def _nothing(storage: FileStorage, path: str) -> ConfigError:

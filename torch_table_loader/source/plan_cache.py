@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.records import DataFile, FileMeta
+from torch_table_loader.records import DataFile, FileMeta, LocalVersion, same_local
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.storage import FileStorage, open_storage
 
@@ -54,7 +54,8 @@ class PlanCache:
 
     An entry is found under a hash of where the file is, its name, format, size, mtime and etag (of a file that the
     table's format says nobody writes again, size alone), and carries a checksum: a torn or foreign one is not used,
-    and is replaced when the file has been read again. A cache that does not answer costs time and never an error; it
+    and is replaced when the file has been read again. So is one that this machine wrote of a local file with another
+    inode or ctime. A cache that does not answer costs time and never an error; it
     is said once, as a warning of this module's logger. Beside the entries lie notes: bytes by a key of the caller's.
 
     Args:
@@ -81,10 +82,12 @@ class PlanCache:
         data = None if key is None else self._read(key)
         if key is None or data is None:
             return None
-        entry = _decode(data, key)
-        if entry is None:
+        found = _decode(data, key)
+        if found is None:
             self._say("torn", f"an entry of the plan cache is torn or foreign and is written anew: {file.name}")
-        return entry
+            return None
+        entry, local = found
+        return entry if same_local(local, file.version.local) else None
 
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
         """Give what is known of each file, asking for several at once."""
@@ -101,7 +104,7 @@ class PlanCache:
             if entry.counts.items() <= known.counts.items():
                 return
             entry = CacheEntry(entry.meta, {**known.counts, **entry.counts})
-        self._write(key, _encode(entry, key))
+        self._write(key, _encode(entry, key, file.version.local))
 
     def put_many(self, entries: Sequence[tuple[DataFile, CacheEntry]]) -> None:
         """Keep several entries, writing several at once."""
@@ -163,7 +166,7 @@ class PlanCache:
             _log.warning("%s", message)
 
 
-def _encode(entry: CacheEntry, key: bytes) -> bytes:
+def _encode(entry: CacheEntry, key: bytes, local: LocalVersion | None) -> bytes:
     """Write magic, checksum, then key, length of the JSON head, head, schema, footer."""
     schema = entry.meta.schema.serialize().to_pybytes()
     head = json.dumps(
@@ -173,13 +176,14 @@ def _encode(entry: CacheEntry, key: bytes) -> bytes:
             "counts": {name: list(counts) for name, counts in entry.counts.items()},
             "schema": len(schema),
             "footer": None if entry.meta.footer is None else len(entry.meta.footer),
+            "local": local,
         }
     ).encode("utf-8")
     body = b"".join((key, len(head).to_bytes(_LENGTH_BYTES, "little"), head, schema, entry.meta.footer or b""))
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decode(data: bytes, key: bytes) -> CacheEntry | None:
+def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, LocalVersion | None] | None:
     """Read what `_encode` wrote; None if it is anything else. Behind the checksum nothing can be torn."""
     start = len(_MAGIC) + _DIGEST_BYTES
     body = memoryview(data)[start:]
@@ -192,7 +196,9 @@ def _decode(data: bytes, key: bytes) -> CacheEntry | None:
     schema = pa.ipc.read_schema(pa.py_buffer(bytes(body[stop:schema_stop])))
     footer = None if head["footer"] is None else bytes(body[schema_stop : schema_stop + head["footer"]])
     meta = FileMeta(schema, tuple(head["rows"]), tuple(head["bytes"]), footer)
-    return CacheEntry(meta, {name: tuple(counts) for name, counts in head["counts"].items()})
+    local = head.get("local")  # older entries have none
+    entry = CacheEntry(meta, {name: tuple(counts) for name, counts in head["counts"].items()})
+    return entry, None if local is None else LocalVersion(*local)
 
 
 __all__ = ["CacheEntry", "PlanCache"]

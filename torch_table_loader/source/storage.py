@@ -21,7 +21,6 @@ from torch_table_loader.errors import (
     ConfigTypeError,
     MissingFileError,
     StorageTimeoutError,
-    TableError,
     TableLoaderError,
 )
 from torch_table_loader.records import FileVersion
@@ -99,9 +98,7 @@ class FileStorage:
         """Ask for size, time and tag as they are now. Raises as `open` does."""
         with self._own_errors(path):
             found = self._client(path).stat(path)
-        if found.version is None:
-            raise TableError(f"{self.shown(path)}: expected a file, found a directory; list the table again")
-        return found.version
+        return found._replace(path=self.shown(path)).file_version()
 
     def stat(self, path: str) -> Found | None:
         """Ask what is at a path: a file, a directory, or nothing (None)."""

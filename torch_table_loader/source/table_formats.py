@@ -1,0 +1,131 @@
+"""Recognises a folder of another table format, whose files are not its rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+from torch_table_loader.errors import AccessRefusedError, ConfigError
+from torch_table_loader.source.address import HTTP_PROTOCOLS
+from torch_table_loader.source.clients import STAT_THREADS, Found
+from torch_table_loader.source.hive import hive_root
+from torch_table_loader.source.storage import FileStorage
+
+_ICEBERG = re.compile(r"(?P<table>(?:.*/)?)metadata/[^/]*\.metadata\.json")
+_DELTA = re.compile(r"(?P<table>(?:.*/)?)_delta_log(?:/.*)?")
+_HUDI = re.compile(r"(?P<table>(?:.*/)?)(?:\.hoodie(?:/.*)?|\.hoodie_partition_metadata[^/]*)")
+
+_MARKS = ("metadata/", "_delta_log", ".hoodie")
+"""What one of the patterns needs: most names have none of them."""
+
+_VERSION = re.compile(r"v?(\d+)")
+
+
+def refuse_table_formats(
+    storage: FileStorage,
+    roots: Iterable[str],
+    walked: Iterable[str],
+    listed: Iterable[Found],
+    files: Collection[str],
+) -> None:
+    """Raise if the files belong to a table of Iceberg, Delta Lake or Hudi.
+
+    Such a table says in its metadata which files are its own, and which of their rows are deleted. It is recognised
+    by what the listing saw, and by a look into the table's folder and the one above it: a path may be a table's
+    ``data`` folder, a partition, or a file. That costs a few requests for a table, not one for a file.
+
+    Args:
+        storage: where the files are.
+        roots: the directories that were given, or hold the files that were.
+        walked: those of them that were listed with all that is below.
+        listed: all that listing saw below the roots, hidden files too.
+        files: the paths of the files that are to be read.
+
+    Raises:
+        ConfigError: names the table, its format, and the call that reads it.
+    """
+    marks = [entry for entry in listed if any(mark in entry.path for mark in _MARKS)]
+    near = {place for root in roots for place in _above(root)} - set(walked)
+    if near and storage.protocol not in HTTP_PROTOCOLS:
+        with ThreadPoolExecutor(STAT_THREADS) as pool:
+            marks += chain.from_iterable(pool.map(lambda look: look(storage), _looks(sorted(near))))
+    for pattern, explain in ((_ICEBERG, _iceberg), (_DELTA, _delta), (_HUDI, _hudi)):
+        matches = ((pattern.fullmatch(entry.path), entry) for entry in marks)
+        tables: dict[str, list[Found]] = {}
+        for match, entry in matches:
+            if match is not None:
+                tables.setdefault(match["table"], []).append(entry)
+        for table, found in sorted(tables.items()):
+            if any(file.startswith(table) for file in files):
+                raise ConfigError(
+                    f"{explain(storage, storage.shown(table.rstrip('/')), found)}; "
+                    "raw_files=True reads the files as they are, deleted and replaced rows included"
+                )
+
+
+def _above(root: str) -> Iterator[str]:
+    """Yield the folder that partitions lie in, and the one above it, which holds an Iceberg table's ``data``."""
+    base = root.rstrip("/")[: len(root.rstrip("/")) - len(hive_root(root)) or None].rstrip("/")
+    yield base
+    above, slash, _ = base.rpartition("/")
+    if slash and (above or base.startswith("/")):
+        yield above
+
+
+def _looks(folders: Iterable[str]) -> Iterator[Callable[[FileStorage], list[Found]]]:
+    for folder in folders:
+        for name in ("_delta_log", ".hoodie"):
+            yield lambda storage, path=f"{folder}/{name}": _directory(storage, path)  # type: ignore[misc]
+        yield lambda storage, path=f"{folder}/metadata": _inside(storage, path)  # type: ignore[misc]
+
+
+def _directory(storage: FileStorage, path: str) -> list[Found]:
+    try:
+        found = storage.stat(path)
+    except AccessRefusedError:  # the caller may read the table and nothing beside it
+        return []
+    return [found] if found is not None and found.is_dir else []
+
+
+def _inside(storage: FileStorage, path: str) -> list[Found]:
+    if not _directory(storage, path):
+        return []
+    try:
+        return storage.walk(path, recursive=False)
+    except AccessRefusedError:
+        return []
+
+
+def _iceberg(storage: FileStorage, table: str, found: list[Found]) -> str:
+    newest = storage.shown(max(found, key=_age).path)
+    return (
+        f"{table} is an Iceberg table, and its files alone are not its rows; read it with "
+        f'IcebergDataset.create_dataloader(metadata_location="{newest}"), or with table= and catalog_config='
+    )
+
+
+def _delta(_: FileStorage, table: str, __: list[Found]) -> str:
+    return (
+        f"{table} is a Delta Lake table, and its files alone are not its rows; write its current rows out as Parquet, "
+        "or, if it has neither deletion vectors nor column mapping, name the files of its current version with "
+        f'files=deltalake.DeltaTable("{table}").file_uris() and raw_files=True'
+    )
+
+
+def _hudi(_: FileStorage, table: str, __: list[Found]) -> str:
+    return (
+        f"{table} belongs to a Hudi table, and its files alone are not its rows; write its current rows out as Parquet "
+        "with an engine that reads Hudi, and read those"
+    )
+
+
+def _age(metadata: Found) -> tuple[int, int, str]:
+    """Rank metadata files: by the number that their names begin with, then by time."""
+    number = _VERSION.match(metadata.path.rpartition("/")[2])
+    written = metadata.version.mtime_ns if metadata.version is not None else None
+    return int(number[1]) if number else -1, written or 0, metadata.path
+
+
+__all__ = ["refuse_table_formats"]

@@ -14,6 +14,7 @@ import torch
 
 from torch_table_loader.batching.memory import new_array
 from torch_table_loader.batching.rows import Block, piece_starts
+from torch_table_loader.errors import OutOfMemoryError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, RowsCodec
@@ -117,7 +118,15 @@ class Inbox:
 
 def _shared_bytes(num_bytes: int) -> torch.Tensor:
     """Allocate flat shared memory, which crosses to another process without a copy."""
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes))  # type: ignore[no-untyped-call]
+    try:
+        memory = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # torch has the system set the room aside, so that a full one is no SIGBUS later
+        raise OutOfMemoryError(
+            f"{num_bytes:,} bytes of shared memory (/dev/shm) are wanted for rows that cross from a worker process, "
+            "and are not there; give it more room (docker run --shm-size), take fewer workers, a smaller batch_size or "
+            f'prefetch_batches, or worker_type="thread" ({error})'
+        ) from error
+    return torch.empty(0, dtype=torch.uint8).set_(memory)
 
 
 __all__ = ["Inbox", "Outbox", "Parcel", "new_slots"]

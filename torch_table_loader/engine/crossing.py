@@ -6,6 +6,9 @@ alone, and frees it. On a virtual machine a fresh shared page costs several time
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,7 @@ import torch
 
 from torch_table_loader.batching.memory import new_array
 from torch_table_loader.batching.rows import Block, piece_starts
-from torch_table_loader.errors import OutOfMemoryError
+from torch_table_loader.errors import OutOfMemoryError, TableLoaderError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, RowsCodec
@@ -53,7 +56,8 @@ def new_slots(workers: int, waiting: int) -> torch.Tensor:
         uint8[workers, slots] in shared memory, 0 where a slot is free.
     """
     marks = torch.zeros((workers, waiting + SPARE_SLOTS), dtype=torch.uint8)
-    return marks.share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+    with shared_memory_named():
+        return marks.share_memory_()  # type: ignore[no-untyped-call, no-any-return]
 
 
 class Outbox:
@@ -118,15 +122,28 @@ class Inbox:
 
 def _shared_bytes(num_bytes: int) -> torch.Tensor:
     """Allocate flat shared memory, which crosses to another process without a copy."""
-    try:
+    with shared_memory_named():
         memory = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
-    except RuntimeError as error:  # torch has the system set the room aside, so that a full one is no SIGBUS later
-        raise OutOfMemoryError(
-            f"{num_bytes:,} bytes of shared memory (/dev/shm) are wanted for rows that cross from a worker process, "
-            "and are not there; give it more room (docker run --shm-size), take fewer workers, a smaller batch_size or "
-            f'prefetch_batches, or worker_type="thread" ({error})'
-        ) from error
     return torch.empty(0, dtype=torch.uint8).set_(memory)
 
 
-__all__ = ["Inbox", "Outbox", "Parcel", "new_slots"]
+@contextmanager
+def shared_memory_named() -> Iterator[None]:
+    """Turn what the system says of shared memory that is not there into an error of ours.
+
+    torch has room set aside for what it shares, so that too little of it raises here and is no SIGBUS later.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
+        if isinstance(error, TableLoaderError) or not (full or "shared memory" in str(error)):
+            raise
+        raise OutOfMemoryError(
+            f"there is too little shared memory (/dev/shm) for what crosses from a worker process ({error}); give it "
+            "more (docker run --shm-size), take fewer workers, a smaller batch_size or prefetch_batches, or "
+            'worker_type="thread"'
+        ) from error
+
+
+__all__ = ["Inbox", "Outbox", "Parcel", "new_slots", "shared_memory_named"]

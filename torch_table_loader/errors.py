@@ -11,6 +11,7 @@ TableLoaderError
 ├── ResumeError                            the checkpoint's: it speaks of something else
 ├── StorageError(OSError)                  the store's: it refused, or did not answer
 │   ├── AccessRefusedError(PermissionError)     ... it refused access
+│   ├── OutOfMemoryError(MemoryError)           ... there is too little memory
 │   └── StorageTimeoutError(TimeoutError)       ... it did not answer in time
 └── WorkerError(RuntimeError)              the machine's: a worker process was killed
 ```
@@ -100,6 +101,12 @@ class AccessRefusedError(_SystemError, StorageError, PermissionError):
     _ERRNO = errno.EACCES
 
 
+class OutOfMemoryError(_SystemError, StorageError, MemoryError):
+    """There is too little memory for what was asked."""
+
+    _ERRNO = errno.ENOMEM
+
+
 class StorageTimeoutError(_SystemError, StorageError, TimeoutError):
     """A store, or another rank, did not answer in time."""
 
@@ -113,6 +120,7 @@ __all__ = [
     "MissingExtraError",
     "MissingFileError",
     "MissingPathError",
+    "OutOfMemoryError",
     "ResumeError",
     "StorageError",
     "StorageTimeoutError",

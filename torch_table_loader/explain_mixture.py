@@ -78,8 +78,10 @@ def _notes(job: MixedJob, epoch: int) -> list[str]:
         "all_exhausted": "when each source has delivered all its rows",
         "forever": "never",
     }
+    stores = [f"source {name!r}: {source.keeper.note}" for name, source in job.sources.items() if source.keeper.note]
     return [
         *notes,
+        *stores,
         f"in every run of {mixture.block_rows:,} rows each source has its share; the epoch ends {ends[job.stop]}",
     ]
 

@@ -52,6 +52,7 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
         notes=(
             f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {where}",
             f"{cursor.total:,} of {job.live_rows:,} live rows are in the epoch; the others are excluded",
+            *([store.note] if store.note else []),
         ),
     )
 

@@ -15,6 +15,7 @@ LEVELS = {
     "calling": 0,
     "causes": 0,
     "errors": 0,
+    "local_files": 0,
     "records": 0,
     "units": 0,
     "contracts": 1,

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.rooms.storing import MemoryTable, everything, numbers
-from torch_table_loader.engine.machine import available_memory
 from torch_table_loader.store.advice import GAP_PAGES, PAGE, Advice
 from torch_table_loader.store.build import build_files
 from torch_table_loader.store.opened import open_store
@@ -77,13 +76,3 @@ def test_the_last_page_is_warm_and_the_file_is_closed(tmp_path: Path) -> None:
     assert advice.expect(np.array([1])) == 1
     del advice
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_what_memory_there_is(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    5 kB\n")
-    assert available_memory(tmp_path, tmp_path / "meminfo") == 5120
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory(tmp_path, tmp_path / "meminfo") == 5120
-    (tmp_path / "memory.max").write_text("4096\n")
-    assert available_memory(tmp_path, tmp_path / "meminfo") == 4096
-    assert available_memory(tmp_path / "none", tmp_path / "none") is None

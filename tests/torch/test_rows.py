@@ -376,9 +376,7 @@ SEVERAL: dict[str, tuple[Any, list[int]]] = {
 
 
 @pytest.mark.parametrize("several", SEVERAL)
-def test_the_map_gives_several_places_as_one_batch(
-    table: str, several: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_map_gives_several_places_as_one_batch(table: str, several: str, monkeypatch: pytest.MonkeyPatch) -> None:
     view = make(table)[1].as_map()
     gathers = Gathers(monkeypatch)
     index, wanted = SEVERAL[several]

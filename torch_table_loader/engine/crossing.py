@@ -6,6 +6,9 @@ alone, and frees it. On a virtual machine a fresh shared page costs several time
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ import torch
 
 from torch_table_loader.batching.memory import new_array
 from torch_table_loader.batching.rows import Block, piece_starts
+from torch_table_loader.errors import OutOfMemoryError, TableLoaderError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, RowsCodec
@@ -52,7 +56,8 @@ def new_slots(workers: int, waiting: int) -> torch.Tensor:
         uint8[workers, slots] in shared memory, 0 where a slot is free.
     """
     marks = torch.zeros((workers, waiting + SPARE_SLOTS), dtype=torch.uint8)
-    return marks.share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+    with shared_memory_named():
+        return marks.share_memory_()  # type: ignore[no-untyped-call, no-any-return]
 
 
 class Outbox:
@@ -117,7 +122,28 @@ class Inbox:
 
 def _shared_bytes(num_bytes: int) -> torch.Tensor:
     """Allocate flat shared memory, which crosses to another process without a copy."""
-    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes))  # type: ignore[no-untyped-call]
+    with shared_memory_named():
+        memory = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(memory)
 
 
-__all__ = ["Inbox", "Outbox", "Parcel", "new_slots"]
+@contextmanager
+def shared_memory_named() -> Iterator[None]:
+    """Turn what the system says of shared memory that is not there into an error of ours.
+
+    torch has room set aside for what it shares, so that too little of it raises here and is no SIGBUS later.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM)
+        if isinstance(error, TableLoaderError) or not (full or "shared memory" in str(error)):
+            raise
+        raise OutOfMemoryError(
+            f"there is too little shared memory (/dev/shm) for what crosses from a worker process ({error}); give it "
+            "more (docker run --shm-size), take fewer workers, a smaller batch_size or prefetch_batches, or "
+            'worker_type="thread"'
+        ) from error
+
+
+__all__ = ["Inbox", "Outbox", "Parcel", "new_slots", "shared_memory_named"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -41,23 +40,6 @@ def ranks_on_this_node() -> int:
     return 1
 
 
-def available_memory(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Give the bytes that this process and the system's cache may take; None where nobody says.
-
-    Args:
-        cgroup: where the cgroup file system is mounted.
-        meminfo: what the kernel says of memory.
-    """
-    found = []
-    with suppress(OSError, ValueError, StopIteration):
-        line = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable:"))
-        found.append(1024 * int(line.split()[1]))
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # "max" is no number
-            found.append(int((cgroup / name).read_text()))
-    return min(found, default=None)
-
-
 def _cgroup_cpus(root: Path) -> int | None:
     """Read the quota of cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us), rounded up."""
     try:
@@ -73,4 +55,4 @@ def _cgroup_cpus(root: Path) -> int | None:
     return max(1, -(-int(quota) // int(period)))
 
 
-__all__ = ["available_memory", "ranks_on_this_node", "servers_for", "usable_cpus"]
+__all__ = ["ranks_on_this_node", "servers_for", "usable_cpus"]

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_table_loader.batching.exact import ExactBatches
-from torch_table_loader.engine.crossing import Inbox, Outbox, Parcel, new_slots
+from torch_table_loader.engine.crossing import Inbox, Outbox, Parcel, new_slots, shared_memory_named
 from torch_table_loader.engine.work import LaneBatches, LaneClock
 from torch_table_loader.errors import TableLoaderError, WorkerError
 
@@ -156,7 +156,8 @@ class ProcessServer:
             prefetch_factor=waiting,
             multiprocessing_context=context,
         )
-        self._messages: Any = iter(loader)
+        with shared_memory_named():
+            self._messages: Any = iter(loader)
 
     @property
     def clocks(self) -> list[LaneClock]:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from torch.utils.data import get_worker_info
 
 from torch_table_loader.calling import warn_caller
-from torch_table_loader.engine.machine import available_memory, ranks_on_this_node, usable_cpus
+from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
+from torch_table_loader.engine.memory import available_memory
 from torch_table_loader.engine.sizes import is_variable, width_of
 from torch_table_loader.engine.state import filter_key
 from torch_table_loader.engine.store_url import local_path, store_url
-from torch_table_loader.errors import ConfigError, StorageError
+from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
+from torch_table_loader.local_files import check_owned
 from torch_table_loader.planning.chunks import Chunks
 from torch_table_loader.store.advice import LEAST_ROWS
-from torch_table_loader.store.build import Report, build_files, build_memory
+from torch_table_loader.store.build import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.remote import IN_FLIGHT_BYTES, open_remote, upload_store
 from torch_table_loader.store.spec import StoreSpec
@@ -44,7 +48,29 @@ CHUNK_BYTES = 32 * 1024 * 1024
 _MEMORY_CHUNK_BYTES = CHUNK_BYTES // 2
 """The same in memory, where a chunk leaves no file behind: threads that take smaller ones end closer together."""
 
+_SHARE_OF_MEMORY = 0.75
+"""The part of the memory that is there which a store may take that nobody asked to have in memory."""
+
+_NOT_IN_MEMORY = "the row store is not in memory, though it is within row_store_memory: {}"
+
+_log = logging.getLogger(__name__)
+
 CACHE_VARIABLE = "TORCH_TABLE_LOADER_CACHE"
+
+
+@dataclass(frozen=True, slots=True)
+class _InFiles:
+    """A store in files, which takes the place of one in memory where that does not fit.
+
+    Args:
+        place: its folder.
+        chunks: of the table.
+        spec: what the store holds, in these chunks.
+    """
+
+    place: Path
+    chunks: Chunks
+    spec: StoreSpec
 
 
 class StoreKeeper:
@@ -64,16 +90,17 @@ class StoreKeeper:
 
         Raises:
             ConfigError: a column that cannot be kept, or a place that does not fit the workers.
+            OutOfMemoryError: the caller asked for a store in memory, and it does not fit.
         """
         check_storable(schema)
         row_bytes = sum(map(width_of, schema.types)) or 1
-        self._chunks = Chunks.of(segments, max(1, CHUNK_BYTES // row_bytes))
+        chunks = Chunks.of(segments, max(1, CHUNK_BYTES // row_bytes))
         rows = int(segments.live.sum())
         self.spec = StoreSpec(
             table.fingerprint,
             None if options.filters is None else filter_key(options.filters, table.schema),
             schema,
-            self._chunks.rows,
+            chunks.rows,
             keeps_ids=rows != table.layout.num_rows,
             variable_bytes=rows * sum(width_of(kind) for kind in schema.types if is_variable(kind)),
         )
@@ -88,8 +115,15 @@ class StoreKeeper:
         self._threaded = options.worker_type == "thread" or options.num_workers == 0
         self.url = store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
+        self.note = ""
+        """Why the store is not in memory, though the options let it be."""
+        self._share = 1.0 if options.row_store == "memory" else _SHARE_OF_MEMORY
+        self._instead: _InFiles | None = None
+        self._chunks = chunks
         self.place = self._choose(options, fork_safe=bool(getattr(table.storage, "fork_safe", False)))
         if self.place is None:
+            if options.row_store is None:
+                self._instead = _InFiles(default_folder() / self.spec.name, chunks, self.spec)
             self._chunks = Chunks.of(segments, max(1, _MEMORY_CHUNK_BYTES // row_bytes))
             self.spec = replace(self.spec, chunk_rows=self._chunks.rows)
 
@@ -104,12 +138,26 @@ class StoreKeeper:
                     'row_store="memory" cannot be shared with worker processes that are not forked; pass row_store= '
                     'a directory, or worker_type="thread"'
                 )
+            check_memory(self.spec.num_bytes, self._room(ranks_on_this_node()))
             return None
         if options.row_store is not None:
             return Path(local_path(options.row_store)).expanduser().absolute() / self.spec.name
         if crosses and self.spec.num_bytes <= self._memory:
-            return None
+            try:
+                check_memory(self.spec.num_bytes, self._room(ranks_on_this_node()))
+            except OutOfMemoryError as error:
+                self.note = _NOT_IN_MEMORY.format(error)
+            else:
+                return None
         return default_folder() / self.spec.name
+
+    def _room(self, sharers: int) -> int | None:
+        """Return the bytes of memory that the store may take where so many hold one; None where nobody says.
+
+        What the caller asked to have in memory may take all of it. Else a part is left for batches and the trainer.
+        """
+        free = available_memory()
+        return None if free is None else int(self._share * (free // sharers))
 
     @property
     def fork_safe(self) -> bool:
@@ -140,7 +188,7 @@ class StoreKeeper:
 
         Raises:
             TableError: it is damaged, or the table is.
-            StorageError: there is no room for it.
+            StorageError: there is no room for it, or its folder is not safe to use.
         """
         with self._lock:
             if self._rows is None:
@@ -154,8 +202,24 @@ class StoreKeeper:
             return self._rows
 
     def _in_memory(self, threads: int) -> Rows:
-        with self._reporting() as report:
-            return build_memory(self.spec, self._read, threads, report)
+        """Build the store in memory, or, where it does not fit and was not asked for, in files.
+
+        Other ranks of the node may hold theirs by now, so that what is free is for this one; but the workers of a
+        DataLoader of the caller's begin together.
+        """
+        worker = get_worker_info()
+        room = self._room(1 if worker is None else worker.num_workers)
+        try:
+            with self._reporting() as report:
+                return build_memory(self.spec, self._read, threads, report, room)
+        except OutOfMemoryError as error:
+            if self._instead is None:
+                raise
+            self.note = _NOT_IN_MEMORY.format(error)
+        self.place, self._chunks, self.spec = self._instead.place, self._instead.chunks, self._instead.spec
+        self.built.clear()
+        _log.warning("%s; it is built in %s", self.note, self.place)
+        return self._in_files(self.place, threads)
 
     def _in_files(self, place: Path, threads: int) -> Rows:
         rows = self._opened(place, threads)
@@ -168,6 +232,7 @@ class StoreKeeper:
         return rows
 
     def _opened(self, place: Path, threads: int) -> Rows | None:
+        _check_owner(place)
         free = available_memory()
         larger = free is not None and self.spec.num_bytes > free
         return open_store(place, self.spec, threads, self.window_bytes if larger else None)
@@ -184,7 +249,8 @@ class StoreKeeper:
             return built
         if (own := self._opened(place, threads)) is not None:
             return own
-        if self._threaded and self.spec.num_bytes <= self._memory:
+        room = self._room(1)
+        if self._threaded and self.spec.num_bytes <= (self._memory if room is None else min(self._memory, room)):
             return remote.fetch(np.arange(remote.num_rows))[0]
         return remote
 
@@ -200,6 +266,7 @@ class StoreKeeper:
             place: the store's folder.
             threads: how many read and write here.
         """
+        _check_owner(place)
         build_files(place, self.spec, self._read, threads)
         return self.built
 
@@ -244,6 +311,20 @@ def default_folder() -> Path:
         return Path(given).expanduser().absolute() / "row-stores"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser().absolute() / "torch-table-loader" / "row-stores"
+
+
+def _check_owner(place: Path) -> None:
+    """Refuse a store in this user's own cache directory to which somebody else may write.
+
+    A folder that the caller named may be shared on purpose.
+
+    Raises:
+        StorageError: with the remedy.
+    """
+    if os.environ.get(CACHE_VARIABLE) or place.parent != default_folder():
+        return
+    for folder in (place.parent.parent, place.parent, place):
+        check_owned(folder)
 
 
 def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:

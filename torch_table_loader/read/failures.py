@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from torch_table_loader.causes import store_error_type
-from torch_table_loader.errors import MissingFileError, TableError, TableLoaderError
+from torch_table_loader.errors import MissingFileError, OutOfMemoryError, TableError, TableLoaderError
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
@@ -58,6 +58,11 @@ def as_reading_error(
     where = f"{file.name}{'' if group is None else f', row group {group}'}"
     where += "" if column is None else f", column {column!r}"
     said = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError(
+            f"there is too little memory to read {where} ({said}); take fewer workers, fewer columns=[...] or a "
+            "smaller batch_size, or give the process more memory"
+        )
     if is_store_failure(error, is_local=is_local):
         kind = store_error_type(error)
         if kind is MissingFileError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.local_files import make_folder, new_file
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, filesystem_class
 from torch_table_loader.source.local import local_version
@@ -134,13 +134,13 @@ class LocalClient:
     def write(self, path: str, data: bytes) -> None:
         """Write beside the file, then rename over it."""
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        try:
-            beside.write_bytes(data)
+        if not target.parent.is_dir():
+            make_folder(target.parent)
+        target = target.parent.resolve() / target.name  # the caller's folder may be a link; what is in it may not
+        with new_file(target) as (beside, file):
+            file.write(data)
+            file.close()
             beside.replace(target)
-        finally:
-            beside.unlink(missing_ok=True)
 
 
 class ArrowS3Client:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from torch_table_loader.local_files import open_regular
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.ranges import coalesce, in_windows
 
@@ -41,7 +42,7 @@ class Advice:
             files: each file of records, and the bytes of a record.
             window_bytes: bytes of pages that one lane's window may ask for.
         """
-        self._files = [(os.open(path, os.O_RDONLY), width) for path, width in files]
+        self._files = [(open_regular(path), width) for path, width in files]
         self._window_rows = max(LEAST_ROWS, window_bytes // PAGE)
 
     def windows(self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None) -> Iterator[tuple[Ints, T]]:

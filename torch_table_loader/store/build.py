@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,8 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
-from torch_table_loader.errors import StorageError
+from torch_table_loader.errors import OutOfMemoryError, StorageError
+from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular
 from torch_table_loader.store.chunks import FileSink, MemorySink, ReadChunk, disk_full_named, write_chunk
 from torch_table_loader.store.gather import Rows
 from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
@@ -28,6 +30,12 @@ _LOOK_AGAIN = 0.1
 
 _LOOKS_UNTIL_SAID = 20
 """Looks after which a builder that waits says so."""
+
+_TOO_LARGE = "the row store needs about {:,} bytes of memory"
+_SMALLER = (
+    'pass row_store= a directory instead of "memory", fewer columns=[...], or give the process more memory (the limits '
+    "of its cgroups and of `ulimit` count)"
+)
 
 _SPARE = 0.02
 """Share of a store's bytes that is wanted beside them."""
@@ -58,8 +66,8 @@ def build_files(
         TableError: the table has other rows than were counted.
     """
     with disk_full_named(place):
-        for folder in (place / PARTS, place / LEASES):
-            folder.mkdir(parents=True, exist_ok=True)
+        for folder in (place, place / PARTS, place / LEASES):
+            make_folder(folder)
         _check_room(place, spec)
         _reserve(place, spec)
     sink = FileSink(place)
@@ -72,7 +80,9 @@ def build_files(
     _finish(place, spec)
 
 
-def build_memory(spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None) -> Rows:
+def build_memory(
+    spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None, room: int | None = None
+) -> Rows:
     """Build a store in the memory of this process.
 
     Args:
@@ -80,15 +90,32 @@ def build_memory(spec: StoreSpec, read: ReadChunk, threads: int, report: Report 
         read: reads a chunk's rows.
         threads: how many read.
         report: is told how it goes.
+        room: the bytes that it may take; None where nobody knows.
 
     Raises:
         TableError: the table has other rows than were counted.
+        OutOfMemoryError: it does not fit.
     """
-    sink, lock, done = MemorySink(spec), threading.Lock(), [0]
+    check_memory(spec.num_bytes, room)
+    try:
+        return _built_in_memory(spec, read, threads, report, room)
+    except MemoryError as error:
+        if isinstance(error, OutOfMemoryError):
+            raise
+        raise OutOfMemoryError(
+            f"{_TOO_LARGE.format(spec.num_bytes)}, and that is not there ({error}); {_SMALLER}"
+        ) from error
+
+
+def _built_in_memory(spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None, room: int | None) -> Rows:
+    sink, lock, done, heap_bytes = MemorySink(spec), threading.Lock(), [0], [0]
 
     def build(chunk: int) -> Part:
+        with lock:
+            check_memory(spec.num_bytes - spec.variable_bytes + heap_bytes[0], room)
         part = write_chunk(spec, chunk, read(chunk), sink)
         with lock:
+            heap_bytes[0] += part.heap_bytes
             done[0] += 1
             if report is not None:
                 report(done[0])
@@ -106,6 +133,20 @@ def build_memory(spec: StoreSpec, read: ReadChunk, threads: int, report: Report 
         [batch for chunk in range(len(parts)) for batch in sink.heaps.get(chunk, [])],
         spec.num_rows,
     )
+
+
+def check_memory(num_bytes: int, room: int | None) -> None:
+    """Refuse a store that does not fit memory.
+
+    Args:
+        num_bytes: that it needs.
+        room: that it may take; None where nobody knows.
+
+    Raises:
+        OutOfMemoryError: with the remedy.
+    """
+    if room is not None and num_bytes > room:
+        raise OutOfMemoryError(f"{_TOO_LARGE.format(num_bytes)}, and {room:,} are free for it; {_SMALLER}")
 
 
 class _Builder:
@@ -262,14 +303,19 @@ def _bytes_there(place: Path) -> int:
 
 
 def _reserve(place: Path, spec: StoreSpec) -> None:
-    """Make the large files at their full length; they take room as they are written."""
+    """Make the large files at their full length, and have their room set aside."""
     widths = {RECORDS: spec.layout.width, NULLS: spec.layout.null_width}
     if spec.keeps_ids:
         widths[IDS] = 8
     for name, width in widths.items():
-        with (place / name).open("ab") as file:
-            if file.tell() < width * spec.num_rows:
-                file.truncate(width * spec.num_rows)
+        num_bytes = width * spec.num_rows
+        file = open_regular(place / name, os.O_WRONLY | os.O_CREAT)
+        try:
+            if os.fstat(file).st_size < num_bytes:
+                os.ftruncate(file, num_bytes)
+            allocate(file, num_bytes)
+        finally:
+            os.close(file)
 
 
 def _finish(place: Path, spec: StoreSpec) -> None:
@@ -290,7 +336,7 @@ def _finish(place: Path, spec: StoreSpec) -> None:
 
 def _read_parts(place: Path, count: int) -> Iterator[Part]:
     for chunk in range(count):
-        yield Part.from_json(json.loads(part_file(place, chunk).read_text(encoding="utf-8")))
+        yield Part.from_json(json.loads(read_regular(part_file(place, chunk))))
 
 
-__all__ = ["Report", "build_files", "build_memory", "done_chunks"]
+__all__ = ["Report", "build_files", "build_memory", "check_memory", "done_chunks"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import uuid
 import zlib
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.local_files import new_file, open_regular
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS, Part, StoreSpec, heap_file
 
 if TYPE_CHECKING:
@@ -128,9 +128,10 @@ class FileSink:
             place: the store's folder; its large files are there, at their full length.
         """
         self._place = place
-        self._files = {
-            name: os.open(place / name, os.O_WRONLY) for name in (RECORDS, NULLS, IDS) if (place / name).exists()
-        }
+        self._files: dict[str, int] = {}
+        for name in (RECORDS, NULLS, IDS):
+            with suppress(FileNotFoundError):
+                self._files[name] = open_regular(place / name, os.O_WRONLY)
 
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
         """Write records; see `Sink`."""
@@ -193,10 +194,10 @@ class _HeapFile:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path = path
-        self._unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+        self._open = ExitStack()
         self.crc, self.num_bytes = 0, 0
         with disk_full_named(path.parent):
-            self._file = self._unfinished.open("wb")
+            self._unfinished, self._file = self._open.enter_context(new_file(path))
         self._writer = pa.ipc.new_file(pa.PythonFile(self, mode="w"), schema)
 
     closed = False
@@ -230,8 +231,7 @@ class _HeapFile:
                     self._unfinished.replace(self._path)
         finally:
             with suppress(OSError):
-                self._file.close()
-            self._unfinished.unlink(missing_ok=True)
+                self._open.close()
 
 
 class MemorySink:
@@ -274,7 +274,12 @@ class _HeapList:
     crc, num_bytes = 0, 0
 
     def __init__(self, batches: list[pa.RecordBatch]) -> None:
-        self.write = batches.append
+        self._batches = batches
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Keep a record batch."""
+        self._batches.append(batch)
+        self.num_bytes += batch.nbytes
 
     def close(self, *, whole: bool) -> None:
         """Nothing to do."""

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from torch_table_loader.local_files import new_file, open_regular, read_regular, stat_regular
+
 BEAT = 2.0
 """Seconds between two heartbeats."""
 
@@ -76,8 +78,10 @@ class Leases:
             if not self._create(path):
                 if self._lives(path):
                     return False
-                self._write(fresh := self._folder / f"{path.name}.{uuid.uuid4().hex}")
-                fresh.replace(path)
+                with new_file(path) as (fresh, file):
+                    file.write(_own_name())
+                    file.close()
+                    fresh.replace(path)
             self._held.add(path)
             return True
 
@@ -90,39 +94,40 @@ class Leases:
 
     def _create(self, path: Path) -> bool:
         try:
-            with path.open("x", encoding="ascii") as file:
+            with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(_own_name())
         except FileExistsError:
             return False
         return True
 
-    def _write(self, path: Path) -> None:
-        path.write_text(_own_name(), encoding="ascii")
-
     def _lives(self, path: Path) -> bool:
         """Judge by the process where that can be seen from here, else by the heartbeat and the file system's clock."""
         try:
-            holder, beaten = path.read_text(encoding="ascii"), path.stat().st_mtime
+            holder, beaten = read_regular(path), stat_regular(path).st_mtime
         except FileNotFoundError:
             return False
         if (lives := _process_lives(holder)) is not None:
             return lives
-        self._clock.touch()
-        return self._clock.stat().st_mtime - beaten < self._dead_after
+        file = open_regular(self._clock, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.utime(file)
+            return os.fstat(file).st_mtime - beaten < self._dead_after
+        finally:
+            os.close(file)
 
     def _run(self) -> None:
         while not self._stop.wait(self._beat):
             with self._lock:
                 for path in self._held:
                     with suppress(FileNotFoundError):
-                        os.utime(path)
+                        os.utime(path, follow_symlinks=False)
 
 
-def _own_name() -> str:
-    return json.dumps([_machine(), os.getpid(), _started(os.getpid())])
+def _own_name() -> bytes:
+    return json.dumps([_machine(), os.getpid(), _started(os.getpid())]).encode()
 
 
-def _process_lives(holder: str) -> bool | None:
+def _process_lives(holder: bytes) -> bool | None:
     """Say whether a process of this machine lives; None where it cannot be seen from here, or was not written out."""
     try:
         machine, pid, started = json.loads(holder)

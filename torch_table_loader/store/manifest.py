@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.local_files import new_file, open_regular, read_regular, stat_regular
 from torch_table_loader.store.layout import RecordLayout
 from torch_table_loader.store.spec import (
     FORMAT,
@@ -81,7 +82,7 @@ def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> None:
     """
     files = {}
     for name in file_names(spec, parts):
-        now = (place / name).stat()
+        now = stat_regular(place / name)
         files[name] = (now.st_size, now.st_mtime_ns)
     said = {
         "format": FORMAT,
@@ -101,11 +102,14 @@ def read_manifest(place: Path) -> Manifest | None:
 
     Raises:
         TableError: it is torn, or of another format.
+        StorageError: the store's folder or its manifest is a link, or something else that this library did not make.
     """
     try:
-        text = (place / MANIFEST).read_bytes()
+        text = read_regular(place / MANIFEST)
     except FileNotFoundError:
         return None
+    except StorageError:
+        raise
     except OSError as error:
         raise TableError(f"the manifest of the row store {place.name!r} cannot be read ({error}); {REMEDY}") from error
     return parse_manifest(text, place.name)
@@ -187,7 +191,9 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
     changed = contents
     for name, (length, written) in manifest.files.items():
         try:
-            now = (place / name).stat()
+            now = stat_regular(place / name)
+        except StorageError:
+            raise
         except OSError as error:
             raise TableError(f"the row store {place.name!r} lacks {name}; {REMEDY}") from error
         if now.st_size != length:
@@ -220,7 +226,7 @@ def _parts(manifest: Manifest) -> list[tuple[int, str, int, int, int]]:
 
 def _check_part(place: Path, chunk: int, name: str, start: int, length: int, wanted: int) -> None:
     crc = 0
-    with (place / name).open("rb", buffering=0) as file:
+    with os.fdopen(open_regular(place / name), "rb", buffering=0) as file:
         file.seek(start)
         while length:
             data = file.read(min(length, _READ_BYTES))
@@ -236,12 +242,10 @@ def _check_part(place: Path, chunk: int, name: str, start: int, length: int, wan
 
 def write_whole(path: Path, value: Any) -> None:
     """Write JSON so that the file is there whole, or not at all."""
-    unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        unfinished.write_text(json.dumps(value), encoding="utf-8")
+    with new_file(path) as (unfinished, file):
+        file.write(json.dumps(value).encode())
+        file.close()
         unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _crc(said: Mapping[str, Any]) -> int:

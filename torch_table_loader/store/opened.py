@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from contextlib import suppress
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.errors import OutOfMemoryError
+from torch_table_loader.local_files import open_regular
 from torch_table_loader.store.advice import Advice
 from torch_table_loader.store.gather import Rows
 from torch_table_loader.store.layout import RecordLayout
@@ -68,18 +71,29 @@ def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> Rows:
 
 def _map(path: Path) -> NDArray[np.uint8]:
     """Map a file, told to expect reads here and there."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(file)
+    mapped = _mapping(path)
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(mapped, dtype=np.uint8)
 
 
+def _mapping(path: Path) -> mmap.mmap:
+    file = open_regular(path)
+    try:
+        return mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise OutOfMemoryError(
+            f"the row store's file {str(path)!r} of {os.fstat(file).st_size:,} bytes does not fit this process's "
+            "address space; raise its limit (`ulimit -v`), or pass fewer columns=[...]"
+        ) from error
+    finally:
+        os.close(file)
+
+
 def _heap(path: Path) -> list[pa.RecordBatch]:
-    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+    with pa.ipc.open_file(pa.BufferReader(pa.py_buffer(_mapping(path)))) as reader:
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.local_files import make_folder, read_regular
 from torch_table_loader.planning.ranges import Ranges, coalesce, in_windows
 from torch_table_loader.store.gather import Rows
 from torch_table_loader.store.layout import RecordLayout
@@ -240,13 +241,13 @@ def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) 
     if manifest is None or _remote_manifest(storage, root, spec) is not None:
         return
     claims = place / _UPLOAD
-    claims.mkdir(exist_ok=True)
+    make_folder(claims)
     with Leases(claims) as leases:
         if not leases.claim(0):
             return
         with ThreadPoolExecutor(4, "table-loader-upload") as pool:
             list(pool.map(lambda name: storage.put_file(str(place / name), f"{root}/{name}"), manifest.files))
-        storage.write_bytes(f"{root}/{MANIFEST}", (place / MANIFEST).read_bytes())
+        storage.write_bytes(f"{root}/{MANIFEST}", read_regular(place / MANIFEST))
 
 
 def _remote_manifest(storage: PartStorage, root: str, spec: StoreSpec) -> Manifest | None:

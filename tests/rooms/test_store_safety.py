@@ -1,0 +1,267 @@
+"""Stores where others have a hand in: planted links and pipes, full disks, and too little memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.rooms.small_disks import run_with_small
+from tests.rooms.storing import Counting, MemoryTable, everything, numbers
+from torch_table_loader.errors import OutOfMemoryError, StorageError, TableLoaderError
+from torch_table_loader.store import opened
+from torch_table_loader.store.build import build_files, build_memory
+from torch_table_loader.store.leases import Leases
+from torch_table_loader.store.opened import open_store
+from torch_table_loader.store.spec import IDS, LEASES, MANIFEST, NULLS, PARTS, RECORDS, heap_file
+
+THEIRS = "what others wrote"
+
+
+def table() -> MemoryTable:
+    """A table with columns of every kind, so that its store has every kind of file."""
+    return MemoryTable(everything(300), [0, 100, 200, 300], ids=np.arange(300) * 2)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    (tmp_path / "theirs").mkdir()
+    path = tmp_path / "theirs" / "key"
+    path.write_text(THEIRS)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "stores").mkdir()
+    return tmp_path / "stores" / "rows-1"
+
+
+LEASE = f"{LEASES}/000001"
+PART = f"{PARTS}/000001.json"
+AHEAD = [RECORDS, NULLS, IDS, MANIFEST, LEASE, PART]
+"""Files that a builder opens where they are; a heap, and all temporary files, it makes anew and then names."""
+
+
+def planted(place: Path, name: str, plant: Callable[[Path], None]) -> None:
+    for folder in (place, place / PARTS, place / LEASES):
+        folder.mkdir()
+    plant(place / name)
+
+
+@pytest.mark.parametrize("name", AHEAD)
+@pytest.mark.timeout(60)
+def test_a_planted_link_is_refused_and_what_it_points_to_stays(place: Path, victim: Path, name: str) -> None:
+    before = victim.stat()
+    planted(place, name, lambda path: path.symlink_to(victim))
+    made = table()
+    with pytest.raises(StorageError, match=rf"{Path(name).name}' must be what this library made .* a symbolic link"):
+        build_files(place, made.spec, made.read, 2)
+    assert victim.read_text() == THEIRS
+    assert victim.stat().st_mtime_ns == before.st_mtime_ns
+    (place / name).unlink()
+    build_files(place, made.spec, made.read, 2)
+    rows = open_store(place, made.spec, 1)
+    assert rows is not None
+    made.check(rows, [5, 299, 0])
+
+
+@pytest.mark.parametrize("name", AHEAD)
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(place: Path, name: str) -> None:
+    planted(place, name, os.mkfifo)
+    made = table()
+    with pytest.raises(StorageError, match=rf"{Path(name).name}' must be what this library made there, got a pipe"):
+        build_files(place, made.spec, made.read, 2)
+
+
+def test_a_planted_heap_is_replaced_and_what_it_points_to_stays(place: Path, victim: Path) -> None:
+    planted(place, heap_file(1), lambda path: path.symlink_to(victim))
+    made = table()
+    build_files(place, made.spec, made.read, 2)
+    assert victim.read_text() == THEIRS
+    assert not (place / heap_file(1)).is_symlink()
+    rows = open_store(place, made.spec, 1)
+    assert rows is not None
+    made.check(rows, [5, 299, 0, 150])
+
+
+@pytest.mark.parametrize("folder", ["", PARTS, LEASES])
+def test_a_folder_that_is_a_link_is_refused(place: Path, victim: Path, folder: str) -> None:
+    if folder:
+        place.mkdir()
+    (place / folder).symlink_to(victim.parent)
+    (victim.parent / RECORDS).write_text(THEIRS)
+    made = table()
+    with pytest.raises(StorageError, match="got a symbolic link"):
+        build_files(place, made.spec, made.read, 2)
+    assert sorted(path.name for path in victim.parent.iterdir()) == ["key", RECORDS]
+    assert (victim.parent / RECORDS).read_text() == THEIRS
+
+
+@pytest.mark.parametrize("plant", ["link", "pipe"])
+@pytest.mark.parametrize("name", [RECORDS, NULLS, IDS, MANIFEST, heap_file(1)])
+@pytest.mark.timeout(60)
+def test_a_finished_store_is_not_read_through_a_link_or_a_pipe(place: Path, plant: str, name: str) -> None:
+    made = table()
+    build_files(place, made.spec, made.read, 2)
+    moved = place.parent / "moved"
+    (place / name).rename(moved)
+    if plant == "link":
+        (place / name).symlink_to(moved)
+    else:
+        os.mkfifo(place / name)
+    with pytest.raises(StorageError, match=rf"{name}' must be what this library made there, got a "):
+        open_store(place, made.spec, 1)
+
+
+def test_a_heartbeat_does_not_touch_what_a_planted_link_points_to(tmp_path: Path, victim: Path) -> None:
+    os.utime(victim, (5, 5))
+    folder = tmp_path / LEASES
+    folder.mkdir()
+    with Leases(folder, beat=0.01) as leases:
+        assert leases.claim(3)
+        (folder / "000003").unlink()
+        (folder / "000003").symlink_to(victim)
+        before = (folder / "000003").lstat().st_mtime_ns
+        end = time.monotonic() + 10
+        while (folder / "000003").lstat().st_mtime_ns == before:
+            assert time.monotonic() < end, "the heart does not beat"
+            time.sleep(0.01)
+    assert victim.stat().st_mtime == 5
+
+
+def test_a_new_store_is_this_users_alone(tmp_path: Path) -> None:
+    made = MemoryTable(numbers(200), [0, 200])
+    build_files(tmp_path / "new" / "rows-1", made.spec, made.read, 1)
+    for folder in (tmp_path / "new", tmp_path / "new" / "rows-1"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+# ---- full disks ------------------------------------------------------------------------------------------
+
+
+def test_room_is_set_aside_before_the_first_row_is_read(place: Path) -> None:
+    made = Counting(table())
+    spec, blocks = table().spec, dict[str, int]()
+
+    def read(chunk: int) -> Any:
+        blocks.update({path.name: 512 * path.stat().st_blocks for path in place.iterdir() if path.is_file()})
+        return made(chunk)
+
+    build_files(place, spec, read, 1)
+    assert blocks[RECORDS] >= spec.num_rows * spec.layout.width
+    assert blocks[NULLS] >= spec.num_rows * spec.layout.null_width
+
+
+FULL = """
+import sys
+from pathlib import Path
+from tests.rooms.storing import MemoryTable, numbers
+from torch_table_loader.errors import StorageError
+from torch_table_loader.store import build
+from torch_table_loader.store.build import build_files
+from torch_table_loader.store.opened import open_store
+made = MemoryTable(numbers(100_000), [*range(0, 100_000, 10_000), 100_000])
+place = Path(sys.argv[1]) / "rows-1"
+build._check_room = lambda *_: None  # as where another process fills the disk meanwhile
+try:
+    build_files(place, made.spec, made.read, 2)
+except StorageError as error:
+    print(error)
+    assert open_store(place, made.spec, 1) is None
+"""
+
+
+def test_a_file_system_that_is_too_small_is_named(tmp_path: Path) -> None:
+    """In a mount namespace of its own, on a tmpfs of 1 MiB, where touching a page that has no room is a SIGBUS."""
+    said = run_with_small(str(tmp_path), "1m", FULL, str(tmp_path))
+    assert "the disk is full" in said
+    assert "pass row_store= another folder" in said
+
+
+# ---- too little memory -----------------------------------------------------------------------------------
+
+
+def test_a_store_that_does_not_fit_is_refused_before_a_row_is_read() -> None:
+    made = Counting(table())
+    spec = table().spec
+    with pytest.raises(
+        OutOfMemoryError, match=rf"needs about {spec.num_bytes:,} bytes .* and 10 are free .* row_store="
+    ):
+        build_memory(spec, made, 1, room=10)
+    assert not made.chunks
+    assert build_memory(spec, made, 1, room=10 * spec.num_bytes + 100_000).num_rows == 300
+
+
+def test_strings_that_are_longer_than_was_guessed_end_the_build_before_they_fill_memory() -> None:
+    made = MemoryTable(pa.record_batch({"s": ["x" * 10_000] * 200}), [*range(0, 200, 10), 200])
+    read = Counting(made)
+    with pytest.raises(OutOfMemoryError, match=r"needs about [345]\d\d,\d\d\d bytes of memory, and 300,000 are free"):
+        build_memory(made.spec, read, 1, room=300_000)
+    assert len(read.chunks) < 6
+
+
+@pytest.mark.parametrize("fault", [MemoryError("no"), pa.ArrowMemoryError("no")], ids=repr)
+def test_an_allocation_that_fails_is_ours_with_the_remedy(fault: MemoryError) -> None:
+    def read(chunk: int) -> Any:
+        raise fault
+
+    with pytest.raises(OutOfMemoryError, match=r"that is not there \(no\); pass row_store= a directory") as raised:
+        build_memory(table().spec, read, 2)
+    assert isinstance(raised.value, StorageError)
+    assert isinstance(raised.value, MemoryError)
+    assert isinstance(raised.value, TableLoaderError)
+    assert raised.value.errno == errno.ENOMEM
+
+
+def test_a_mapping_that_finds_no_address_space_names_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = table()
+    build_files(place, made.spec, made.read, 1)
+
+    def none(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(opened.mmap, "mmap", none)
+    assert mmap.mmap is none
+    with pytest.raises(OutOfMemoryError, match=rf"{RECORDS}' of [\d,]+ bytes does not fit .*`ulimit -v`"):
+        open_store(place, made.spec, 1)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from tests.rooms.storing import MemoryTable, numbers
+from torch_table_loader.errors import OutOfMemoryError
+from torch_table_loader.store.build import build_memory
+from torch_table_loader.store.opened import open_store
+made = MemoryTable(numbers(1_000_000), [0, 1_000_000])
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), used + (8 << 20)))
+for act in (lambda: open_store(Path(sys.argv[1]), made.spec, 1), lambda: build_memory(made.spec, made.read, 1)):
+    try:
+        act()
+    except OutOfMemoryError as error:
+        print(error)
+"""
+
+
+def test_a_process_with_a_limit_on_its_memory_gets_our_error(place: Path) -> None:
+    made = MemoryTable(numbers(1_000_000), [0, 1_000_000])
+    made.read_rows = 1 << 18
+    build_files(place, made.spec, made.read, 1)
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(place)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    mapped, built = done.stdout.splitlines()
+    assert "does not fit this process's address space" in mapped
+    assert "the row store needs about" in built

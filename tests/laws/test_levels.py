@@ -15,6 +15,7 @@ LEVELS = {
     "calling": 0,
     "errors": 0,
     "records": 0,
+    "scrubbing": 0,
     "units": 0,
     "contracts": 1,
     "options": 1,

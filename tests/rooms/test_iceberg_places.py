@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import io
 import json
-import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,7 @@ import fsspec
 import pytest
 
 from tests.iceberg import IcebergWriter
+from tests.sites import Site, serving
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
 from torch_table_loader.source.iceberg.places import locate, read_areas
 from torch_table_loader.source.iceberg.storage import IcebergStorage
@@ -27,67 +23,10 @@ HEADERS = {"Authorization": "Bearer hunter2", "X-Api-Key": "hunter3"}
 ROWS = [{"x": x, "k": x % 3, "s": f"s{x}"} for x in range(30)]
 
 
-@dataclass
-class Site:
-    """A server of a folder that notes what it is asked for, and answers some paths with a redirect."""
-
-    folder: Path
-    url: str = ""
-    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
-    redirects: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def headers(self) -> set[str]:
-        """Names of all headers that came."""
-        return {name for _, headers in self.asked for name in headers}
-
-
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    site: Site
-
-    def send_head(self) -> Any:
-        self.site.asked.append((self.path, dict(self.headers)))
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        file = Path(self.translate_path(self.path))
-        if wanted and self.path not in self.site.redirects and file.is_file():
-            first, last = int(wanted[1]), min(int(wanted[2]), file.stat().st_size - 1)
-            part = file.read_bytes()[first : last + 1]
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{last}/{file.stat().st_size}")
-            self.send_header("Content-Length", str(len(part)))
-            self.end_headers()
-            return io.BytesIO(part)
-        if (target := self.site.redirects.get(self.path)) is not None:
-            self.send_response(302)
-            self.send_header("Location", target)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return None
-        return super().send_head()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Keep quiet."""
-
-
 @pytest.fixture
 def serve() -> Iterator[Callable[[Path], Site]]:
-    servers: list[tuple[http.server.ThreadingHTTPServer, threading.Thread]] = []
-
-    def start(folder: Path) -> Site:
-        site = Site(folder)
-        handler = type("Handler", (_Handler,), {"site": site})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=folder))
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        servers.append((server, thread))
-        site.url = f"http://127.0.0.1:{server.server_address[1]}"
-        return site
-
-    yield start
-    for server, thread in servers:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with ExitStack() as stack:
+        yield lambda folder: stack.enter_context(serving(folder))
 
 
 def table(root: Path) -> IcebergWriter:

@@ -117,7 +117,7 @@ def open_table(at: TableAddress) -> OpenTable:
         location = os.fspath(at.metadata_location)
         storage = IcebergStorage(location, properties, options, overrides, credentials, allowed)
         metadata = read_metadata(storage, location)
-        name = table if isinstance(table, str) else metadata.location.rpartition("/")[2]
+        name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
         return OpenTable(name, metadata, storage)
     found = table if isinstance(table, Table) else _from_catalog(table, catalog_config)
     # pyiceberg reads metadata of version 3, and refuses to write it: its base class does.

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, TableColumns
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.columns import (
     LINEAGE,
     all_columns,
@@ -130,7 +131,8 @@ class _Kept:
         return None if data is None else read_plan(data)
 
     def put(self, plan: _Plan) -> _Plan:
-        if self.cache is not None:
+        """Keep a plan, unless its files are URLs with a login or a signature, which a cache must not hold."""
+        if self.cache is not None and all(shown_url(entry.path) == entry.path for entry in plan[0]):
             self.cache.put_note(self.key, write_plan(*plan))
         return plan
 

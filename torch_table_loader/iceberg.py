@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -39,6 +39,7 @@ class IcebergDataset(TableDataset):
         as_of: dt.datetime | str | int | None = None,
         metadata_location: str | None = None,
         location_override: Mapping[str, str] | None = None,
+        allow_locations: Sequence[str] | None = None,
         split_deletes: bool = False,
         footers: Literal["eager", "lazy"] = "eager",
         credentials: Callable[[], Mapping[str, Any]] | None = None,
@@ -58,6 +59,8 @@ class IcebergDataset(TableDataset):
             as_of: the snapshot that was current then: a datetime or ISO text with time zone, or milliseconds.
             metadata_location: a metadata.json, instead of a catalog.
             location_override: prefixes of the metadata's paths, and what stands there now, of a table that moved.
+            allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
+                files may lie besides the host or bucket of its metadata file; files elsewhere are refused.
             split_deletes: cut files that have deletes, too; rows that are shuffled one by one need no cut.
             footers: "lazy" plans by the rows that the manifests name, and opens the footers of this rank's own files
                 alone, when it reads them; row groups are then estimates, so that filters rule out none of them, and
@@ -78,7 +81,13 @@ class IcebergDataset(TableDataset):
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         pinned = any(value is not None for value in chosen.values())
         at = TableAddress(
-            table, catalog_config, metadata_location, location_override, asked.storage_options, credentials
+            table,
+            catalog_config,
+            metadata_location,
+            location_override,
+            asked.storage_options,
+            credentials,
+            allow_locations,
         )
         open_at = _Opening(at, scan_filter, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)

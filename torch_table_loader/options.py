@@ -8,6 +8,7 @@ from os import PathLike
 from typing import Any, Literal, TypedDict, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import parse_bytes
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
@@ -120,7 +121,7 @@ class LoaderOptions:
     check_plan: bool = True
     count_filtered: bool = True
     global_batch_size: int | None = None
-    row_store: str | None = None
+    row_store: str | None = field(default=None, repr=False)
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
     raw_files: bool = False
 
@@ -192,7 +193,7 @@ class LoaderOptions:
         for name, neutral in alien.items():
             if getattr(self, name) != neutral:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r} has no meaning with shuffle={self.shuffle!r}; "
+                    f"{name}={_shown(getattr(self, name))} has no meaning with shuffle={self.shuffle!r}; "
                     + ("leave it out" if rows else 'leave it out, or pass shuffle="rows"')
                 )
         if rows and self.even_ranks not in (None, "pad"):
@@ -223,9 +224,9 @@ class LoaderOptions:
                 continue
             listed = isinstance(value, Sequence) and not isinstance(value, str)
             if not listed or not all(isinstance(entry, str) for entry in value):
-                raise ConfigTypeError(f"{name} must be a list of strings, got {value!r}")
+                raise ConfigTypeError(f"{name} must be a list of strings, got {_shown(value)}")
             if twice := sorted({entry for entry in value if list(value).count(entry) > 1}):
-                raise ConfigError(f"{name} names {twice[0]!r} twice; name each once")
+                raise ConfigError(f"{name} names {_shown(twice[0])} twice; name each once")
 
     @property
     def lanes(self) -> int:
@@ -290,6 +291,17 @@ def defaults() -> dict[str, Any]:
     1024
     """
     return {entry.name: entry.default for entry in fields(LoaderOptions)}
+
+
+def _shown(value: object) -> str:
+    """Return a value as messages may show it: of URLs, also in lists, without their secrets.
+
+    >>> _shown(["https://me:word@host/a", 5])
+    "['https://host/a', 5]"
+    """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    return repr(shown_url(value) if isinstance(value, str) else value)
 
 
 def _integer(name: str, value: object, least: int | None) -> None:

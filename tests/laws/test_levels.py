@@ -17,6 +17,7 @@ LEVELS = {
     "errors": 0,
     "local_files": 0,
     "records": 0,
+    "scrubbing": 0,
     "units": 0,
     "contracts": 1,
     "options": 1,

@@ -209,7 +209,7 @@ def test_what_is_missing_is_named(tmp_path: Path, catalog: Catalog, table: Table
         read("db.click", where)
     with pytest.raises(ConfigError, match=r"no namespace 'bd'; the nearest are 'db'"):
         read("bd.clicks", where)
-    with pytest.raises(ConfigError, match=r"the catalog 'other' has no namespace 'db', nor any other"):
+    with pytest.raises(ConfigError, match=r"the catalog has no namespace 'db', nor any other"):
         read("db.clicks", {**where, "name": "other"})
     with pytest.raises(ConfigError, match=r"a name of two or more parts, such as \"db.table\", got 'clicks'"):
         read("clicks", where)

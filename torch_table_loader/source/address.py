@@ -5,16 +5,17 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urldefrag, urlsplit, urlunsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
+from torch_table_loader.scrubbing import shown_url
 
 S3_PROTOCOLS = frozenset({"s3", "s3a", "s3n"})
 HTTP_PROTOCOLS = frozenset({"http", "https"})
@@ -22,9 +23,6 @@ LOCAL_PROTOCOLS = frozenset({"file", "local"})
 
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 _CHAINED = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*::\S*://|[A-Za-z][A-Za-z0-9+.\-]*://[^:]*::[a-z0-9+.\-]*://")
-_SECRET_NAMES = re.compile(
-    r"key|secret|token|pass|auth|credential|sas|connection|header|cookie|user|cert", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +53,7 @@ def shown(protocol: str, path: str) -> str:
     """
     if protocol in LOCAL_PROTOCOLS:
         return path
-    if protocol in HTTP_PROTOCOLS:
-        return path.partition("?")[0]
-    return f"{protocol}://{path.lstrip('/')}"
+    return shown_url(path if protocol in HTTP_PROTOCOLS else f"{protocol}://{path.lstrip('/')}")
 
 
 def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
@@ -143,6 +139,7 @@ def _s3_address(url: str) -> Address:
 
 
 def _http_address(protocol: str, url: str) -> Address:
+    url = urldefrag(url)[0]  # no server ever sees a fragment
     parts = urlsplit(url)
     login, at, host = parts.netloc.rpartition("@")
     if not re.fullmatch(r"(\[[^\]]+\]|[^:]+)(:\d*)?", host):  # a bare "/" in a login ends the host early
@@ -164,39 +161,6 @@ def _fsspec_address(protocol: str, url: str) -> Address:
     return Address(protocol, path or "/", login)
 
 
-def secrets_of(options: Mapping[str, Any], *, inside_secret: bool = False) -> Iterator[str]:
-    """Yield the strings in `options` that no message may show, also percent-encoded.
-
-    >>> sorted(secrets_of({"key": "AKIA1", "client_kwargs": {"region_name": "eu", "password": "hunter2"}}))
-    ['AKIA1', 'hunter2']
-    """
-    for name, value in options.items():
-        secret = inside_secret or _SECRET_NAMES.search(str(name)) is not None
-        if isinstance(value, Mapping):
-            yield from secrets_of(value, inside_secret=secret)
-        elif secret and isinstance(value, str) and len(value) > 3:
-            yield value
-            if quote(value, safe="") != value:
-                yield quote(value, safe="")
-
-
-def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the plain options that are not secret, nested ones with dotted names.
-
-    >>> public_options({"key": "AKIA", "client_kwargs": {"region_name": "eu"}})
-    {'client_kwargs.region_name': 'eu'}
-    """
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        if _SECRET_NAMES.search(str(name)):
-            continue
-        if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": entry for inner, entry in public_options(value).items()}
-        elif value is None or isinstance(value, str | int | float | bool):
-            found[str(name)] = value
-    return found
-
-
 __all__ = [
     "HTTP_PROTOCOLS",
     "LOCAL_PROTOCOLS",
@@ -204,7 +168,5 @@ __all__ = [
     "Address",
     "filesystem_class",
     "parse_address",
-    "public_options",
-    "secrets_of",
     "shown",
 ]

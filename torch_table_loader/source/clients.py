@@ -24,6 +24,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, new_file
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, filesystem_class
+from torch_table_loader.source.http import keeping_secrets_home
 from torch_table_loader.source.local import local_version
 from torch_table_loader.source.s3 import S3Choice
 
@@ -188,6 +189,8 @@ class FsspecClient:
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
         """Make an instance of our own: fsspec's shared ones may hold stale listings and other logins."""
         self._protocol = protocol
+        if protocol in HTTP_PROTOCOLS:
+            options = keeping_secrets_home(options)
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         tuned = {"block_size", "default_block_size"} & set(options)
         self._open_options = {} if tuned else {"block_size": _READ_AHEAD}

@@ -24,13 +24,12 @@ from torch_table_loader.errors import (
     TableLoaderError,
 )
 from torch_table_loader.records import FileVersion
+from torch_table_loader.scrubbing import public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
     HTTP_PROTOCOLS,
     S3_PROTOCOLS,
     filesystem_class,
     parse_address,
-    public_options,
-    secrets_of,
     shown,
 )
 from torch_table_loader.source.clients import Client, Found, connect
@@ -220,9 +219,7 @@ class FileStorage:
 
     def _scrub(self, text: str, path: str) -> str:
         query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
-        for secret in sorted({*secrets_of(self.options), query} - {""}, key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return text
+        return scrub(text, (*secrets_of(self.options), query))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
         """Give the error itself, or, where it or what caused it shows a secret, a copy that does not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +19,16 @@ class TableAddress:
         location_override: prefixes of the metadata's paths, and what stands there now.
         storage_options: for the file system; they win over the catalog's.
         credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
+        allow_locations: URLs of other places where the table's files may lie.
     """
 
     table: Any = None
     catalog_config: Any = field(default=None, repr=False)
-    metadata_location: str | None = None
-    location_override: Mapping[str, str] | None = None
+    metadata_location: str | None = field(default=None, repr=False)
+    location_override: Mapping[str, str] | None = field(default=None, repr=False)
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     credentials: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
+    allow_locations: Sequence[str] | None = None
 
 
 __all__ = ["TableAddress"]

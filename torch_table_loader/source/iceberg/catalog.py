@@ -6,18 +6,25 @@ import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyiceberg.catalog import Catalog, list_catalogs, load_catalog
+from pydantic import ValidationError
+from pyiceberg.catalog import Catalog, CatalogType, list_catalogs, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
+from pyiceberg.utils.config import Config
 
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
+from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
+from torch_table_loader.source.iceberg.places import read_areas
 from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
 
 if TYPE_CHECKING:
@@ -100,6 +107,7 @@ def open_table(at: TableAddress) -> OpenTable:
         StorageError: the catalog does not answer.
     """
     overrides = read_overrides(at.location_override)
+    allowed = read_areas(at.allow_locations)
     options = dict(at.storage_options or {})
     table, catalog_config, credentials = at.table, at.catalog_config, at.credentials
     if credentials is not None and not callable(credentials):
@@ -108,16 +116,16 @@ def open_table(at: TableAddress) -> OpenTable:
     if at.metadata_location is not None:
         properties = {**(_properties(catalog_config) if isinstance(catalog_config, Mapping) else {}), **given}
         location = os.fspath(at.metadata_location)
-        storage = IcebergStorage(location, properties, options, overrides, credentials)
+        storage = IcebergStorage(location, properties, options, overrides, credentials, allowed)
         metadata = read_metadata(storage, location)
-        name = table if isinstance(table, str) else metadata.location.rpartition("/")[2]
-        found_at = IcebergStorage(metadata.location, storage.known(), options, overrides, credentials)
-        return OpenTable(name, metadata, found_at)
+        name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
+        return OpenTable(name, metadata, storage)
     found = table if isinstance(table, Table) else _from_catalog(table, catalog_config)
     # pyiceberg reads metadata of version 3, and refuses to write it: its base class does.
     metadata = TableMetadata(json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True)))
     provider = credentials or _reloading(table, catalog_config)
-    storage = IcebergStorage(metadata.location, {**found.io.properties, **given}, options, overrides, provider)
+    location = found.metadata_location or metadata.location
+    storage = IcebergStorage(location, {**_storage_properties(found), **given}, options, overrides, provider, allowed)
     return OpenTable(".".join(found.name()), metadata, storage)
 
 
@@ -136,7 +144,7 @@ class _Reloading:
     catalog_config: Any = field(repr=False)
 
     def __call__(self) -> Mapping[str, Any]:
-        return dict(_from_catalog(self.table, self.catalog_config).io.properties)
+        return _storage_properties(_from_catalog(self.table, self.catalog_config))
 
 
 def _reloading(table: Any, catalog_config: Any) -> _Reloading | None:
@@ -148,41 +156,80 @@ def _reloading(table: Any, catalog_config: Any) -> _Reloading | None:
     )
 
 
+def _storage_properties(found: Table) -> dict[str, Any]:
+    """Return the properties for a table's files, without those that its metadata file sets.
+
+    pyiceberg lets them win over the catalog's: whoever writes the metadata could name the endpoint to which requests
+    go. What a REST catalog answers is its own word, and what a static table holds is the caller's.
+    """
+    told = dict(found.io.properties)
+    if isinstance(found.catalog, RestCatalog) or isinstance(found, StaticTable):
+        return told
+    own = {name: value for name, value in told.items() if name not in found.metadata.properties}
+    return {**own, **found.catalog.properties}
+
+
 def _from_catalog(table: Any, catalog_config: Any) -> Table:
     if not isinstance(table, str | tuple) or not table:
         raise ConfigTypeError(
-            f'table must be a name such as "db.table" or a pyiceberg Table, got {type(table).__name__} {table!r}'
+            f'table must be a name such as "db.table" or a pyiceberg Table, got {type(table).__name__}'
+            + ("" if table is None else "; the configuration of the catalog comes second")
         )
-    if len(table.split(".") if isinstance(table, str) else table) < 2:
+    if isinstance(table, str) and _is_path(table):
+        raise ConfigError(
+            f'table must be a name such as "db.table", got the path {shown_url(table)!r}; pass the path of its newest '
+            'metadata file: IcebergDataset(metadata_location="…/metadata/….metadata.json")'
+        )
+    name = tuple(table.split(".")) if isinstance(table, str) else table
+    if len(name) < 2:
         raise ConfigError(f'a table has a name of two or more parts, such as "db.table", got {table!r}')
-    catalog = _catalog(catalog_config)
+    # A catalog that is made here is closed again, and with it its connections.
+    given = isinstance(catalog_config, Catalog)
+    with nullcontext(catalog_config) if given else closing(_made(catalog_config)) as catalog:
+        return _loaded_table(catalog, name)
+
+
+def _is_path(table: str) -> bool:
+    slashes = "/" in table or "\\" in table
+    return slashes or table.endswith(".metadata.json") or ("." not in table and Path(table).is_dir())
+
+
+def _loaded_table(catalog: Catalog, name: tuple[str, ...]) -> Table:
     try:
-        return catalog.load_table(table)
+        try:
+            return catalog.load_table(name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            if len(name) < 3 or name[0] != catalog.name:
+                raise
+            return catalog.load_table(name[1:])  # a name as SQL engines write it begins with the catalog's
     except (NoSuchTableError, NoSuchNamespaceError) as error:
-        raise ConfigError(_missing(catalog, table, error)) from error
+        raise ConfigError(_missing(catalog, name, error)) from None
     except (ValueError, TypeError) as error:
-        raise TableError(f"the catalog gives metadata for {table!r} that pyiceberg does not read: {error}") from error
+        raise TableError(
+            f"the catalog gives metadata for {'.'.join(name)!r} that pyiceberg does not read: "
+            f"{_told(error, catalog.properties)}"
+        ) from None
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
         raise store_error_type(error, missing=StorageError)(
-            f"the catalog did not give the table {table!r}: {type(error).__name__}: {_scrubbed(error, catalog)}; "
+            f"the catalog did not give the table {'.'.join(name)!r}: {_told(error, catalog.properties)}; "
             "check that the name has two or more parts, the catalog's address, and the credentials"
         ) from None
 
 
-def _catalog(config: Any) -> Catalog:
-    if isinstance(config, Catalog):
-        return config
+def _made(config: Any) -> Catalog:
     if isinstance(config, str):
         known = list_catalogs()
         if config.lower() not in known:
+            # What resembles no name may be no name at all, but a secret.
+            named = repr(config) if difflib.get_close_matches(config, known) else "of that name"
             raise ConfigError(
-                f"neither .pyiceberg.yaml nor the environment has a catalog {config!r}; {_nearest(config, known)}"
+                f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {_nearest(config, known)}"
             )
         return _loaded(config, {})
     if not isinstance(config, Mapping) or not config:
         raise ConfigTypeError(
             'catalog_config must be a mapping such as {"type": "sql", "uri": …}, the name of a catalog in '
-            f".pyiceberg.yaml, or a pyiceberg Catalog, got {config!r}"
+            f".pyiceberg.yaml, or a pyiceberg Catalog, got {type(config).__name__}"
             if not isinstance(config, Mapping)
             else 'catalog_config is empty; pass {"type": "sql", "uri": …}, or metadata_location='
         )
@@ -196,12 +243,14 @@ def _loaded(name: str, properties: Mapping[str, Any]) -> Catalog:
     except ImportError as error:
         raise MissingExtraError(f"the catalog needs a package that is not installed ({error})") from error
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
-        kind = properties.get("type", "of .pyiceberg.yaml")
-        text = _scrub(str(error), properties)
+        known = {**(Config().get_catalog_config(name) or {}), **properties}
+        kinds = [kind.value for kind in CatalogType]
+        kind = known.get("type", "of .pyiceberg.yaml")
+        shown = kind if kind in (*kinds, "of .pyiceberg.yaml") else f"of an unknown type; known are {', '.join(kinds)}"
+        text = _told(error, {**known, "type-token": kind, "name-token": name})
         if isinstance(error, ValueError | TypeError | KeyError):
-            raise ConfigError(f"catalog_config does not make a catalog ({kind}): {text}") from None
-        failure = store_error_type(error, missing=StorageError)
-        raise failure(f"the catalog ({kind}) does not answer: {type(error).__name__}: {text}") from None
+            raise ConfigError(f"catalog_config does not make a catalog ({shown}): {text}") from None
+        raise store_error_type(error, missing=StorageError)(f"the catalog ({shown}) does not answer: {text}") from None
 
 
 def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,8 +275,7 @@ def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
     return properties
 
 
-def _missing(catalog: Catalog, table: str | tuple[str, ...], error: Exception) -> str:
-    parts = tuple(table.split(".")) if isinstance(table, str) else table
+def _missing(catalog: Catalog, parts: tuple[str, ...], error: Exception) -> str:
     shown = ".".join(parts)
     try:
         for depth in range(1, len(parts)):
@@ -238,16 +286,15 @@ def _missing(catalog: Catalog, table: str | tuple[str, ...], error: Exception) -
             space = ".".join(parts[:depth])
             if not known and not above:
                 return (
-                    f"the catalog {catalog.name!r} has no namespace {space!r}, nor any other; check its address, and "
-                    "its name, to which the tables of a SQL catalog belong"
+                    f"the catalog has no namespace {space!r}, nor any other; check its address, and its name, to which "
+                    "the tables of a SQL catalog belong"
                 )
             if space not in known:
                 return f"the catalog has no namespace {space!r}; {_nearest(space, known)}"
         names = [".".join(each) for each in catalog.list_tables(parts[:-1])]
     except Exception as other:  # noqa: BLE001 - some catalogs list nothing; the table is missing all the same
-        return (
-            f"the catalog has no table {shown!r}: {_scrubbed(error, catalog)} (it lists none: {type(other).__name__})"
-        )
+        told = _told(error, catalog.properties)
+        return f"the catalog has no table {shown!r}: {told} (it lists none: {type(other).__name__})"
     return f"the catalog has no table {shown!r}; {_nearest(shown, names)}"
 
 
@@ -256,18 +303,14 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"the nearest are {', '.join(map(repr, near)) or 'none'}"
 
 
-def _scrubbed(error: BaseException, catalog: Catalog) -> str:
-    return _scrub(str(error), catalog.properties)
-
-
-def _scrub(text: str, properties: Mapping[str, Any]) -> str:
-    for name, value in properties.items():
-        secret = any(
-            word in name.lower() for word in ("secret", "token", "credential", "password", "access-key", "uri")
-        )
-        if secret and isinstance(value, str) and len(value) > 3 and (name != "uri" or "@" in value):
-            text = text.replace(value, "***")
-    return text
+def _told(error: BaseException, properties: Mapping[str, Any]) -> str:
+    """Return what an error of a catalog says, without secrets; a pydantic one quotes the catalog's answer at length."""
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return scrub(text, secrets_of(properties))
 
 
 __all__ = ["OpenTable", "as_it_is_now", "open_table"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import fastavro
 
 from torch_table_loader.errors import MissingFileError, TableError
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.iceberg.storage import read_whole
 
@@ -261,7 +262,7 @@ def _read_avro(storage: Storage, path: str, what: str) -> tuple[Iterator[dict[st
     try:
         data = read_whole(storage, path)
     except MissingFileError as error:
-        raise MissingFileError(f"the {what} {path} is gone{_LOST}", path) from error
+        raise MissingFileError(f"the {what} {shown_url(path)} is gone{_LOST}", shown_url(path)) from error
     try:
         reader = fastavro.reader(io.BytesIO(data))
     except _TORN as error:
@@ -277,7 +278,7 @@ def _read_avro(storage: Storage, path: str, what: str) -> tuple[Iterator[dict[st
 
 
 def _torn(path: str, what: str, error: Exception) -> TableError:
-    return TableError(f"the {what} {path} must be an Avro file, and does not parse ({error}){_LOST}")
+    return TableError(f"the {what} {shown_url(path)} must be an Avro file, and does not parse ({error}){_LOST}")
 
 
 __all__ = [

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.storage import read_whole
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
         raw["location"] = str(raw["location"])
     except (ValueError, TypeError, KeyError, OSError, EOFError, zlib.error) as error:
         raise TableError(
-            f"{location} must be the metadata.json of an Iceberg table, and does not parse ({error}); "
+            f"{shown_url(location)} must be the metadata.json of an Iceberg table, and does not parse ({error}); "
             "pass the path of a file such as table/metadata/v3.metadata.json"
         ) from error
     return TableMetadata(raw)

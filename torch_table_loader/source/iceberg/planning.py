@@ -12,10 +12,14 @@ from uuid import UUID
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, TableColumns
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.manifests import EQUALITY_DELETES, POSITION_DELETES, Entry, partition_key
 from torch_table_loader.source.iceberg.spans import may_meet
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
+_MAY_HIDE = frozenset("@?#")
+"""Without one of these a URL has no login, query or fragment."""
+
 _Scope = tuple[int, tuple[Any, ...]]
 """Spec and partition values."""
 
@@ -38,8 +42,10 @@ class Naming:
     _known: dict[Any, tuple[FileColumns, tuple[tuple[str, Any], ...]]] = field(default_factory=dict, init=False)
 
     def name_of(self, path: str) -> str:
-        """Say a path relative to the table, or, of a file elsewhere, without its protocol."""
+        """Return a path relative to the table, or, of a file elsewhere, without its protocol; without secrets."""
         root = self.location + "/"
+        if not _MAY_HIDE.isdisjoint(path):
+            root, path = shown_url(root), shown_url(path)
         if path.startswith(root):
             return path[len(root) :]
         return path.partition("://")[2].lstrip("/") if "://" in path else path.partition(":")[2].lstrip("/") or path
@@ -213,8 +219,8 @@ def _vector_target(entry: Entry) -> str:
     said = entry.deletes
     if said is None or said.target is None or said.blob is None:
         raise TableError(
-            f"the manifest must say of which data file {entry.path} deletes rows, and where in it the deletion vector "
-            "lies, and does not; the writer broke the format: write the table's deletes again"
+            f"the manifest must say of which data file {shown_url(entry.path)} deletes rows, and where in it the "
+            "deletion vector lies, and does not; the writer broke the format: write the table's deletes again"
         )
     return said.target
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, TableColumns
+from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.columns import (
     LINEAGE,
     all_columns,
@@ -107,6 +108,7 @@ class IcebergSource:
         asked = f"{filters}\n{scan_filter}" if isinstance(scan_filter, str | None) else f"{filters}\n{scan_filter!r}"
         kept = _Kept(cache, f"iceberg plan 2\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{asked}")
         entries, told = kept.get() or kept.put(_entries(storage, snapshot, pruner, KeySpans.of(struct)))
+        storage.require(entry.path for entry in entries)
         files = _files(entries, naming, storage)
         notes += (*told, *(f"{part} leaves no file out" for part in unasked))
         digest = hashlib.sha256(f"iceberg 1\n{metadata.uuid}\n{snapshot.id}".encode()).hexdigest()
@@ -129,14 +131,17 @@ class _Kept:
         return None if data is None else read_plan(data)
 
     def put(self, plan: _Plan) -> _Plan:
-        if self.cache is not None:
+        """Keep a plan, unless its files are URLs with a login or a signature, which a cache must not hold."""
+        if self.cache is not None and all(shown_url(entry.path) == entry.path for entry in plan[0]):
             self.cache.put_note(self.key, write_plan(*plan))
         return plan
 
 
 def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None, spans: KeySpans) -> _Plan:
     """Read the manifests that a filter leaves, deletes first, and keep the files that it leaves."""
+    storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
     manifests = list_manifests(storage, snapshot)
+    storage.require(manifest.path for manifest in manifests)
     kept = [manifest for manifest in manifests if pruner is None or pruner.keeps_manifest(manifest)]
     entries: list[Entry] = []
     num_files = 0

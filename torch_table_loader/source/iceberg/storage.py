@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_table_loader.contracts import Storage, renewing
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError
 from torch_table_loader.records import FileVersion
+from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.address import HTTP_PROTOCOLS
+from torch_table_loader.source.iceberg.places import Area, Place, areas_of, locate, refusal
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 T = TypeVar("T")
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 
 _S3_OPTIONS = {
     "s3.endpoint": "endpoint_url",
@@ -113,26 +113,31 @@ def s3_options(properties: Mapping[str, Any]) -> dict[str, Any]:
 class IcebergStorage:
     """The stores of one table (implements `contracts.Storage`); paths are as its metadata writes them.
 
+    Only the table's own place, which is that of its metadata file, and the areas that the caller named are opened:
+    metadata may be written by others than the caller, and must neither receive credentials nor read this machine.
+
     Args:
-        location: the table's root.
+        location: the table's metadata file.
         properties: of catalog and table, as pyiceberg names them; never shown.
         options: the caller's ``storage_options``, which win; never shown.
         overrides: prefixes that paths in the metadata begin with, and what stands there instead.
         provider: gives fresh properties where credentials end; or None.
+        allowed: where files may lie besides.
     """
 
-    location: str
+    location: str = field(repr=False)
     properties: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
-    overrides: tuple[tuple[str, str], ...] = ()
+    overrides: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     provider: Provider | None = field(default=None, repr=False, compare=False)
+    allowed: tuple[Area, ...] = ()
     _fresh: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
-    _stores: dict[str, FileStorage] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _stores: dict[Place, FileStorage] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @property
     def is_local(self) -> bool:
-        """Whether the table's root is on this machine's file system."""
-        return self._at(self.location)[0].is_local
+        """Whether all files are on this machine's file system."""
+        return self._root.is_local and all(area.place.is_local for area in self._areas)
 
     @property
     def fork_safe(self) -> bool:
@@ -163,6 +168,27 @@ class IcebergStorage:
             if path.startswith(old):
                 return new + path[len(old) :]
         return path
+
+    def require(self, paths: Iterable[str]) -> None:
+        """Refuse paths of the metadata that lie neither in the table's place nor where the caller allowed.
+
+        Raises:
+            TableError: names the path, and what allows it.
+        """
+        root, areas = self._root, self._areas
+        for path in paths:
+            moved = self.moved(path)
+            place, inner = locate(moved)
+            if place != root and not any(area.has(place, inner) for area in areas):
+                raise refusal(moved, root)
+
+    @property
+    def _root(self) -> Place:
+        return locate(self.moved(self.location))[0]
+
+    @property
+    def _areas(self) -> tuple[Area, ...]:
+        return (*areas_of(self.overrides), *self.allowed)
 
     def _renewing_once(self, path: str, ask: Callable[[FileStorage, str], T]) -> T:
         """Ask the store; where it refuses access, renew the credentials and ask once more."""
@@ -205,21 +231,36 @@ class IcebergStorage:
             self._stores.clear()
 
     def _at(self, path: str) -> tuple[FileStorage, str]:
+        self.require([path])
         path = self.moved(path)
-        match = _PROTOCOL.match(path)
-        protocol = match[1].lower() if match else "file"
-        if protocol == "file":
-            return self._stores.setdefault("file", FileStorage("file")), _local_path(path)
-        store, inner = open_storage(path, self._options_of(protocol))
-        return self._stores.setdefault(protocol, store), inner
+        place, inner = locate(path)
+        if place.is_local:
+            return self._stores.setdefault(place, FileStorage("file")), inner
+        store, inner = open_storage(path, self._options_of(place))
+        return self._stores.setdefault(place, store), inner
 
-    def _options_of(self, protocol: str) -> dict[str, Any]:
-        known = s3_options(self.known()) if protocol in ("s3", "s3a", "s3n") else {}
-        return {**known, **self.options}
+    def _options_of(self, place: Place) -> dict[str, Any]:
+        """Return what a client of a place is given: S3 properties for S3 alone, the caller's options for the own.
+
+        Another bucket of the table's kind of store, which the caller allowed, takes the same options; another host of
+        HTTP takes none. Beside a table on this machine, which takes no options, they can only be meant for others.
+        """
+        known = s3_options(self.known()) if place.family == "s3" else {}
+        root = self._root
+        own = place in (root, *(area.place for area in areas_of(self.overrides)))
+        kin = place.family not in HTTP_PROTOCOLS and (root.is_local or place.family == root.family)
+        return {**known, **(self.options if own or kin else {})}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it takes to connect again."""
-        return IcebergStorage, (self.location, self.known(), dict(self.options), self.overrides, self.provider)
+        return IcebergStorage, (
+            self.location,
+            self.known(),
+            dict(self.options),
+            self.overrides,
+            self.provider,
+            self.allowed,
+        )
 
 
 def read_whole(storage: Storage, path: str) -> bytes:
@@ -249,7 +290,9 @@ def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str]
         if not isinstance(old, str) or not isinstance(new, str) or not old:
             raise ConfigTypeError("location_override must be {old prefix: new prefix}, both of them strings")
         if old.endswith("/") != new.endswith("/"):
-            raise ConfigError(f"location_override {old!r}: {new!r}: end both with a slash, or neither")
+            raise ConfigError(
+                f"location_override {shown_url(old)!r}: {shown_url(new)!r}: end both with a slash, or neither"
+            )
     return tuple(sorted(overrides.items(), key=lambda pair: (-len(pair[0]), pair[0])))
 
 
@@ -261,20 +304,6 @@ def _is_refusal(error: BaseException) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return False
-
-
-def _local_path(path: str) -> str:
-    """Take "file:" off; the rest is a path as it stands, whatever characters it holds."""
-    if path[:5].lower() != "file:":
-        return path
-    rest = path[5:]
-    if rest.startswith("//"):
-        rest = (
-            "/" + rest.lstrip("/")
-            if rest.startswith("///")
-            else rest[2:].partition("/")[1] + rest[2:].partition("/")[2]
-        )
-    return rest
 
 
 __all__ = ["EXPIRY", "IcebergStorage", "Provider", "read_overrides", "read_whole", "s3_options"]

@@ -1,0 +1,80 @@
+"""HTTP servers of a folder, which note what they are asked for."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Site:
+    """What a server was asked for, and which paths it answers with a redirect."""
+
+    url: str = ""
+    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    redirects: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def headers(self) -> set[str]:
+        """Names of all headers that came."""
+        return {name for _, headers in self.asked for name in headers}
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    """Serve files whole or by range; `site` is set in a class derived for each server."""
+
+    site: Site
+
+    def send_head(self) -> Any:
+        self.site.asked.append((self.path, dict(self.headers)))
+        if (target := self.site.redirects.get(self.path)) is not None:
+            self.send_response(302)
+            self.send_header("Location", target)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return None
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        file = Path(self.translate_path(self.path))
+        if wanted is None or not file.is_file():
+            return super().send_head()
+        data = file.read_bytes()
+        part = data[int(wanted[1]) : int(wanted[2]) + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {wanted[1]}-{int(wanted[1]) + len(part) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        return io.BytesIO(part)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Keep quiet."""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Site]:
+    """Serve a folder on this machine."""
+    site = Site()
+    handler = type("Handler", (_Handler,), {"site": site})
+    with answering(partial(handler, directory=folder)) as host:
+        site.url = f"http://{host}"
+        yield site
+
+
+@contextmanager
+def answering(handler: Any) -> Iterator[str]:
+    """Run a server with a handler; gives its host and port."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -16,7 +16,7 @@ from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.lengths import UNCOUNTED, steps_of
 from torch_table_loader.engine.ranks import resolve_ranks
-from torch_table_loader.engine.row_job import RowJob
+from torch_table_loader.engine.row_job import RowJob, with_batch_size
 from torch_table_loader.engine.work import batches_of_lane
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.explain import Explanation, explain
@@ -290,6 +290,7 @@ class StructuredDataset(TableDataset):
         asked = make_options(options)
         reader_for(format)
         ranks = resolve_ranks(asked)
+        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=asked.files is not None)
         with agreement:
             source = PathSource.open(

@@ -12,7 +12,7 @@ from torch_table_loader.engine.mixed_job import MixedJob
 from torch_table_loader.engine.mixed_state import MixedPosition, resumed
 from torch_table_loader.engine.mixed_work import common_form
 from torch_table_loader.engine.ranks import RankInfo, resolve_ranks
-from torch_table_loader.engine.row_job import RowJob
+from torch_table_loader.engine.row_job import RowJob, with_batch_size
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.explain_mixture import explain_mixture
 from torch_table_loader.keywords import make_options
@@ -93,6 +93,7 @@ class MixedDataset(RankDataset):
         asked = make_options(keywords)
         named = {"num_ranks", "rank", "mesh"} & set(options)
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
+        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         with agreement:
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))

@@ -73,7 +73,7 @@ class IcebergDataset(TableDataset):
             TableError: a file is missing, torn, or of a format or type that is not read.
             StorageError: the catalog or the store refused.
         """
-        asked = make_options(options)
+        asked = make_options(options, type(self))
         _refuse_others(asked, footers)
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)

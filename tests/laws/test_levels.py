@@ -16,6 +16,7 @@ LEVELS = {
     "causes": 0,
     "errors": 0,
     "records": 0,
+    "spelling": 0,
     "units": 0,
     "contracts": 1,
     "options": 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,12 +17,12 @@ from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
 from torch_table_loader.engine.lengths import UNCOUNTED, steps_of
 from torch_table_loader.engine.ranks import resolve_ranks
-from torch_table_loader.engine.row_job import RowJob
+from torch_table_loader.engine.row_job import RowJob, with_batch_size
 from torch_table_loader.engine.work import batches_of_lane
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.explain import Explanation, explain
 from torch_table_loader.explain_rows import explain_rows
-from torch_table_loader.keywords import make_options, showing, with_options
+from torch_table_loader.keywords import make_options, shown_classmethod, with_options
 from torch_table_loader.loader import LoaderIterator, TableLoader
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.planning.row_cursor import RowCursor
@@ -66,8 +67,12 @@ class RankDataset(IterableDataset[Any]):
         self._said_repetition = False
         self._loader: TableLoader | None = None
 
-    @classmethod
-    def create_dataloader(cls: Callable[P, D], *args: P.args, **kwargs: P.kwargs) -> tuple[TableLoader, D]:
+    @shown_classmethod
+    def create_dataloader(
+        cls: Callable[P, D],  # noqa: N805
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> tuple[TableLoader, D]:
         """Open the table and make its loader.
 
         Takes what the class takes.
@@ -204,12 +209,13 @@ class RankDataset(IterableDataset[Any]):
         job = self._job.with_lanes(lanes)
         return batches_of_lane(job.work(job.start(self.epoch)), lane)
 
-    def __init_subclass__(cls) -> None:
-        """Show the options in the signature, where help() and inspect look for them."""
-        super().__init_subclass__()
-        signature = with_options(cls.__init__, cls._takes)
-        cls.__init__.__signature__ = signature  # type: ignore[attr-defined]
-        cls.create_dataloader = showing(signature, cls.create_dataloader.__func__)  # type: ignore[method-assign,attr-defined]
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Show the options in the signature of an ``__init__``, where help() and inspect look for them."""
+        super().__init_subclass__(**keywords)
+        own = cls.__dict__.get("__init__")
+        if inspect.isfunction(own):
+            signature = with_options(own, super(cls, cls).__init__, cls._takes)
+            own.__signature__ = signature  # type: ignore[attr-defined]
 
 
 class TableDataset(SingleRows, RankDataset):
@@ -287,9 +293,10 @@ class StructuredDataset(TableDataset):
             TableError: a file is missing, torn, or does not fit the others.
             StorageError: the store refused.
         """
-        asked = make_options(options)
-        reader_for(format)
+        asked = make_options(options, type(self))
+        reader_for(format, path)
         ranks = resolve_ranks(asked)
+        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=asked.files is not None)
         with agreement:
             source = PathSource.open(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 from torch_table_loader.dataset import TableDataset, open_share
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.ranks import resolve_ranks
+from torch_table_loader.engine.row_job import with_batch_size
 from torch_table_loader.errors import ConfigError, MissingExtraError, ResumeError
 from torch_table_loader.keywords import make_options
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
@@ -75,9 +76,10 @@ class IcebergDataset(TableDataset):
             TableError: a file is missing, torn, or of a format or type that is not read.
             StorageError: the catalog or the store refused.
         """
-        asked = make_options(options)
+        asked = make_options(options, type(self))
         _refuse_others(asked, footers)
         ranks = resolve_ranks(asked)
+        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         pinned = any(value is not None for value in chosen.values())
         at = TableAddress(

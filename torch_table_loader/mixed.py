@@ -12,10 +12,10 @@ from torch_table_loader.engine.mixed_job import MixedJob
 from torch_table_loader.engine.mixed_state import MixedPosition, resumed
 from torch_table_loader.engine.mixed_work import common_form
 from torch_table_loader.engine.ranks import RankInfo, resolve_ranks
-from torch_table_loader.engine.row_job import RowJob
+from torch_table_loader.engine.row_job import RowJob, with_batch_size
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.explain_mixture import explain_mixture
-from torch_table_loader.keywords import make_options
+from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.loader import LoaderIterator
 from torch_table_loader.planning.mixture import BLOCK_ROWS, StopRule
 
@@ -86,13 +86,15 @@ class MixedDataset(RankDataset):
         Raises:
             ConfigError: an option or weight is wrong, or the sources differ in what comes out.
         """
+        check_names(options, type(self))
         if wrong := sorted(set(options) - self._takes):
             raise ConfigError(f"{wrong[0]}= is for the sources of a mixture to say; pass it to each of them")
         jobs = _row_jobs(sources)
         keywords: LoaderKeywords = {**options, "shuffle": "rows"}  # type: ignore[typeddict-item]
-        asked = make_options(keywords)
+        asked = make_options(keywords, type(self))
         named = {"num_ranks", "rank", "mesh"} & set(options)
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
+        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         with agreement:
             asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))

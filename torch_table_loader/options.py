@@ -42,7 +42,7 @@ class LoaderOptions:
     """Every option that both datasets share; the keyword arguments of the facade are these fields.
 
     Args:
-        batch_size: rows of a batch on this rank.
+        batch_size: rows of a batch on this rank; beside `global_batch_size` leave it out, or let it agree.
         columns: names to deliver, in this order; None for all.
         filters: a pyarrow compute Expression; rows for which it is false or null do not come.
         shuffle: False: table order. True or "splits": splits permuted each epoch. "rows": every single row permuted.
@@ -78,7 +78,8 @@ class LoaderOptions:
         plan_cache: a directory on any fsspec file system that keeps footers and counts.
         check_plan: compare the plan over the ranks of a process group at construction.
         count_filtered: count the rows that pass a row filter before training.
-        global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`.
+        global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`; the dataset's
+            `options.batch_size` is then this rank's part.
         row_store: "memory", a directory or a URL; None: memory if it fits `row_store_memory`, else a cache directory.
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
         raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, instead of refusing them.

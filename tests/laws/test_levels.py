@@ -18,6 +18,7 @@ LEVELS = {
     "local_files": 0,
     "records": 0,
     "scrubbing": 0,
+    "spelling": 0,
     "units": 0,
     "contracts": 1,
     "options": 1,

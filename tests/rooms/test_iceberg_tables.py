@@ -250,7 +250,7 @@ def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
 
 
 def test_names_that_pyiceberg_would_ignore(tmp_path: Path, table: Table) -> None:
-    with pytest.warns(UserWarning, match="does not read 'warehuose'; did you mean 'warehouse'") as said:
+    with pytest.warns(UserWarning, match="does not read 'warehuose'; did you mean warehouse") as said:
         read("db.clicks", {**config(tmp_path), "warehuose": "x"})
     assert said[0].filename == __file__, "a warning must point at the caller, not into the library"
     with warnings.catch_warnings():

@@ -207,6 +207,6 @@ def test_metadata_without_a_footer_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_names_the_known_and_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'parquet'.*got 'parqet'; did you mean 'parquet'"):
+    with pytest.raises(ConfigError, match=r"'parquet'.*got 'parqet'; did you mean parquet"):
         reader_for("parqet")
     assert [reader_for(name).name for name in FORMATS] == list(FORMATS)

@@ -72,7 +72,8 @@ def make(
     weights = {name: WEIGHTS[name] for name in paths} if weights is None else weights
     with meant_warnings():
         sources = open_sources(paths, **of_sources)
-        return MixedDataset.create_dataloader(sources, weights, **({"batch_size": 32, "check_plan": False} | options))
+        size = {} if "global_batch_size" in options else {"batch_size": 32}
+        return MixedDataset.create_dataloader(sources, weights, **({"check_plan": False} | size | options))
 
 
 def rows(batch: Mapping[str, Any], names: tuple[str, ...] = ("a", "b", "c")) -> list[Row]:
@@ -154,7 +155,7 @@ SAME: list[dict[str, Any]] = [
     {"worker_type": "process", "num_workers": 3, "collate_fn": dict},
     {"row_store": "STORES", "worker_type": "process", "num_workers": 2, "multiprocessing_context": "forkserver"},
     {"prefetch_batches": 5},
-    {"global_batch_size": 32, "batch_size": 1024},
+    {"global_batch_size": 32},
     {"columns": ["text", "id"]},
 ]
 
@@ -731,6 +732,10 @@ def test_a_batch_may_be_written_in_place(tables: Tables) -> None:
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"even_ranks": "balance"}, "even_ranks='balance' is for splits"),
         ({"global_batch_size": 101, "num_ranks": 2, "rank": 0}, "the nearest is 100"),
+        (
+            {"global_batch_size": 1024, "batch_size": 1024, "num_ranks": 4, "rank": 0},
+            "is 256 rows a rank, got batch_size",
+        ),
         ({"num_ranks": 2}, "wants rank="),
         (
             {"worker_type": "process", "multiprocessing_context": "forkserver"},

@@ -42,7 +42,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make(path: str, **options: Any) -> tuple[TableLoader, TableDataset]:
-    defaults: dict[str, Any] = {"batch_size": 64, "shuffle": "rows", "check_plan": False}
+    defaults: dict[str, Any] = {"shuffle": "rows", "check_plan": False}
+    if "global_batch_size" not in options:
+        defaults["batch_size"] = 64
     with meant_warnings():
         return StructuredDataset.create_dataloader(path, "parquet", **(defaults | options))
 
@@ -106,7 +108,7 @@ SAME: list[dict[str, Any]] = [
     {"row_store": "STORES"},
     {"row_store_memory": 1, "worker_type": "process", "num_workers": 2, "multiprocessing_context": "forkserver"},
     {"prefetch_batches": 5},
-    {"global_batch_size": 64, "batch_size": 1024},
+    {"global_batch_size": 64},
     {"columns": ["name", "id"]},
 ]
 
@@ -431,6 +433,20 @@ def test_a_batch_sampler_reads_the_store_once_a_batch(table: str, monkeypatch: p
 
 
 # ---- options ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{}, {"batch_size": 16}], ids=str)
+def test_a_global_batch_is_divided_over_the_ranks(table: str, given: dict[str, Any]) -> None:
+    loader, dataset = make(table, global_batch_size=64, num_ranks=4, rank=1, **given)
+    assert dataset.options.batch_size == 16
+    assert len(next(iter(loader))["id"]) == 16
+
+
+@pytest.mark.parametrize("batch_size", [1024, 256, 64, 32, 1])
+def test_a_batch_size_that_was_given_must_agree_with_the_global_one(table: str, batch_size: int) -> None:
+    said = f"global_batch_size=64 over 4 ranks is 16 rows a rank, got batch_size={batch_size} beside it; leave"
+    with pytest.raises(ConfigError, match=said):
+        make(table, global_batch_size=64, num_ranks=4, rank=1, batch_size=batch_size)
 
 
 @pytest.mark.parametrize(

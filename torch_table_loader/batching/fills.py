@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +12,7 @@ import pyarrow.types as pt
 
 from torch_table_loader.batching.cells import GridCell, PlainCell, unwrapped
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.spelling import nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,8 +143,8 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
             continue
         if name in known:
             raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; it is for: {_few(usable)}")
-        near = difflib.get_close_matches(name, usable, n=3) or usable
-        raise ConfigError(f"{option} names {name!r}, which is no column here; the nearest are {_few(near)}")
+        near = _few(nearest(name, usable))
+        raise ConfigError(f"{option} names {name!r}, which is no column here; the nearest are {near}")
 
 
 def _few(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from torch_table_loader.engine.work import PADDING_COLUMN
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
+from torch_table_loader.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.ranks import RankInfo
@@ -34,8 +34,7 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     names = table.schema.names
     columns = list(names if options.columns is None else options.columns)
     if unknown := [name for name in columns if name not in names]:
-        near = difflib.get_close_matches(unknown[0], names) or names[:20]
-        raise ConfigError(f"the table has no column {unknown[0]!r}; did you mean {', '.join(near)}?")
+        raise ConfigError(f"the table has no column {unknown[0]!r}{did_you_mean(unknown[0], names, spare=20)}")
     if not columns and not options.row_id:
         raise ConfigError("columns is empty, so that batches would hold nothing; name at least one column")
     if PADDING_COLUMN in columns and options.even_ranks in ("pad", "balance"):

@@ -15,7 +15,7 @@ from torch_table_loader.engine.fitting import topology_of
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.mixed_state import MixedPosition, check_mixture, resumed, write_mixed_state
 from torch_table_loader.engine.mixed_work import MixedFeed, SourceFeed, check_names, common_columns, places_of
-from torch_table_loader.engine.row_job import RowJob, warn_of_uneven_steps, with_batch_size
+from torch_table_loader.engine.row_job import RowJob, warn_of_uneven_steps
 from torch_table_loader.engine.row_share import PlannedRows, planned_rows, schema_of, work_of
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.row_work import RowFeed, RowWork
@@ -89,7 +89,6 @@ class MixedJob:
             ConfigError: they do not; names what differs.
         """
         check_names(weights, sources)
-        options = with_batch_size(options, ranks.num_ranks)
         topology = topology_of(options, ranks.num_ranks)
         own = {name: replace(job, book=job.book.apart()) for name, job in sources.items()}
         given = smallest(weights)

@@ -25,7 +25,7 @@ from torch_table_loader.engine.sizes import batches_of_a_gather, rows_of_a_read,
 from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import LoaderOptions, defaults
+from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.chunks import whole_files
 from torch_table_loader.planning.cursor import Stage
 from torch_table_loader.planning.epoch import uneven_steps
@@ -83,7 +83,6 @@ class RowJob:
     @classmethod
     def open(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> RowJob:
         """Survey the table, check the options against it, and count its live rows; see `Job.open`."""
-        options = with_batch_size(options, ranks.num_ranks)
         table = survey(source, options.filters, options.schema, cache)
         columns = columns_of(table, options)
         schema = pa.schema([table.schema.field(name) for name in columns])
@@ -261,12 +260,18 @@ def warn_of_uneven_steps(batches: GlobalBatches) -> None:
         )
 
 
-def with_batch_size(options: LoaderOptions, num_ranks: int) -> LoaderOptions:
-    """Divide `global_batch_size` over the ranks, where it was given."""
+def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> LoaderOptions:
+    """Divide `global_batch_size` over the ranks, where it was given.
+
+    Args:
+        options: the caller's.
+        num_ranks: of the job.
+        given: whether the caller named `batch_size`, which must then agree.
+    """
     if options.global_batch_size is None:
         return options
-    given = None if options.batch_size == defaults()["batch_size"] else options.batch_size
-    return replace(options, batch_size=rank_batch_size(given, options.global_batch_size, num_ranks))
+    own = options.batch_size if given else None
+    return replace(options, batch_size=rank_batch_size(own, options.global_batch_size, num_ranks))
 
 
 __all__ = ["PlannedRows", "RowJob", "warn_of_uneven_steps", "with_batch_size"]

@@ -223,7 +223,7 @@ def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: i
     if batch_size is not None and batch_size != size:
         raise ConfigError(
             f"global_batch_size={global_batch_size} over {num_ranks} ranks is {size} rows a rank, "
-            f"got batch_size={batch_size} beside it; leave one of them out"
+            f"got batch_size={batch_size} beside it; leave batch_size out, or pass batch_size={size}"
         )
     return size
 

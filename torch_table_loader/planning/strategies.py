@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning.cutting import TargetSizeStrategy
 from torch_table_loader.planning.splits import SplitTable
+from torch_table_loader.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,8 +143,8 @@ def _installed(name: str) -> Any:
     for point in entry_points(group=ENTRY_POINT_GROUP):
         found.setdefault(point.name, set()).add(point)
     if name not in found:
-        near = difflib.get_close_matches(name, found) or sorted(found)
-        raise ConfigError(f"no split strategy is installed under the name {name!r}; did you mean {', '.join(near)}?")
+        hint = did_you_mean(name, sorted(found), spare=len(found))
+        raise ConfigError(f"no split strategy is installed under the name {name!r}{hint}")
     places = sorted({point.value for point in found[name]})
     if len(places) > 1:
         raise ConfigError(

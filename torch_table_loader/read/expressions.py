@@ -5,7 +5,6 @@ An expression is never parsed: it is bound to schemas, and pyarrow says whether 
 
 from __future__ import annotations
 
-import difflib
 import pickle
 import re
 from typing import Any
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.read.failures import first_line
+from torch_table_loader.spelling import nearest
 
 _last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
@@ -129,7 +129,7 @@ def _misfit(filters: Any, schema: pa.Schema, error: Exception) -> str:
             f"filters must fit the table's types, got {filters}: {first_line(error)}; compare a column with a "
             "value of its own type, or cast one of them"
         )
-    near = difflib.get_close_matches(unknown[1], schema.names, n=3) or schema.names[:10]
+    near = nearest(unknown[1], schema.names)
     return (
         f"filters name the column {unknown[1]!r}, which the table does not have; "
         f"the nearest are {', '.join(map(repr, near))}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.csv import CsvReader
 from torch_table_loader.read.ipc import IpcReader
 from torch_table_loader.read.json import JsonReader
 from torch_table_loader.read.orc import OrcReader
 from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import FormatReader
@@ -41,11 +42,16 @@ COLUMNAR = frozenset({"parquet", "orc", "arrow", "ipc", "feather"})
 """Formats that read one row group, and one column of it, without reading what comes before."""
 
 
-def reader_for(name: str) -> FormatReader:
-    """Give the reader of a format.
+_SUFFIXES = {"pq": "parquet", "ndjson": "jsonl"} | {name: name for name in FORMATS}
+"""What the end of a file's name says."""
+
+
+def reader_for(name: str, path: Any = None) -> FormatReader:
+    """Return the reader of a format.
 
     Args:
         name: what the caller wrote as ``format=``.
+        path: what the caller wrote as ``path``, whose suffix may say what to write.
 
     Raises:
         ConfigError: there is none; names those there are.
@@ -53,12 +59,14 @@ def reader_for(name: str) -> FormatReader:
     >>> reader_for("parquet").name
     'parquet'
     """
-    if name in _READERS:
+    if isinstance(name, str) and name in _READERS:
         return _READERS[name]
-    near = difflib.get_close_matches(name, FORMATS, n=1)
-    raise ConfigError(
+    first = path[0] if isinstance(path, list | tuple) and path else path
+    said = _SUFFIXES.get(str(first).rpartition(".")[2].lower()) if isinstance(first, str | os.PathLike) else None
+    hint = did_you_mean(name, FORMATS) if isinstance(name, str) else ""
+    raise (ConfigError if isinstance(name, str) else ConfigTypeError)(
         f"format must be one of {', '.join(map(repr, FORMATS))}, got {name!r}"
-        + (f"; did you mean {near[0]!r}?" if near else "")
+        + (f"; the path ends as files of format={said!r} do" if said else hint)
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.places import read_areas
 from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
+from torch_table_loader.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.address import TableAddress
@@ -221,9 +221,9 @@ def _made(config: Any) -> Catalog:
         known = list_catalogs()
         if config.lower() not in known:
             # What resembles no name may be no name at all, but a secret.
-            named = repr(config) if difflib.get_close_matches(config, known) else "of that name"
+            named = repr(config) if did_you_mean(config, known) else "of that name"
             raise ConfigError(
-                f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {_nearest(config, known)}"
+                f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {_near(config, known)}"
             )
         return _loaded(config, {})
     if not isinstance(config, Mapping) or not config:
@@ -267,10 +267,9 @@ def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _KNOWN and not name.startswith(_KNOWN_PREFIXES):
             unknown.append(name)
     if unknown:
-        near = difflib.get_close_matches(unknown[0], [*_KNOWN, *_SHORT], n=1)
         warn_caller(
             f"catalog_config: pyiceberg does not read {', '.join(map(repr, unknown))}"
-            + (f"; did you mean {near[0]!r}?" if near else "")
+            + did_you_mean(unknown[0], [*_KNOWN, *_SHORT])
         )
     return properties
 
@@ -290,17 +289,16 @@ def _missing(catalog: Catalog, parts: tuple[str, ...], error: Exception) -> str:
                     "the tables of a SQL catalog belong"
                 )
             if space not in known:
-                return f"the catalog has no namespace {space!r}; {_nearest(space, known)}"
+                return f"the catalog has no namespace {space!r}; {_near(space, known)}"
         names = [".".join(each) for each in catalog.list_tables(parts[:-1])]
     except Exception as other:  # noqa: BLE001 - some catalogs list nothing; the table is missing all the same
         told = _told(error, catalog.properties)
         return f"the catalog has no table {shown!r}: {told} (it lists none: {type(other).__name__})"
-    return f"the catalog has no table {shown!r}; {_nearest(shown, names)}"
+    return f"the catalog has no table {shown!r}; {_near(shown, names)}"
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known) or sorted(known)[:10]
-    return f"the nearest are {', '.join(map(repr, near)) or 'none'}"
+def _near(name: str, known: Sequence[str]) -> str:
+    return f"the nearest are {', '.join(map(repr, nearest(name, sorted(known)))) or 'none'}"
 
 
 def _told(error: BaseException, properties: Mapping[str, Any]) -> str:

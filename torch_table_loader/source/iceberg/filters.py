@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.source.iceberg.columns import read_columns
 from torch_table_loader.source.iceberg.pruning import Pruner
 from torch_table_loader.source.iceberg.translate import translate
+from torch_table_loader.spelling import did_you_mean
 
 
 def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: Schema) -> pc.Expression | None:
@@ -43,12 +43,10 @@ def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: Schema) 
         bound = bind(schema, wanted, case_sensitive=True)
     except Exception as error:
         names = [field.name for field in schema.fields]
-        near = next(
-            (n for word in str(error).split() for n in difflib.get_close_matches(word.strip("'\""), names, 1)), ""
-        )
+        hints = (did_you_mean(word.strip("'\""), names) for word in str(error).split())
         raise ConfigError(
             f"scan_filter {scan_filter!s} does not fit the table ({error}); its columns are {', '.join(names[:20])}"
-            + (f"; did you mean {near!r}?" if near else "")
+            + next(filter(None, hints), "")
         ) from error
     rows = expression_to_pyarrow(bound, schema)
     if isinstance(rows, bool) or not isinstance(rows, pc.Expression):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import gzip
 import json
 import zlib
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.storage import read_whole
+from torch_table_loader.spelling import nearest
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -187,7 +187,7 @@ class TableMetadata:
         if name in self.refs:
             other = self.refs[name].get("type")
             raise ConfigError(f"{name!r} is a {other} of the table, not a {kind}; pass {other}={name!r}")
-        near = difflib.get_close_matches(name, names) or sorted(names)[:10]
+        near = nearest(name, sorted(names))
         raise ConfigError(f"the table has no {kind} {name!r}; the nearest are {', '.join(map(repr, near)) or 'none'}")
 
     def _as_of(self, as_of: dt.datetime | str | int) -> int:

@@ -80,6 +80,7 @@ class LoaderOptions:
         global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`.
         row_store: "memory", a directory or a URL; None: memory if it fits `row_store_memory`, else a cache directory.
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
+        verify_checksums: compare pages of Parquet files that have a checksum with it, and refuse those that differ.
     """
 
     batch_size: int = 1024
@@ -121,6 +122,7 @@ class LoaderOptions:
     global_batch_size: int | None = None
     row_store: str | None = None
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
+    verify_checksums: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -202,7 +204,7 @@ class LoaderOptions:
             raise ConfigTypeError(f'row_store must be "memory", a directory, or a URL, got {self.row_store!r}')
 
     def _check_switches(self) -> None:
-        for name in ("show_progress", "drop_last", "pin_memory", "row_id", "check_plan", "count_filtered"):
+        for name in ("show_progress", "drop_last", "pin_memory", "row_id", "check_plan", "count_filtered", "verify_checksums"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
@@ -278,6 +280,7 @@ class LoaderKeywords(TypedDict, total=False):
     global_batch_size: int | None
     row_store: str | None
     row_store_memory: int | str
+    verify_checksums: bool
 
 
 def defaults() -> dict[str, Any]:

@@ -31,6 +31,8 @@ _READERS: dict[str, FormatReader] = {
     )
 }
 
+_UNVERIFIED: dict[str, FormatReader] = {"parquet": ParquetReader(verify_checksums=False)}
+
 FORMATS = tuple(_READERS)
 """What the caller may write as ``format=``."""
 
@@ -41,11 +43,12 @@ COLUMNAR = frozenset({"parquet", "orc", "arrow", "ipc", "feather"})
 """Formats that read one row group, and one column of it, without reading what comes before."""
 
 
-def reader_for(name: str) -> FormatReader:
+def reader_for(name: str, *, verify_checksums: bool = True) -> FormatReader:
     """Give the reader of a format.
 
     Args:
         name: what the caller wrote as ``format=``.
+        verify_checksums: whether stored checksums are compared with the data that they are of.
 
     Raises:
         ConfigError: there is none; names those there are.
@@ -54,7 +57,7 @@ def reader_for(name: str) -> FormatReader:
     'parquet'
     """
     if name in _READERS:
-        return _READERS[name]
+        return _READERS[name] if verify_checksums else _UNVERIFIED.get(name, _READERS[name])
     near = difflib.get_close_matches(name, FORMATS, n=1)
     raise ConfigError(
         f"format must be one of {', '.join(map(repr, FORMATS))}, got {name!r}"

@@ -204,7 +204,15 @@ class LoaderOptions:
             raise ConfigTypeError(f'row_store must be "memory", a directory, or a URL, got {self.row_store!r}')
 
     def _check_switches(self) -> None:
-        for name in ("show_progress", "drop_last", "pin_memory", "row_id", "check_plan", "count_filtered", "verify_checksums"):
+        for name in (
+            "show_progress",
+            "drop_last",
+            "pin_memory",
+            "row_id",
+            "check_plan",
+            "count_filtered",
+            "verify_checksums",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):

@@ -11,7 +11,14 @@ import pyarrow.parquet as pq
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import as_reading_error, first_line
-from torch_table_loader.read.parquet_footer import DAMAGE, check_footer, check_types, has_known_width, parse, read_footer
+from torch_table_loader.read.parquet_footer import (
+    DAMAGE,
+    check_footer,
+    check_types,
+    has_known_width,
+    parse,
+    read_footer,
+)
 from torch_table_loader.read.prune import kept_row_groups
 from torch_table_loader.read.slices import taken
 from torch_table_loader.records import FileMeta

@@ -114,7 +114,7 @@ class RankDataset(IterableDataset[Any]):
         cursor, self._restored = self.cursor, None
         self._job.begin(cursor)
         if self._agreement is not None and isinstance(cursor, RowCursor):
-            self._agreement.check_exclusions(cursor.epoch, cursor.exclusions.running.digest)
+            self._agreement.check_exclusions(cursor.epoch, {"": cursor.exclusions.running.digest})
         return cursor
 
     def note_begun(self, epoch: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from torch_table_loader.dataset import RankDataset, TableDataset
 from torch_table_loader.engine.agreement import Agreement
+from torch_table_loader.engine.exclusion_book import warn_of_undone
 from torch_table_loader.engine.mixed_job import MixedJob
 from torch_table_loader.engine.mixed_state import MixedPosition, resumed
 from torch_table_loader.engine.mixed_work import common_form
@@ -22,7 +23,7 @@ from torch_table_loader.planning.mixture import BLOCK_ROWS, StopRule
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch_table_loader.engine.roles import Place
+    from torch_table_loader.engine.roles import Place, RankShare
     from torch_table_loader.explain import Explanation
     from torch_table_loader.loader import TableLoader
     from torch_table_loader.options import EvenRanks, LoaderKeywords, WorkerType
@@ -140,6 +141,7 @@ class MixedDataset(RankDataset):
         """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
 
         What a source had excluded when the mixture was made is excluded here, too; from then on each has its own say.
+        A state that is loaded later brings its own exclusions, in place of these; a warning says so.
 
         Args:
             row_ids: by name of the source, integers as its column ``row_id`` gives them.
@@ -183,9 +185,16 @@ class MixedDataset(RankDataset):
         """Take the position at which an iterator begins, and compare what is excluded with the other ranks."""
         place = super().begin()
         cursor: Any = place
-        for name, versions in cursor.exclusions.items():
-            self._agreement.check_exclusions(cursor.epoch, versions.running.digest, name)
+        digests = {name: versions.running.digest for name, versions in cursor.exclusions.items()}
+        self._agreement.check_exclusions(cursor.epoch, digests)
         return place
+
+    def restore(self, cursor: Place, job: RankShare[Any]) -> None:
+        """Begin the next iterator at a position; say so where rows come back that were excluded here."""
+        assert isinstance(job, MixedJob)  # noqa: S101 what `resume` gave
+        for name, source in self._job.sources.items():
+            warn_of_undone(source.book, job.sources[name].book, f" of source {name!r}")
+        super().restore(cursor, job)
 
     def iterate(self, cursor: Place, loader: TableLoader) -> LoaderIterator:
         """Begin an iterator that heeds new weights."""

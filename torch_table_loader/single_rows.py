@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.engine.exclusion_book import warn_of_undone
 from torch_table_loader.engine.row_job import RowJob
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.map_view import MapView
 
 if TYPE_CHECKING:
+    from torch_table_loader.engine.roles import Place
     from torch_table_loader.engine.row_store import StoreKeeper
 
 
@@ -17,10 +19,17 @@ class SingleRows:
 
     _job: Any
 
+    def restore(self, cursor: Place, job: Any) -> None:
+        """Begin the next iterator at a position; say so where rows come back that were excluded here."""
+        if isinstance(job, RowJob):
+            warn_of_undone(self._job.book, job.book)
+        super().restore(cursor, job)  # type: ignore[misc]
+
     def exclude(self, row_ids: Any) -> None:
         """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
 
-        Every rank must be told the same, in the same epoch.
+        Every rank must be told the same, in the same epoch. A state that is loaded later brings its own exclusions, in
+        place of these; a warning says so.
 
         Args:
             row_ids: integers as the column ``row_id`` gives them: an array, a tensor or a list.

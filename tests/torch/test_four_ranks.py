@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.torch.scenes import GROUPS, TOTAL, Seen, own_rows, play, values
@@ -102,7 +104,6 @@ def test_a_mixture_that_differs_is_told_on_every_rank(seen: Seen, scene: str, sa
 @pytest.mark.parametrize(
     ("scene", "different", "said"),
     [
-        ("other_exclusions_on_rank_2", 2, "leaves other rows of source 'b' out of epoch 1 than the rank that began it"),
         ("other_weights_later_on_rank_1", 1, "mixes by weights {'a': 1, 'b': 5} from sample 0 of epoch 1 on, and the"),
         (
             "other_weights_at_step_2_on_rank_3",
@@ -117,6 +118,25 @@ def test_a_rank_that_mixes_otherwise_is_told_when_it_does(seen: Seen, scene: str
             assert each["error"].startswith(f"TableError: rank {rank} {said}")
         else:
             assert each["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("scene", "said"),
+    [
+        ("mixed_with_other_exclusions_on_rank_2", "leaves other rows of source 'b' out of epoch 1 than the rank that"),
+        ("rows_with_other_exclusions_on_rank_2", "leaves other rows out of epoch 0 than the rank that began it first"),
+    ],
+)
+def test_every_rank_is_told_where_one_leaves_other_rows_out(seen: Seen, scene: str, said: str) -> None:
+    for each in seen[scene]:
+        assert re.match(rf"TableError: rank \d {said}", each["error"] or ""), each
+
+
+def test_ranks_that_did_not_wait_are_told_when_they_begin_their_next_epoch(seen: Seen) -> None:
+    for rank, (first, second) in enumerate(values(seen["rows_with_other_exclusions_on_a_rank_that_begins_late"])):
+        told = first if rank == 2 else second
+        assert re.match(r"rank 2 leaves other rows out of epoch 0", str(told)), (first, second)
+        assert isinstance(first, str) == (rank == 2)
 
 
 def test_balance_takes_equal_steps_and_no_more_than_needed(seen: Seen) -> None:

@@ -176,3 +176,57 @@ def test_exclusions_of_which_one_is_wrong_change_nothing(tables: Path) -> None:
         with pytest.raises(ConfigError, match="row ids must be in"):
             change({"a": [1], "b": [30]})
     assert loader.state_dict() == before
+
+
+UNDONE = "the state that was loaded brings its own exclusions"
+
+
+def test_a_state_that_undoes_what_was_excluded_here_says_so(tables: Path) -> None:
+    older = make(tables, {"a": 1, "b": 1})[0].state_dict()
+    loader, dataset = make(tables, {"a": 1, "b": 1})
+    dataset.exclude({"a": [1, 2, 3], "b": [4]})
+    with pytest.warns(UserWarning, match=UNDONE) as said:
+        loader.load_state_dict(older)
+    assert [str(entry.message).partition(": ")[2].partition(";")[0] for entry in said] == [
+        "3 rows of source 'a' that were excluded here are in again",
+        "1 rows of source 'b' that were excluded here are in again",
+    ]
+    assert all(Path(entry.filename) == Path(__file__) for entry in said)
+    loader.set_epoch(1)
+    dataset.exclude({"a": [1, 2, 3], "b": [4]})
+    assert not {(0, 1), (0, 2), (0, 3), (1, 4)} & set(rows(loader)), "what is said after loading holds"
+
+
+def test_a_state_that_undoes_what_was_included_here_says_so(tables: Path) -> None:
+    loader, dataset = make(tables, {"a": 1, "b": 1})
+    dataset.exclude({"a": [1, 2, 3]})
+    older = loader.state_dict()
+    dataset.include({"a": [2]})
+    with pytest.warns(UserWarning, match=f"{UNDONE}: 1 rows of source 'a' that were included again here are out again"):
+        loader.load_state_dict(older)
+    dataset.include({"a": [2]})
+    dataset.exclude({"a": [2]})
+    loader.load_state_dict(older)
+
+
+def test_a_run_that_repeats_what_its_state_knows_hears_nothing(tables: Path) -> None:
+    loader, dataset = make(tables, {"a": 1, "b": 1}, {"b": [4]})
+    dataset.exclude({"a": [1, 2]})
+    loader.set_epoch(1)
+    batches = iter(loader)
+    next(batches)
+    dataset.exclude({"a": [3]})
+    state, rest = loader.state_dict(), rows(batches)
+    again, dataset = make(tables, {"a": 1, "b": 1}, {"b": [4]})
+    dataset.exclude({"a": [1, 2]})
+    again.load_state_dict(state)
+    assert rows(again) == rest
+
+
+def test_row_mode_says_it_as_a_mixture_does(tables: Path) -> None:
+    loader, dataset = StructuredDataset.create_dataloader(str(tables / "a.parquet"), shuffle="rows", batch_size=8)
+    older = loader.state_dict()
+    dataset.exclude([1, 2, 3])
+    with pytest.warns(UserWarning, match=f"{UNDONE}: 3 rows that were excluded here are in again; call exclude"):
+        loader.load_state_dict(older)
+    assert sum(len(batch["x"]) for batch in loader) == 100

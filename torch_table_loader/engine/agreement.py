@@ -23,6 +23,9 @@ TIMEOUT = timedelta(minutes=5)
 FIRST_LOOK, LAST_LOOK = timedelta(seconds=0.5), timedelta(seconds=16)
 """How long a rank that waits does so before it looks whether another has failed: twice as long each time."""
 
+PATIENCE = timedelta(seconds=10)
+"""How long a rank that begins an epoch waits for the others to begin it, as its first step would do anyway."""
+
 AGREED = "agreed"
 
 _constructed = itertools.count()
@@ -50,6 +53,8 @@ class Agreement:
         self._timeout = timeout
         self._store: Any = None
         self._begun: Counter[tuple[int, str]] = Counter()
+        self._unsettled: str | None = None
+        """Where the store says what came of the newest comparison of exclusions, if that was not heard yet."""
         if not check or num_ranks == 1:
             return
         distributed = sys.modules.get("torch.distributed")
@@ -141,27 +146,52 @@ class Agreement:
         self._store.set("verdict", message)
         raise TableError(message)
 
-    def check_exclusions(self, epoch: int, digest: str, source: str | None = None) -> None:
-        """Compare what is excluded from an epoch with the rank that was the first to begin it. Waits for nobody.
+    def check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> None:
+        """Compare what is excluded from an epoch with the other ranks, and wait a while for those that come later.
+
+        A rank that has waited `PATIENCE` goes on, and hears of a difference when it begins its next epoch.
 
         Args:
             epoch: that begins.
-            digest: of all that was excluded and included before it.
-            source: of a mixture, whose rows these are.
+            digests: of all that was excluded and included before it, by source; under "" where there is one table.
 
         Raises:
-            TableError: that rank excludes other rows.
+            TableError: on every rank, where one excludes other rows than another.
         """
-        what = "exclusions" if source is None else f"exclusions of {source}"
-        self._begun[epoch, what] += 1
-        theirs = self._first_said(f"{what}/{epoch}/{self._begun[epoch, what]}", digest)
-        if theirs != digest:
-            rows = "rows" if source is None else f"rows of source {source!r}"
-            raise TableError(
+        if self._store is None:
+            return
+        self._settle(timedelta(milliseconds=1))
+        self._begun[epoch, "exclusions"] += 1
+        key = f"exclusions/{epoch}/{self._begun[epoch, 'exclusions']}"
+        theirs = json.loads(self._first_said(key, json.dumps(digests)))
+        differing = sorted(name for name in digests.keys() | theirs.keys() if digests.get(name) != theirs.get(name))
+        if differing:
+            name = differing[0]
+            rows = f"rows of source {name!r}" if name else "rows"
+            message = (
                 f"rank {self._rank} leaves other {rows} out of epoch {epoch} than the rank that began it first (hash "
-                f"{digest[:8]} here, {theirs[:8]} there); call exclude() and include() on every rank, with the same "
-                "ids, in the same order, before the epoch begins"
+                f"{digests.get(name, '')[:8]} here, {theirs.get(name, '')[:8]} there); call exclude() and include() on "
+                "every rank, with the same ids, in the same order, before the epoch begins"
             )
+            self._store.compare_set(f"{key}/verdict", "", message)
+            raise TableError(message)
+        if self._store.add(f"{key}/{self._part}", 1) == 1 and self._store.add(f"{key}/ranks", 1) == self._num_ranks:
+            self._store.compare_set(f"{key}/verdict", "", AGREED)  # unless one has refused
+        self._unsettled = f"{key}/verdict"
+        self._settle(PATIENCE)
+
+    def _settle(self, patience: timedelta) -> None:
+        """Hear what came of the newest comparison of exclusions; forget it unless it takes longer than that."""
+        if self._unsettled is None:
+            return
+        try:
+            self._store.wait([self._unsettled], patience)
+        except RuntimeError:  # what torch raises where the time is over
+            return
+        verdict = str(self._store.get(self._unsettled), "utf-8")
+        self._unsettled = None
+        if verdict != AGREED:
+            raise TableError(verdict)
 
     def check_weights(self, epoch: int, sample: int, weights: Mapping[str, int], *, begins: bool) -> None:
         """Compare a mixture's weights with the rank that was the first to take some there. Waits for nobody.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.torch.scripts.stage import epoch, play_all, scene
-from torch_table_loader import MixedDataset, StructuredDataset
+from torch_table_loader import MixedDataset, StructuredDataset, TableError
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.row_store import StoreKeeper
 
@@ -180,7 +180,37 @@ def mixed_with_other_exclusions_on_rank_2(root: Path) -> Any:
     steps = [len(list(loader))]
     dataset.exclude({"a": [1], "b": [2, 3] if dist.get_rank() == 2 else [2]})
     loader.set_epoch(1)
-    return [*steps, len(list(after_rank_0(lambda: iter(loader))))]
+    return [*steps, len(list(loader))]
+
+
+@scene
+def rows_with_other_exclusions_on_rank_2(root: Path) -> Any:
+    options: dict[str, Any] = {"batch_size": 7, "num_ranks": "auto", "even_ranks": "pad"}
+    loader, dataset = StructuredDataset.create_dataloader(str(root / "table"), shuffle="rows", **options)
+    dataset.exclude([1, 2] if dist.get_rank() == 2 else [1])
+    return len(list(loader))
+
+
+@scene
+def rows_with_other_exclusions_on_a_rank_that_begins_late(root: Path) -> Any:
+    """Rank 2 begins when the others have stopped waiting for it; they hear of it when they begin another epoch."""
+    options: dict[str, Any] = {"batch_size": 7, "num_ranks": "auto", "even_ranks": "pad"}
+    loader, dataset = StructuredDataset.create_dataloader(str(root / "table"), shuffle="rows", **options)
+    late, said = dist.get_rank() == 2, []
+    dataset.exclude([1, 2] if late else [1])
+    with patch("torch_table_loader.engine.agreement.PATIENCE", timedelta(milliseconds=100)):
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            if late and epoch == 0:
+                dist.barrier()
+            try:
+                said.append(len(list(loader)))
+            except TableError as error:
+                said.append(str(error))
+            if not late and epoch == 0:
+                dist.barrier()
+            dist.barrier()
+    return said
 
 
 @scene
@@ -194,7 +224,8 @@ def mixed_with_other_weights_later_on_rank_1(root: Path) -> Any:
     loader.set_epoch(1)
     if dist.get_rank() == 1:
         dataset.set_weights({"a": 1, "b": 5})
-    return [steps, after_rank_0(lambda: len(next(iter(loader))["x"]))]
+    with patch("torch_table_loader.engine.agreement.PATIENCE", timedelta(milliseconds=1)):
+        return [steps, after_rank_0(lambda: len(next(iter(loader))["x"]))]
 
 
 @scene

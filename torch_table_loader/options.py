@@ -80,7 +80,8 @@ class LoaderOptions:
         count_filtered: count the rows that pass a row filter before training.
         global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`; the dataset's
             `options.batch_size` is then this rank's part.
-        row_store: "memory", a directory or a URL; None: memory if it fits `row_store_memory`, else a cache directory.
+        row_store: "memory", a directory or a URL; None: memory if it fits `row_store_memory` and what memory is free,
+            else a cache directory.
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
         raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, instead of refusing them.
         verify_checksums: compare pages of Parquet files that have a checksum with it, and refuse those that differ.

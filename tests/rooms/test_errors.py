@@ -23,6 +23,7 @@ from torch_table_loader.errors import (
     ConfigError,
     MissingFileError,
     MissingPathError,
+    OutOfMemoryError,
     StorageError,
     StorageTimeoutError,
     TableError,
@@ -35,6 +36,7 @@ BOTH = [
     (MissingFileError, TableError, FileNotFoundError, errno.ENOENT),
     (AccessRefusedError, StorageError, PermissionError, errno.EACCES),
     (StorageTimeoutError, StorageError, TimeoutError, errno.ETIMEDOUT),
+    (OutOfMemoryError, StorageError, MemoryError, errno.ENOMEM),
 ]
 
 

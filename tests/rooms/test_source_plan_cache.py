@@ -229,3 +229,46 @@ def test_counts_must_fit_the_row_groups() -> None:
 
 def test_a_cache_pickles(cache: PlanCache) -> None:
     assert pickle.loads(pickle.dumps(cache)) == cache  # noqa: S301
+
+
+# ---- folders to which others may write -------------------------------------------------------------------
+
+
+def test_a_planted_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    cache = PlanCache.open(str(tmp_path / "cache"), scope="table")
+    cache.put(FILE, ENTRY)
+    [entry] = entry_files(tmp_path / "cache")
+    (tmp_path / "key").write_text("theirs")
+    entry.unlink()
+    entry.symlink_to(tmp_path / "key")
+    assert cache.get(FILE) is None
+    cache.put(FILE, ENTRY)
+    assert (tmp_path / "key").read_text() == "theirs"
+    assert not entry.is_symlink()
+    assert cache.get(FILE) == ENTRY
+
+
+@pytest.mark.timeout(20)
+def test_a_planted_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    cache = PlanCache.open(str(tmp_path / "cache"), scope="table")
+    cache.put(FILE, ENTRY)
+    [entry] = entry_files(tmp_path / "cache")
+    entry.unlink()
+    os.mkfifo(entry)
+    assert cache.get(FILE) is None
+    cache.put(FILE, ENTRY)
+    assert cache.get(FILE) == ENTRY
+
+
+def test_a_new_cache_is_this_users_alone_and_one_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    PlanCache.open(str(tmp_path / "new" / "cache"), scope="table").put(FILE, ENTRY)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o775)
+    (tmp_path / "link").symlink_to(tmp_path / "shared")
+    cache = PlanCache.open(str(tmp_path / "link"), scope="table")
+    cache.put(FILE, ENTRY)
+    assert cache.get(FILE) == ENTRY, "the caller's own folder may be a link"
+    modes = [
+        path.stat().st_mode & 0o777 for path in (tmp_path / "new", tmp_path / "new" / "cache", tmp_path / "shared")
+    ]
+    assert modes == [0o700, 0o700, 0o775]

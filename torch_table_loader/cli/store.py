@@ -14,7 +14,7 @@ from torch_table_loader.cli.build import add_builder_arguments, build_store
 from torch_table_loader.cli.tables import render
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.row_store import default_folder
-from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 
 _KEYWORDS = ("path", "format", "columns", "filters", "partitioning", "storage_options", "plan_cache", "raw_files")
@@ -87,7 +87,10 @@ def _prune(typed: argparse.Namespace) -> None:
         left = typed.unfinished and manifest is None and not fault and not _is_going_on(place)
         old = typed.older_than is not None and manifest and time.time() - manifest.made > 86_400 * typed.older_than
         if damaged or left or old or place.name in typed.name:
-            shutil.rmtree(place)
+            if place.is_symlink():
+                place.unlink()
+            else:
+                shutil.rmtree(place)
             print(f"removed {place.name}")
 
 
@@ -97,14 +100,14 @@ def _stores(folder: Path) -> Iterator[tuple[Path, Manifest | None, str]]:
     for place in filter(Path.is_dir, places):
         try:
             yield place, read_manifest(place), ""
-        except TableError as error:
+        except (TableError, StorageError) as error:
             yield place, None, str(error)
 
 
 def _fault_of(place: Path, manifest: Manifest) -> str:
     try:
         check_store(place, manifest, contents=True, threads=usable_cpus())
-    except TableError as error:
+    except (TableError, StorageError) as error:
         return str(error)
     return ""
 

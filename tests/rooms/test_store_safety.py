@@ -21,6 +21,7 @@ from tests.rooms.storing import Counting, MemoryTable, everything, numbers
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableLoaderError
 from torch_table_loader.store import opened
 from torch_table_loader.store.build import build_files, build_memory
+from torch_table_loader.store.buffers import BufferPool
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.spec import IDS, LEASES, MANIFEST, NULLS, PARTS, RECORDS, heap_file
@@ -236,6 +237,19 @@ def test_a_mapping_that_finds_no_address_space_names_the_file(place: Path, monke
     assert mmap.mmap is none
     with pytest.raises(OutOfMemoryError, match=rf"{RECORDS}' of [\d,]+ bytes does not fit .*`ulimit -v`"):
         open_store(place, made.spec, 1)
+
+
+@pytest.mark.parametrize("fault", [MemoryError("no"), pa.ArrowMemoryError("no")], ids=repr)
+def test_rows_that_do_not_fit_memory_are_named(monkeypatch: pytest.MonkeyPatch, fault: MemoryError) -> None:
+    def none(*_: Any) -> Any:
+        raise fault
+
+    rows = build_memory(table().spec, table().read, 1)
+    monkeypatch.setattr(BufferPool, "take", none)
+    with pytest.raises(
+        OutOfMemoryError, match=r"too little memory for 300 rows of the row store \(no\); take a smaller"
+    ):
+        rows.gather(np.arange(300))
 
 
 LIMITED = """

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.store.buffers import BufferPool
 from torch_table_loader.store.stored import from_stored
 
@@ -88,7 +89,19 @@ class Rows:
 
         Args:
             places: int64[n], each in [0, num_rows).
+
+        Raises:
+            OutOfMemoryError: there is too little memory for them.
         """
+        try:
+            return self._gathered(places)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"there is too little memory for {len(places):,} rows of the row store ({error}); take a smaller "
+                "batch_size, fewer workers or fewer columns=[...], or give the process more memory"
+            ) from error
+
+    def _gathered(self, places: Ints) -> list[pa.Array]:
         schema = self.layout.schema
         columns: list[Any] = [None] * len(schema)
         values = self._records(places)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_table_loader.read.field_ids import LAST_UPDATED_FIELD, ROW_ID_FIELD, places_of
+from torch_table_loader.read.parquet_footer import check_types
 
 if TYPE_CHECKING:
     from torch_table_loader.records import Column, DataFile, FileMeta
@@ -49,6 +50,7 @@ def groups_by_bounds(
     facts = ([] if known is None else [known]) + [pc.field(name).is_null() for name in sorted(absent)]
     if facts and not can_pass(reduce(and_, facts)):
         return [False] * len(meta.group_rows)
+    check_types(parsed, (leaf.place for leaf in leaves), range(parsed.num_row_groups), file.name)
     told = [leaf for leaf in leaves if not _nan_passes(leaf, facts, can_pass)]
     kept: list[bool] = []
     for number in range(parsed.num_row_groups):
@@ -104,7 +106,7 @@ def _nan_passes(leaf: _Leaf, facts: Sequence[Any], can_pass: CanPass) -> bool:
 def _bound(leaf: _Leaf, group: pq.RowGroupMetaData) -> Any:
     """What a row group's statistics say of a column; None if nothing."""
     chunk = group.column(leaf.place)
-    statistics = chunk.statistics if chunk.is_stats_set else None
+    statistics = chunk.statistics
     if statistics is None or not statistics.has_null_count:
         return None
     field = pc.field(leaf.column.name)
@@ -114,7 +116,7 @@ def _bound(leaf: _Leaf, group: pq.RowGroupMetaData) -> Any:
         return None
     try:
         low, high = (_value(leaf, value) for value in (statistics.min_raw, statistics.max_raw))
-    except UnicodeDecodeError:  # a bound that was cut short inside of a character
+    except (UnicodeDecodeError, OverflowError, pa.ArrowException):  # cut inside of a character, or of another type
         return None
     if pa.types.is_floating(leaf.stored) and low.as_py() == 0 == high.as_py():
         return None  # they write 0 as −0 too, which `isin` tells from 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import as_reading_error, first_line
+from torch_table_loader.read.parquet_footer import DAMAGE, check_footer, check_types, parse, read_footer
 from torch_table_loader.read.prune import kept_row_groups
 from torch_table_loader.read.slices import taken
 from torch_table_loader.records import FileMeta
@@ -19,10 +19,6 @@ from torch_table_loader.records import FileMeta
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile
-
-_MAGIC = b"PAR1"
-_TAIL_BYTES = 64 * 1024
-"""What the first ranged read of a footer asks for; most footers are smaller."""
 
 _VALUES_AT_ONCE = 1 << 19
 """Values that one call of pyarrow decodes where a row group is read whole: 2 to 4 MiB of numbers."""
@@ -40,18 +36,19 @@ class ParquetReader:
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the footer: see `FormatReader.inspect`. Parquet has types of its own, so `schema` is not used."""
         try:
-            footer = _read_footer(storage, file)
+            footer, data_bytes = read_footer(storage, file)
         except (OSError, pa.ArrowException) as error:
             raise as_reading_error(error, file, is_local=storage.is_local) from error
         try:
-            parsed = _parse(footer)
+            parsed = parse(footer)
             file_schema = parsed.schema.to_arrow_schema()
-        except (OSError, pa.ArrowException) as error:
+            refuse_duplicates(file_schema, file)
+        except DAMAGE as error:
             raise TableError(
                 f"{file.name} must end with a Parquet footer, got one that does not parse ({first_line(error)}); "
                 "the file is torn: write it again, or leave it out of the table"
             ) from error
-        refuse_duplicates(file_schema, file)
+        check_footer(file, parsed, data_bytes)
         groups = [parsed.row_group(index) for index in range(parsed.num_row_groups)]
         return FileMeta(
             schema=file_schema,
@@ -62,13 +59,13 @@ class ParquetReader:
 
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
         """Say which row groups may hold a passing row: see `FormatReader.prune`."""
-        return kept_row_groups(file, meta, _parse(_footer_of(file, meta)), filters, schema)
+        return kept_row_groups(file, meta, parse(_footer_of(file, meta)), filters, schema)
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
         """Name flat columns with a proven null in a kept row group: see `FormatReader.null_columns`."""
         if meta.footer is None:
             return frozenset()
-        parsed = _parse(meta.footer)
+        parsed = parse(meta.footer)
         leaves = {
             leaf.path: index
             for index in range(parsed.num_columns)
@@ -77,16 +74,17 @@ class ParquetReader:
             and leaf.path in meta.schema.names
             and not pa.types.is_nested(meta.schema.field(leaf.path).type)
         }
-        groups = [parsed.row_group(index) for index, keep in enumerate(kept) if keep]
+        leaves = {name: leaves[name] for name in columns if name in leaves}
+        numbers = [index for index, keep in enumerate(kept) if keep]
+        check_types(parsed, leaves.values(), numbers)
+        groups = [parsed.row_group(number) for number in numbers]
         return frozenset(
-            name
-            for name in columns
-            if name in leaves and any(_proves_null(group.column(leaves[name])) for group in groups)
+            name for name, place in leaves.items() if any(_proves_null(group.column(place)) for group in groups)
         )
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
         """Open with the footer that `inspect` read: see `FormatReader.open`."""
-        parsed = _parse(_footer_of(file, meta))
+        parsed = parse(_footer_of(file, meta))
         source = storage.open(file.path)
         try:
             # Far away, a row group's column chunks are fetched together, ahead of decoding.
@@ -207,11 +205,6 @@ def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
         )
 
 
-@lru_cache(maxsize=16)
-def _parse(footer: bytes) -> pq.FileMetaData:
-    return pq.read_metadata(pa.BufferReader(footer))
-
-
 def _footer_of(file: DataFile, meta: FileMeta) -> bytes:
     if meta.footer is None:
         raise TableError(
@@ -221,41 +214,9 @@ def _footer_of(file: DataFile, meta: FileMeta) -> bytes:
     return meta.footer
 
 
-def _read_footer(storage: Storage, file: DataFile) -> bytes:
-    with storage.open(file.path) as source:
-        size = source.size()
-        if size < 12:
-            raise _torn(file, f"at least 12 bytes ({_MAGIC!r}, footer, its length, {_MAGIC!r})", f"{size} bytes")
-        tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
-        if tail[-4:] == b"PARE":
-            raise TableError(
-                f"{file.name} must be a Parquet file with a plain footer, got an encrypted one (magic b'PARE'); "
-                "decrypt it first: this library reads no encrypted files"
-            )
-        if tail[-4:] != _MAGIC:
-            raise _torn(file, f"a file that ends in {_MAGIC!r}", f"{tail[-4:]!r}")
-        length = int.from_bytes(tail[-8:-4], "little") + 8
-        if length == 8 or length > size - 4:
-            raise _torn(file, f"a footer inside its {size} bytes", f"a footer length of {length - 8} bytes")
-        if length > len(tail):
-            tail = source.read_at(length, size - length)
-        if len(tail) < length:
-            raise _torn(file, f"a footer of {length} bytes", f"{len(tail)} bytes")
-        return b"".join((_MAGIC, tail[-length:]))
-
-
-def _torn(file: DataFile, expected: str, got: str) -> TableError:
-    return TableError(
-        f"{file.name} must be a Parquet file, that is {expected}, got {got}; the file is torn or of another "
-        "format: write it again, leave it out of the table, or pass the format that it has"
-    )
-
-
 def _proves_null(column: pq.ColumnChunkMetaData) -> bool:
-    if not column.is_stats_set:
-        return False
     statistics = column.statistics
-    return bool(statistics.has_null_count and statistics.null_count > 0)
+    return bool(statistics is not None and statistics.has_null_count and statistics.null_count > 0)
 
 
 __all__ = ["ParquetFile", "ParquetReader", "refuse_duplicates"]

@@ -1,0 +1,218 @@
+"""Reads the footer of a Parquet file, and refuses one that cannot be true.
+
+pyarrow believes what a footer says. Counts that do not fit each other lose rows, and some damage ends the process:
+``RowGroupMetaData.column`` lets a C++ exception out. So each footer is checked once, in an order in which nothing is
+touched before it is safe to touch. What is cheap is checked when a file is inspected, types where statistics are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.failures import first_line
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile
+
+MAGIC = b"PAR1"
+
+DAMAGE = (OSError, pa.ArrowException, ValueError, OverflowError, RecursionError, SystemError)
+"""What pyarrow raises where a footer is damaged: ValueError includes UnicodeDecodeError."""
+
+_TAIL_BYTES = 64 * 1024
+"""What the first ranged read of a footer asks for; most footers are smaller."""
+
+_MOST_FOOTER_BYTES = 512 * 1024 * 1024
+"""A longer footer is taken for a damaged length: this is some four million column chunks."""
+
+
+def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
+    """Read the footer of a file.
+
+    Args:
+        storage: where it is.
+        file: which.
+
+    Returns:
+        The footer as a file of its own, and the byte of the file at which it begins.
+
+    Raises:
+        TableError: the file is torn, encrypted, or not Parquet.
+    """
+    with storage.open(file.path) as source:
+        size = source.size()
+        if size < 12:
+            raise _torn(file, f"at least 12 bytes ({MAGIC!r}, footer, its length, {MAGIC!r})", f"{size} bytes")
+        tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+        if tail[-4:] == b"PARE":
+            raise TableError(
+                f"{file.name} must be a Parquet file with a plain footer, got an encrypted one (magic b'PARE'); "
+                "decrypt it first: this library reads no encrypted files"
+            )
+        if tail[-4:] != MAGIC:
+            raise _torn(file, f"a file that ends in {MAGIC!r}", f"{tail[-4:]!r}")
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if length == 8 or length > size - 4:
+            raise _torn(file, f"a footer inside its {size} bytes", f"a footer length of {length - 8} bytes")
+        if length > _MOST_FOOTER_BYTES:
+            raise _torn(file, f"a footer of at most {_MOST_FOOTER_BYTES} bytes", f"a length of {length - 8} bytes")
+        if length > len(tail):
+            tail = source.read_at(length, size - length)
+        if len(tail) < length:
+            raise _torn(file, f"a footer of {length} bytes", f"{len(tail)} bytes")
+        return b"".join((MAGIC, tail[-length:])), size - length
+
+
+@lru_cache(maxsize=16)
+def parse(footer: bytes) -> pq.FileMetaData:
+    """Parse a footer that `read_footer` gave.
+
+    No list and no string in it can be longer than the footer, so that a claimed length allocates no more than that.
+    """
+    most = len(footer)
+    source = pa.BufferReader(footer)
+    return pq.ParquetFile(source, thrift_string_size_limit=most, thrift_container_size_limit=most).metadata
+
+
+def check_footer(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> None:
+    """Refuse a footer whose counts, sizes and offsets do not fit each other or the file.
+
+    Args:
+        file: the file, for the message.
+        parsed: its footer.
+        data_bytes: where the footer begins: column chunks lie before that.
+
+    Raises:
+        TableError: says what does not fit.
+    """
+    num_leaves = parsed.num_columns
+    total = 0
+    for number in range(parsed.num_row_groups):
+        group = parsed.row_group(number)
+        if group.num_rows < 0 or group.total_byte_size < 0:
+            raise _untrue(
+                file.name,
+                "row groups of 0 or more rows and bytes",
+                f"{group.num_rows} rows and {group.total_byte_size} bytes in row group {number}",
+            )
+        if group.num_columns != num_leaves:
+            raise _untrue(
+                file.name, f"{num_leaves} columns in each row group", f"{group.num_columns} in row group {number}"
+            )
+        total += group.num_rows
+    if total != parsed.num_rows:
+        raise _untrue(file.name, f"{parsed.num_rows} rows in all, as it says", f"row groups of {total} rows")
+    if num_leaves and parsed.num_row_groups:
+        _check_ranges(file, parsed, data_bytes)
+        _check_values(file, parsed)
+
+
+def _check_ranges(file: DataFile, parsed: pq.FileMetaData, data_bytes: int) -> None:
+    """Refuse column chunks outside the file, and those that pyarrow cannot look at.
+
+    Before its first read a pre-buffering pyarrow computes the byte range of every column chunk that is wanted, where
+    its exceptions are caught. It is given a file without bytes: once it tries to read, it has found nothing wrong.
+    """
+    unread = _Unread(data_bytes)
+    try:
+        with closing(pa.PythonFile(unread, mode="r")) as source:
+            handle = pq.ParquetFile(source, metadata=parsed, pre_buffer=True)
+            groups = range(parsed.num_row_groups)
+            next(handle.iter_batches(batch_size=1, row_groups=groups, use_threads=False), None)
+    except DAMAGE as error:
+        if not unread.asked:
+            raise _untrue(
+                file.name,
+                f"sound column chunks inside its {data_bytes} bytes of data",
+                f"others ({first_line(error)})",
+            ) from error
+
+
+def _check_values(file: DataFile, parsed: pq.FileMetaData) -> None:
+    """Refuse column chunks of more or fewer values than rows, which would be paired with other columns' rows."""
+    flat = [parsed.schema.column(place).max_repetition_level == 0 for place in range(parsed.num_columns)]
+    for number in range(parsed.num_row_groups):
+        group = parsed.row_group(number)
+        num_rows = group.num_rows
+        for place, is_flat in enumerate(flat):
+            num_values = group.column(place).num_values
+            if num_values != num_rows and (is_flat or num_values < num_rows):
+                raise _untrue(
+                    file.name,
+                    f"{num_rows} values {'' if is_flat else 'or more '}in each column of row group {number}",
+                    f"{num_values} in column {parsed.schema.column(place).path!r}",
+                )
+
+
+def check_types(parsed: pq.FileMetaData, places: Iterable[int], groups: Iterable[int], name: str = "the file") -> None:
+    """Refuse column chunks of other types than the schema's, whose statistics must not be touched.
+
+    pyarrow looks at the type of a chunk only where it looks at its statistics, and ends the process.
+
+    Args:
+        parsed: a footer.
+        places: of the leaf columns of which statistics are wanted.
+        groups: row groups of which they are.
+        name: the file, for the message.
+
+    Raises:
+        TableError: names the column and the row group.
+    """
+    leaves = [(place, parsed.schema.column(place)) for place in places]
+    wanted = [(place, leaf.physical_type, leaf.path) for place, leaf in leaves]
+    for number in groups if wanted else ():
+        group = parsed.row_group(number)
+        for place, physical_type, path in wanted:
+            came = group.column(place).physical_type
+            if came != physical_type:
+                raise _untrue(name, f"{physical_type} in column {path!r}", f"{came} in row group {number}")
+
+
+class _Unread:
+    """A file of a known size that has no bytes; it remembers whether any were asked for."""
+
+    closed = False
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._place = 0
+        self.asked = False
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = offset + (0, self._place, self._size)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, _length: int = -1) -> bytes:
+        self.asked = True
+        return b""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _torn(file: DataFile, expected: str, got: str) -> TableError:
+    return TableError(
+        f"{file.name} must be a Parquet file, that is {expected}, got {got}; the file is torn or of another "
+        "format: write it again, leave it out of the table, or pass the format that it has"
+    )
+
+
+def _untrue(name: str, expected: str, got: str) -> TableError:
+    return TableError(
+        f"{name} must have a Parquet footer with {expected}, got {got}; the footer is damaged: restore the file, "
+        "write it again, or leave it out of the table"
+    )
+
+
+__all__ = ["DAMAGE", "MAGIC", "check_footer", "check_types", "parse", "read_footer"]

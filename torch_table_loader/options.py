@@ -27,6 +27,16 @@ DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
 DEFAULT_ROW_STORE_MEMORY = "1GiB"
 
+_SWITCHES = (
+    "show_progress",
+    "drop_last",
+    "pin_memory",
+    "row_id",
+    "check_plan",
+    "count_filtered",
+    "raw_files",
+    "verify_checksums",
+)
 _ROWS_ONLY = {"global_batch_size": None, "row_store": None, "row_store_memory": DEFAULT_ROW_STORE_MEMORY}
 _SPLITS_ONLY = {
     "split_bytes": None,
@@ -83,6 +93,7 @@ class LoaderOptions:
         row_store: "memory", a directory or a URL; None: memory if it fits `row_store_memory`, else a cache directory.
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
         raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, instead of refusing them.
+        verify_checksums: compare pages of Parquet files that have a checksum with it, and refuse those that differ.
     """
 
     batch_size: int = 1024
@@ -125,6 +136,7 @@ class LoaderOptions:
     row_store: str | None = field(default=None, repr=False)
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
     raw_files: bool = False
+    verify_checksums: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
@@ -206,7 +218,7 @@ class LoaderOptions:
             raise ConfigTypeError(f'row_store must be "memory", a directory, or a URL, got {self.row_store!r}')
 
     def _check_switches(self) -> None:
-        for name in ("show_progress", "drop_last", "pin_memory", "row_id", "check_plan", "count_filtered", "raw_files"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
@@ -283,6 +295,7 @@ class LoaderKeywords(TypedDict, total=False):
     row_store: str | None
     row_store_memory: int | str
     raw_files: bool
+    verify_checksums: bool
 
 
 def defaults() -> dict[str, Any]:

@@ -88,7 +88,15 @@ class Job:
             ConfigError: an option does not fit the table or another option.
             TableError: the table cannot be read as it was asked for.
         """
-        table = survey(source, options.filters, options.schema, cache, split_deletes=split_deletes, lazy=lazy)
+        table = survey(
+            source,
+            options.filters,
+            options.schema,
+            cache,
+            split_deletes=split_deletes,
+            lazy=lazy,
+            verify_checksums=options.verify_checksums,
+        )
         columns = columns_of(table, options)
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
         largest = int(table.layout.group_rows.max(initial=0))

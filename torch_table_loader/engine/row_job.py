@@ -83,7 +83,8 @@ class RowJob:
     @classmethod
     def open(cls, source: Source, options: LoaderOptions, ranks: RankInfo, cache: PlanCache | None) -> RowJob:
         """Survey the table, check the options against it, and count its live rows; see `Job.open`."""
-        table = survey(source, options.filters, options.schema, cache)
+        verify = options.verify_checksums
+        table = survey(source, options.filters, options.schema, cache, verify_checksums=verify)
         columns = columns_of(table, options)
         schema = pa.schema([table.schema.field(name) for name in columns])
         if options.row_id and ROW_ID in columns:

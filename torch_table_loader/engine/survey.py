@@ -16,7 +16,7 @@ from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.field_ids import found_by_name
-from torch_table_loader.read.footers import LazyFooters, estimated_groups
+from torch_table_loader.read.footers import LazyFooters, check_rows, estimated_groups
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.read.unify import resolve_schema
@@ -101,6 +101,7 @@ class Table:
             row_id_bases=self.layout.file_starts[:-1] if row_ids else None,
             max_rows=max_rows,
             deletes=self.deletes,
+            verify_checksums=self.deletes.verify_checksums,
         )
 
     def refuse_nulls(self, columns: frozenset[str]) -> None:
@@ -125,7 +126,10 @@ class Table:
                 asked = [name for name in wanted if found_by_name(meta.schema, file.columns, {name})]
             groups = self.layout.groups_of(index)
             kept = self.layout.group_kept[groups.start : groups.stop].tolist()
-            found = reader_for(file.format).null_columns(meta, asked, kept)
+            try:
+                found = reader_for(file.format).null_columns(meta, asked, kept)
+            except TableError as error:  # a reader does not know the file's name here
+                raise TableError(f"{file.name}: {error}") from error
             if found:
                 raise TableError(
                     f"column {min(found)!r} has nulls in {file.name!r} (its statistics say so), and a tensor of ints "
@@ -151,9 +155,11 @@ class Inspector:
     cache: PlanCache | None
 
     def __call__(self, file: DataFile) -> FileMeta:
-        """Take the footer of a file from the cache, or read it."""
+        """Take the footer of a file from the cache, or read it; compare its rows with the table's metadata."""
         entry = None if self.cache is None else self.cache.get(file)
-        return self.read(file) if entry is None else entry.meta
+        meta = self.read(file) if entry is None else entry.meta
+        check_rows(file, meta)
+        return meta
 
     def read(self, file: DataFile) -> FileMeta:
         """Read the footer of a file."""
@@ -171,6 +177,7 @@ def survey(
     *,
     split_deletes: bool = False,
     lazy: bool = False,
+    verify_checksums: bool = True,
 ) -> Table:
     """Read what a table says of itself.
 
@@ -181,6 +188,7 @@ def survey(
         cache: footers that were read before, or None.
         split_deletes: whether files that have deletes may be cut.
         lazy: take rows from the table's metadata, and leave the footers until files are read.
+        verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
 
     Raises:
         TableError: a file is gone, torn, or does not fit the others.
@@ -188,9 +196,11 @@ def survey(
     """
     files = tuple(source.files)
     snapshot = source if isinstance(source, SnapshotSource) else None
+    inspect = Inspector(source.storage, given, cache)
+    deletes = Deletes(source.storage, verify_checksums=verify_checksums)
     if lazy and snapshot is not None:
-        return _estimate(snapshot, files, Inspector(source.storage, given, cache), filters, split_deletes=split_deletes)
-    metas = _inspect(files, Inspector(source.storage, given, cache))
+        return _estimate(snapshot, files, inspect, filters, deletes, split_deletes=split_deletes)
+    metas = _inspect(files, inspect)
     if not files and given is None and snapshot is None:
         raise ConfigError(
             "the table has no data file (only hidden, empty or ignored ones), so that its columns are not known; "
@@ -204,7 +214,6 @@ def survey(
             lambda pair: reader_for(pair[0].format).prune(pair[0], pair[1], filters, schema),
             list(zip(files, metas, strict=True)),
         )
-    deletes = Deletes(source.storage)
     groups = [(meta.group_rows, meta.group_bytes) for meta in metas]
     layout = _lay_out(files, groups, kept, deletes, split_deletes=split_deletes)
     if snapshot is None:
@@ -213,12 +222,17 @@ def survey(
 
 
 def _estimate(
-    snapshot: SnapshotSource, files: tuple[DataFile, ...], inspect: Inspector, filters: Any, *, split_deletes: bool
+    snapshot: SnapshotSource,
+    files: tuple[DataFile, ...],
+    inspect: Inspector,
+    filters: Any,
+    deletes: Deletes,
+    *,
+    split_deletes: bool,
 ) -> Table:
     """Lay a table out by its metadata alone."""
     if filters is not None:
         check_filter(filters, snapshot.schema)
-    deletes = Deletes(snapshot.storage)
     layout = _lay_out(files, list(map(estimated_groups, files)), None, deletes, split_deletes=split_deletes)
     return _snapshot_table(snapshot, layout, LazyFooters(files, inspect), deletes)
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_table_loader.read.field_ids import LAST_UPDATED_FIELD, ROW_ID_FIELD, places_of
-from torch_table_loader.read.parquet_footer import check_types
+from torch_table_loader.read.parquet_footer import check_types, has_known_width
 
 if TYPE_CHECKING:
     from torch_table_loader.records import Column, DataFile, FileMeta
@@ -46,7 +46,8 @@ def groups_by_bounds(
         known: what holds for all rows of the file, as an expression; or None.
         can_pass: asks the filter.
     """
-    leaves, absent = _leaves(file, meta, parsed, used)
+    found, absent = _leaves(file, meta, parsed, used)
+    leaves = [leaf for leaf in found if has_known_width(parsed.schema.column(leaf.place))]
     facts = ([] if known is None else [known]) + [pc.field(name).is_null() for name in sorted(absent)]
     if facts and not can_pass(reduce(and_, facts)):
         return [False] * len(meta.group_rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -16,6 +17,7 @@ from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.failures import as_reading_error
 from torch_table_loader.read.field_ids import own_ids
+from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.held import Held
 from torch_table_loader.read.keys import KeySet
@@ -60,19 +62,21 @@ class _MadeSet(NamedTuple):
 class Deletes:
     """Reads deletes, and keeps what it has read. Threads share it; pickled, it starts empty."""
 
-    def __init__(self, storage: Storage, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, storage: Storage, cache_bytes: int = CACHE_BYTES, *, verify_checksums: bool = True) -> None:
         """Read nothing yet.
 
         Args:
             storage: where the delete files are.
             cache_bytes: how much is kept.
+            verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
         """
+        self.verify_checksums = verify_checksums
         self._storage = storage
         self._cache = Held(cache_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the storage alone."""
-        return Deletes, (self._storage, self._cache.most_bytes)
+        """Pickle what was given alone."""
+        return partial(Deletes, verify_checksums=self.verify_checksums), (self._storage, self._cache.most_bytes)
 
     def positions(self, file: DataFile) -> NDArray[np.int64]:
         """Give the deleted rows of a data file that are known by position.
@@ -125,7 +129,7 @@ class Deletes:
     def _read_positions(self, delete: DeleteFile) -> tuple[Any, int]:
         """Read a position delete file: for each data file its positions."""
         parts: dict[str, list[NDArray[np.int64]]] = {}
-        for batch in _rows_of(self._storage, delete.file, self._position_names(delete.file)):
+        for batch in self._rows_of(delete.file, self._position_names(delete.file)):
             paths, positions = batch.columns
             if paths.null_count:  # some writers leave rows without a path, which delete nothing
                 named = paths.is_valid()
@@ -187,13 +191,35 @@ class Deletes:
         meta = reader_for(file.format).inspect(self._storage, file, None)
         plan = plan_by_id(meta.schema, file.columns, wanted, name=file.name)
         batches = []
-        for batch in _rows_of(self._storage, file, lambda _: list(plan.reads)):
+        for batch in self._rows_of(file, lambda _: list(plan.reads)):
             conformed = plan.apply(batch)
             columns = [inside(conformed.column(place), path) for place, path in enumerate(paths)]
             batches.append(pa.RecordBatch.from_arrays(columns, names=[str(place) for place in range(len(ids))]))
         schema = pa.schema([(str(place), path[-1].type) for place, path in enumerate(paths)])
         table = pa.Table.from_batches([batch.cast(schema) for batch in batches], schema)
         return table, table.nbytes
+
+    def _rows_of(self, file: DataFile, choose: Callable[[pa.Schema], list[str]]) -> Iterator[pa.RecordBatch]:
+        """Read columns of a delete file whole."""
+        storage, found = self._storage, 0
+        reader = reader_for(file.format, verify_checksums=self.verify_checksums)
+        meta = reader.inspect(storage, file, None)
+        check_rows(file, meta)
+        names = choose(meta.schema)
+        handle = reader.open(storage, file, meta)
+        try:
+            for batch in handle.batches(range(len(meta.group_rows)), names, _ROWS_AT_A_TIME):
+                found += batch.num_rows
+                yield batch
+        except (OSError, pa.ArrowException) as error:
+            raise as_reading_error(error, file, is_local=storage.is_local) from error
+        finally:
+            handle.close()
+        if found != meta.num_rows:
+            raise TableError(
+                f"{file.name} must have {meta.num_rows} rows, as its footer says, got {found}; the file is damaged: "
+                "restore it"
+            )
 
 
 def _commit_of(file: DataFile) -> int:
@@ -229,20 +255,6 @@ def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
             if (rest := _path_to(child, field_id)) is not None:
                 return (column, *rest)
     return None
-
-
-def _rows_of(storage: Storage, file: DataFile, choose: Callable[[pa.Schema], list[str]]) -> Iterator[pa.RecordBatch]:
-    """Read columns of a delete file whole."""
-    reader = reader_for(file.format)
-    meta = reader.inspect(storage, file, None)
-    names = choose(meta.schema)
-    handle = reader.open(storage, file, meta)
-    try:
-        yield from handle.batches(range(len(meta.group_rows)), names, _ROWS_AT_A_TIME)
-    except (OSError, pa.ArrowException) as error:
-        raise as_reading_error(error, file, is_local=storage.is_local) from error
-    finally:
-        handle.close()
 
 
 __all__ = ["CACHE_BYTES", "Deletes", "inside", "key_path"]

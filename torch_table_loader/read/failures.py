@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
 
 _STORE_WORDS = ("AWS Error", "curlCode", "Couldn't resolve", "Connection")
+_CHECKSUM_WORDS = ("CRC checksum verification failed", "page integrity")
 _DATA_MODULES = ("builtins", "pyarrow", "numpy", "zlib", "fastavro", "cramjam", "backports", "compression")
 
 
@@ -70,6 +71,12 @@ def as_reading_error(
                 f"{where} is gone ({said}); restore it, or make a new loader, which lists the table again", file.name
             )
         return kind(f"the store failed while reading {where} ({said}); check access and the network, then resume")
+    if any(word in said for word in _CHECKSUM_WORDS):
+        return TableError(
+            f"the checksum of a page in {where} does not match its bytes ({said}): they are not what was written; "
+            "restore the file from a copy, write it again, or leave it out of the table "
+            "(verify_checksums=False reads such bytes as they are)"
+        )
     return TableError(
         f"could not decode {where} as {file.format} ({said}); the file is damaged or is not what its "
         "metadata says: write it again, or leave it out of the table"

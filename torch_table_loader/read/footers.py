@@ -69,11 +69,7 @@ class LazyFooters:
 
         def make() -> tuple[FileMeta, int]:
             meta = self._inspect(file)
-            if meta.num_rows != file.num_rows:
-                raise TableError(
-                    f"{file.name} must have {file.num_rows} rows, as the table's metadata says, got {meta.num_rows}; "
-                    "the table was planned by the metadata alone: mend it, or read footers first"
-                )
+            check_rows(file, meta)
             return meta, _META_BYTES + len(meta.footer or b"")
 
         meta: FileMeta = self._held.get(index, make)
@@ -87,6 +83,19 @@ class LazyFooters:
     def num_bytes(self) -> int:
         """What is held now."""
         return self._held.num_bytes
+
+
+def check_rows(file: DataFile, meta: FileMeta) -> None:
+    """Refuse a file that has other rows than the table's metadata says, if it says so.
+
+    Raises:
+        TableError: names the file and both counts.
+    """
+    if file.num_rows is not None and file.num_rows != meta.num_rows:
+        raise TableError(
+            f"{file.name} must have {file.num_rows} rows, as the table's metadata says, got {meta.num_rows}; "
+            "the file or the metadata is damaged: restore it, or write the file again"
+        )
 
 
 def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -115,4 +124,4 @@ def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(stop - start for start, stop in pairwise(edges)), num_bytes
 
 
-__all__ = ["FOOTER_BYTES", "Footers", "LazyFooters", "estimated_groups"]
+__all__ = ["FOOTER_BYTES", "Footers", "LazyFooters", "check_rows", "estimated_groups"]

@@ -32,6 +32,8 @@ _READERS: dict[str, FormatReader] = {
     )
 }
 
+_UNVERIFIED: dict[str, FormatReader] = {"parquet": ParquetReader(verify_checksums=False)}
+
 FORMATS = tuple(_READERS)
 """What the caller may write as ``format=``."""
 
@@ -46,12 +48,13 @@ _SUFFIXES = {"pq": "parquet", "ndjson": "jsonl"} | {name: name for name in FORMA
 """What the end of a file's name says."""
 
 
-def reader_for(name: str, path: Any = None) -> FormatReader:
+def reader_for(name: str, path: Any = None, *, verify_checksums: bool = True) -> FormatReader:
     """Return the reader of a format.
 
     Args:
         name: what the caller wrote as ``format=``.
         path: what the caller wrote as ``path``, whose suffix may say what to write.
+        verify_checksums: whether stored checksums are compared with the data that they are of.
 
     Raises:
         ConfigError: there is none; names those there are.
@@ -60,7 +63,7 @@ def reader_for(name: str, path: Any = None) -> FormatReader:
     'parquet'
     """
     if isinstance(name, str) and name in _READERS:
-        return _READERS[name]
+        return _READERS[name] if verify_checksums else _UNVERIFIED.get(name, _READERS[name])
     first = path[0] if isinstance(path, list | tuple) and path else path
     said = _SUFFIXES.get(str(first).rpartition(".")[2].lower()) if isinstance(first, str | os.PathLike) else None
     hint = did_you_mean(name, FORMATS) if isinstance(name, str) else ""

@@ -11,7 +11,14 @@ import pyarrow.parquet as pq
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import as_reading_error, first_line
-from torch_table_loader.read.parquet_footer import DAMAGE, check_footer, check_types, parse, read_footer
+from torch_table_loader.read.parquet_footer import (
+    DAMAGE,
+    check_footer,
+    check_types,
+    has_known_width,
+    parse,
+    read_footer,
+)
 from torch_table_loader.read.prune import kept_row_groups
 from torch_table_loader.read.slices import taken
 from torch_table_loader.records import FileMeta
@@ -29,9 +36,15 @@ _VALUES_TO_COPY = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader:
-    """Reads Parquet files (https://parquet.apache.org/docs/file-format/)."""
+    """Reads Parquet files (https://parquet.apache.org/docs/file-format/).
+
+    Args:
+        name: of the format.
+        verify_checksums: whether pages that have a checksum are compared with it.
+    """
 
     name: str = "parquet"
+    verify_checksums: bool = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the footer: see `FormatReader.inspect`. Parquet has types of its own, so `schema` is not used."""
@@ -71,6 +84,7 @@ class ParquetReader:
             for index in range(parsed.num_columns)
             if (leaf := parsed.schema.column(index)).max_repetition_level == 0
             and leaf.max_definition_level == 1
+            and has_known_width(leaf)
             and leaf.path in meta.schema.names
             and not pa.types.is_nested(meta.schema.field(leaf.path).type)
         }
@@ -92,6 +106,7 @@ class ParquetReader:
                 source,
                 metadata=parsed,
                 pre_buffer=not storage.is_local,
+                page_checksum_verification=self.verify_checksums,
                 # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
                 coerce_int96_timestamp_unit=None if file.columns is None else "us",
             )

@@ -27,6 +27,9 @@ MAGIC = b"PAR1"
 DAMAGE = (OSError, pa.ArrowException, ValueError, OverflowError, RecursionError, SystemError)
 """What pyarrow raises where a footer is damaged: ValueError includes UnicodeDecodeError."""
 
+_MOST_DIGITS = 76
+_WIDTHS = {"FLOAT16": 2, "UUID": 16}
+
 _TAIL_BYTES = 64 * 1024
 """What the first ranged read of a footer asks for; most footers are smaller."""
 
@@ -176,6 +179,23 @@ def check_types(parsed: pq.FileMetaData, places: Iterable[int], groups: Iterable
                 raise _untrue(name, f"{physical_type} in column {path!r}", f"{came} in row group {number}")
 
 
+def has_known_width(leaf: pq.ColumnSchema) -> bool:
+    """Say whether the width of a column's values follows from its type alone.
+
+    Where it does not, one flipped bit in the schema makes values wider than their statistics, and pyarrow ends the
+    process when it is asked for those: they are left alone.
+
+    Args:
+        leaf: a column of a footer's schema.
+    """
+    if leaf.physical_type != "FIXED_LEN_BYTE_ARRAY":
+        return True
+    kind = leaf.logical_type.type
+    if kind == "DECIMAL":
+        return 0 < leaf.precision <= _MOST_DIGITS and leaf.length == (10**leaf.precision - 1).bit_length() // 8 + 1
+    return bool(leaf.length == _WIDTHS.get(kind))
+
+
 class _Unread:
     """A file of a known size that has no bytes; it remembers whether any were asked for."""
 
@@ -215,4 +235,4 @@ def _untrue(name: str, expected: str, got: str) -> TableError:
     )
 
 
-__all__ = ["DAMAGE", "MAGIC", "check_footer", "check_types", "parse", "read_footer"]
+__all__ = ["DAMAGE", "MAGIC", "check_footer", "check_types", "has_known_width", "parse", "read_footer"]

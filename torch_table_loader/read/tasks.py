@@ -61,6 +61,7 @@ class TaskReader:
         row_id_bases: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] | None = None,
         max_rows: int = DEFAULT_MAX_ROWS,
         deletes: Deletes | None = None,
+        verify_checksums: bool = True,
     ) -> None:
         """Check what is asked for against the table.
 
@@ -76,6 +77,7 @@ class TaskReader:
                 as the last column.
             max_rows: no batch has more rows.
             deletes: reads the files' deletes; readers that share it read each delete file once.
+            verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
 
         Raises:
             ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
@@ -95,7 +97,8 @@ class TaskReader:
         self._columns = tuple(columns)
         self._bases = row_id_bases
         self._max_rows = max_rows
-        self._deletes = Deletes(storage) if deletes is None else deletes
+        self._deletes = Deletes(storage, verify_checksums=verify_checksums) if deletes is None else deletes
+        self._verify = verify_checksums
         self._schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
 
     @property
@@ -196,7 +199,8 @@ class TaskReader:
             return
         self._check_version(plan.file)
         found = [0] * len(segments)
-        walk = FileWalk(self._storage, plan, self._max_rows, may_thin=self._bases is None)
+        may_thin = self._bases is None
+        walk = FileWalk(self._storage, plan, self._max_rows, may_thin=may_thin, verify_checksums=self._verify)
         swappable = self._storage.is_local
         try:
             for run in runs:

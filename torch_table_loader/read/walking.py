@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class FileWalk:
     """Walks the runs of a file, which it opens."""
 
-    def __init__(self, storage: Storage, plan: FilePlan, max_rows: int, *, may_thin: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, plan: FilePlan, max_rows: int, *, may_thin: bool = False, verify_checksums: bool = True
+    ) -> None:
         """Stand before the file, which is not open yet.
 
         Args:
@@ -29,6 +31,7 @@ class FileWalk:
             plan: how it is read.
             max_rows: no batch has more rows.
             may_thin: whether deleted rows may be left out already, where the file can do that.
+            verify_checksums: whether stored checksums are compared with the data.
         """
         self._may_thin = may_thin and plan.knows_places and bool(plan.conformer.reads)
         self._live = LivePlaces(plan)
@@ -37,6 +40,7 @@ class FileWalk:
         self._storage = storage
         self._plan = plan
         self._max_rows = max_rows
+        self._reader = reader_for(plan.file.format, verify_checksums=verify_checksums)
 
     @property
     def row(self) -> int:
@@ -71,7 +75,7 @@ class FileWalk:
     def _once(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         plan = self._plan
         if self.handle is None:
-            self.handle = reader_for(plan.file.format).open(self._storage, plan.file, plan.meta)
+            self.handle = self._reader.open(self._storage, plan.file, plan.meta)
         thinner = self.handle if self._may_thin and isinstance(self.handle, ThinningFile) else None
         if thinner is None:
             yield from self._unthinned(self.handle, run)

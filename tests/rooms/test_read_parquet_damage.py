@@ -1,0 +1,275 @@
+"""Damaged Parquet files: right rows or a TableError that names the file, never a shorter table or a dead process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.rooms.reading import LocalStorage, data_file, whole_task
+from torch_table_loader import StructuredDataset
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.deletes import Deletes
+from torch_table_loader.read.footers import LazyFooters
+from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.read.tasks import TaskReader
+from torch_table_loader.records import DataFile
+
+ROWS = 60
+
+
+def _table() -> pa.Table:
+    return pa.table(
+        {
+            "i": pa.array(range(ROWS), pa.int64()),
+            "n": pa.array([None if row % 5 == 0 else row for row in range(ROWS)], pa.int32()),
+            "s": [f"text {row % 7}" for row in range(ROWS)],
+            "l": [[row] * (row % 4) for row in range(ROWS)],
+            "d": pa.array([bytes([row]) * 16 for row in range(ROWS)], pa.binary(16)),
+        }
+    )
+
+
+def _write(path: Path, table: pa.Table | None = None, **options: Any) -> DataFile:
+    pq.write_table(_table() if table is None else table, path, row_group_size=20, **options)
+    return data_file(path)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _int64(field_delta: int, value: int) -> bytes:
+    """A field of 64 bits of a Thrift struct in the compact protocol."""
+    return bytes([field_delta << 4 | 6]) + _varint((value << 1) ^ (value >> 63))
+
+
+def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> DataFile:
+    """Write a file again with another footer, of whatever length."""
+    data = path.read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = change(data[start:-8])
+    path.write_bytes(data[:start] + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    return data_file(path)
+
+
+def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    def change(footer: bytes) -> bytes:
+        assert footer.count(old) >= 1
+        return footer.replace(old, new, 1)
+
+    return change
+
+
+def _read(file: DataFile, max_rows: int = 65_536, columns: list[str] | None = None) -> pa.Table:
+    storage = LocalStorage()
+    meta = ParquetReader().inspect(storage, file, None)
+    columns = meta.schema.names if columns is None else columns
+    reader = TaskReader(storage, [file], (meta,), meta.schema, columns, max_rows=max_rows)
+    return pa.Table.from_batches(list(reader.read(whole_task(meta))), reader.schema)
+
+
+def _survives(work: Callable[[], object]) -> bool:
+    """Run in a child process: whether it came back, with or without one of our errors."""
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        signal.alarm(60)
+        try:
+            work()
+        except TableError:
+            pass
+        except BaseException:  # noqa: BLE001 the parent is told
+            os._exit(3)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _group_end(total_bytes: int, num_rows: int) -> bytes:
+    """Fields 2 and 3 of a RowGroup: total_byte_size and num_rows."""
+    return _int64(1, total_bytes) + _int64(1, num_rows)
+
+
+@pytest.mark.parametrize("rows", [-201, 4, 19, 21, 1 << 40])
+def test_a_row_group_of_another_number_of_rows_is_refused(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    size = pq.read_metadata(path).row_group(0).total_byte_size
+    file = _rewrite(path, _replaced(_group_end(size, 20), _group_end(size, rows)))
+    with pytest.raises(TableError, match=r"x\.parquet must have a Parquet footer with .*rows"):
+        ParquetReader().inspect(LocalStorage(), file, None)
+
+
+def test_counts_that_add_up_are_refused_where_columns_have_other_ones(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    sizes = [pq.read_metadata(path).row_group(group).total_byte_size for group in range(3)]
+
+    def swap(footer: bytes) -> bytes:
+        footer = _replaced(_group_end(sizes[0], 20), _group_end(sizes[0], 21))(footer)
+        return _replaced(_group_end(sizes[1], 20), _group_end(sizes[1], 19))(footer)
+
+    file = _rewrite(path, swap)
+    assert pq.read_metadata(path).num_rows == ROWS
+    with pytest.raises(TableError, match=r"x\.parquet .*21 values in each column of row group 0, got 20 in column 'i'"):
+        ParquetReader().inspect(LocalStorage(), file, None)
+
+
+def test_a_negative_size_of_a_row_group_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    size = pq.read_metadata(path).row_group(0).total_byte_size
+    file = _rewrite(path, _replaced(_group_end(size, 20), _group_end(-size, 20)))
+    with pytest.raises(TableError, match=r"x\.parquet .*0 or more rows and bytes"):
+        ParquetReader().inspect(LocalStorage(), file, None)
+
+
+@pytest.mark.parametrize("num_values", [-20, 0, 16, 19, 21, 1 << 50])
+@pytest.mark.parametrize("column", [0, 3])
+def test_a_column_chunk_of_another_number_of_values_is_refused(tmp_path: Path, column: int, num_values: int) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    chunk = pq.read_metadata(path).row_group(0).column(column)
+    sizes = _int64(1, chunk.total_uncompressed_size) + _int64(1, chunk.total_compressed_size)
+    old, new = (_int64(1, count) + sizes for count in (chunk.num_values, num_values))
+    file = _rewrite(path, _replaced(old, new))
+    if column == 3 and num_values >= 20:  # a list has any number of values; reading finds out
+        with pytest.raises(TableError, match=r"x\.parquet"):
+            assert _read(file, 7).equals(_table())
+            raise TableError("x.parquet: the rows are right")
+        return
+    with pytest.raises(TableError, match=r"x\.parquet .*20 values .*in each column of row group 0, got"):
+        ParquetReader().inspect(LocalStorage(), file, None)
+
+
+@pytest.mark.parametrize("offset", [-4, 1 << 20, 1 << 62, 1 << 63])
+@pytest.mark.parametrize("which", ["data", "dictionary"])
+def test_a_column_chunk_outside_of_the_file_is_refused(tmp_path: Path, which: str, offset: int) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    chunk = pq.read_metadata(path).row_group(1).column(2)
+    size = chunk.total_compressed_size
+    old = _int64(1, size) + _int64(2, chunk.data_page_offset) + _int64(2, chunk.dictionary_page_offset)
+    data, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
+    offset = offset - (1 << 64) if offset >= 1 << 63 else offset
+    data, dictionary = (offset, offset) if which == "data" else (data, offset)
+    file = _rewrite(path, _replaced(old, _int64(1, size) + _int64(2, data) + _int64(2, dictionary)))
+    if which == "dictionary":  # pyarrow then takes the chunk to begin at its data page, and misses the dictionary
+        with pytest.raises(TableError, match=r"x\.parquet, row group 1, column 's'"):
+            _read(file)
+        return
+    with pytest.raises(TableError, match=r"x\.parquet .*sound column chunks inside its \d+ bytes of data"):
+        ParquetReader().inspect(LocalStorage(), file, None)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 20, 1 << 40, (1 << 63) - 1])
+def test_a_column_chunk_that_ends_outside_of_the_file_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    chunk = pq.read_metadata(path).row_group(1).column(0)
+    tail = _int64(2, chunk.data_page_offset)
+    file = _rewrite(path, _replaced(_int64(1, chunk.total_compressed_size) + tail, _int64(1, size) + tail))
+    with pytest.raises(TableError, match=r"x\.parquet .*sound column chunks"):
+        ParquetReader().inspect(LocalStorage(), file, None)
+
+
+def _ask_statistics(file: DataFile) -> None:
+    storage, reader = LocalStorage(), ParquetReader()
+    meta = reader.inspect(storage, file, None)
+    reader.null_columns(meta, meta.schema.names, [True] * len(meta.group_rows))
+    for name, value in (("i", 3), ("n", pa.scalar(3, pa.int32())), ("s", "text 3"), ("d", b"x" * 16)):
+        reader.prune(file, meta, pc.field(name) == value, meta.schema)
+    _read(file)
+
+
+@pytest.mark.parametrize("kind", [0, 3, 4, 5, 6, 7, 8, 100])
+def test_a_chunk_of_another_type_than_the_schema_s_does_not_end_the_process(tmp_path: Path, kind: int) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+
+    def change(footer: bytes) -> bytes:
+        place = footer.index(b"\x18\x01i", footer.index(b"\x18\x01i") + 3)  # the path of the first chunk of `i`
+        start = footer.rindex(b"\x15\x04\x19", 0, place)  # its type, INT64, and the list of encodings
+        return footer[: start + 1] + _varint(2 * kind) + footer[start + 2 :]
+
+    file = _rewrite(path, change)
+    assert pq.read_metadata(path).num_rows == ROWS
+    assert _survives(lambda: _ask_statistics(file))
+    meta = ParquetReader().inspect(LocalStorage(), file, None)
+    with pytest.raises(TableError, match=r"footer with INT64 in column 'i', got \w+ in row group 0"):
+        ParquetReader().null_columns(meta, ["i"], [True] * 3)
+    with pytest.raises(TableError, match=r"x\.parquet .* INT64 in column 'i'"):
+        ParquetReader().prune(file, meta, pc.field("i") == 3, meta.schema)
+    with pytest.raises(TableError, match=r"x\.parquet.* INT64 in column 'i'"):
+        StructuredDataset(str(path), columns=["i"])
+
+
+def test_histograms_of_another_length_do_not_end_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    found = 0
+    original = path.read_bytes()
+    start = len(original) - 8 - int.from_bytes(original[-8:-4], "little")
+    for place in range(start, len(original) - 8):
+        if original[place] not in (0x26, 0x36) or original[place - 1] not in (0x29, 0x39, 0x19):
+            continue  # a list of two or three i64: a level histogram
+        data = bytearray(original)
+        data[place] ^= 0x10
+        path.write_bytes(data)
+        file = data_file(path)
+        assert _survives(lambda file=file: _ask_statistics(file)), place  # type: ignore[misc]
+        found += 1
+    assert found >= 3
+
+
+@pytest.mark.parametrize("width", [8, 17, 80, 1 << 20])
+def test_statistics_of_another_width_than_the_schema_s_do_not_end_the_process(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "x.parquet"
+    _write(path)
+    # SchemaElement: type FIXED_LEN_BYTE_ARRAY, type_length
+    file = _rewrite(path, _replaced(b"\x15\x0e\x15\x20", b"\x15\x0e\x15" + _varint(2 * width)))
+    assert _survives(lambda: _ask_statistics(file))
+
+
+def test_names_that_are_no_text_and_claimed_lengths_are_table_errors(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    for old, new in ((b"\x18\x01i", b"\x18\x01\xff"), (b"\x18\x06schema", b"\x18\xff\xff\xff\xff\x0fschema")):
+        _write(path, store_schema=False)
+        file = _rewrite(path, _replaced(old, new))
+        with pytest.raises(TableError, match=r"x\.parquet must end with a Parquet footer"):
+            ParquetReader().inspect(LocalStorage(), file, None)
+
+
+def test_a_claimed_footer_of_two_gigabytes_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    with path.open("wb") as stream:
+        stream.truncate(3 << 30)
+        stream.seek((3 << 30) - 8)
+        stream.write(struct.pack("<I", 2 << 30) + b"PAR1")
+    storage = LocalStorage(counting=True)
+    with pytest.raises(TableError, match=r"x\.parquet .*a footer of at most \d+ bytes, got a length of 2147483648"):
+        ParquetReader().inspect(storage, data_file(path), None)
+    assert sum(length for _, length in storage.log) <= 1 << 16
+
+
+def test_rows_that_the_table_s_metadata_does_not_say_are_refused_in_data_and_delete_files(tmp_path: Path) -> None:
+    file = replace(_write(tmp_path / "x.parquet"), num_rows=59)
+    lazy = LazyFooters([file], lambda each: ParquetReader().inspect(LocalStorage(), each, None))
+    with pytest.raises(TableError, match=r"x\.parquet must have 59 rows, as the table's metadata says, got 60"):
+        lazy[0]

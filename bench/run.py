@@ -7,7 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import Outcome, Row, duel_row, write
 from bench.tables import build
 
-_WHAT = ("duels", "planning", "first-batch", "resume", "memory", "iceberg", "rows")
+_WHAT = ("duels", "checksums", "planning", "first-batch", "resume", "memory", "iceberg", "rows")
 
 
 class Bench:
@@ -55,6 +55,13 @@ class Bench:
     def sweeps(self) -> dict[tuple[str, str, int], dict[str, float | str]]:
         """What was swept: by rival, table and batch size."""
         return dict(self._sweeps)
+
+    def checksums(self) -> Iterator[Row]:
+        """Race an epoch whose pages are compared with their checksums against one that leaves that out."""
+        for codec in ("none", "zstd"):
+            options = ("--root", str(self._root), "--rounds", str(self._rounds), "--codec", codec)
+            pairs = _pairs(self._child("bench.checksums", *options))
+            yield Row(f"B, one file, {codec}, with checksums", 8192, "verified", "not verified", pairs, None)
 
     def planning(self) -> list[Outcome]:
         """Plan a million row groups."""
@@ -221,6 +228,9 @@ def main() -> None:
             bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")
             rows.append(bench.duel(duel))
             tqdm.write(rows[-1].line())
+    for row in bench.checksums() if "checksums" in what else ():
+        rows.append(row)
+        tqdm.write(row.line())
     for name, measure in (
         ("planning", bench.planning),
         ("first-batch", bench.first_batch),

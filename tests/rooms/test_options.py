@@ -45,6 +45,7 @@ PROMISED = {
     "plan_cache": None,
     "check_plan": True,
     "count_filtered": True,
+    "verify_checksums": True,
 }
 """Of the facade; `rank` is 0 where it is left out, and `prefetch_batches` has no promised default."""
 
@@ -135,6 +136,7 @@ def test_secrets_are_not_shown() -> None:
         ("row_id", 1, ConfigTypeError, "row_id must be True or False, got 1"),
         ("pin_memory", None, ConfigTypeError, "pin_memory must be True or False"),
         ("check_plan", 0, ConfigTypeError, "check_plan must be True or False"),
+        ("verify_checksums", "no", ConfigTypeError, "verify_checksums must be True or False"),
         ("count_filtered", "yes", ConfigTypeError, "count_filtered must be True or False"),
         ("show_progress", 1, ConfigTypeError, "show_progress must be True or False"),
         ("plan_cache", 5, ConfigTypeError, "plan_cache must be"),

@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.iceberg import IcebergWriter, some
 from tests.rooms.reading import LocalStorage, data_file, whole_task
-from torch_table_loader import StructuredDataset
+from torch_table_loader import IcebergDataset, StructuredDataset
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tasks import TaskReader
-from torch_table_loader.records import DataFile
+from torch_table_loader.records import DataFile, DeleteFile
 
 ROWS = 60
 
@@ -268,8 +269,146 @@ def test_a_claimed_footer_of_two_gigabytes_is_not_read(tmp_path: Path) -> None:
     assert sum(length for _, length in storage.log) <= 1 << 16
 
 
-def test_rows_that_the_table_s_metadata_does_not_say_are_refused_in_data_and_delete_files(tmp_path: Path) -> None:
+def test_rows_that_the_table_s_metadata_does_not_say_are_refused(tmp_path: Path) -> None:
     file = replace(_write(tmp_path / "x.parquet"), num_rows=59)
     lazy = LazyFooters([file], lambda each: ParquetReader().inspect(LocalStorage(), each, None))
     with pytest.raises(TableError, match=r"x\.parquet must have 59 rows, as the table's metadata says, got 60"):
         lazy[0]
+
+
+def _delete_file(path: Path, rows: int, told: int | None, **options: Any) -> DeleteFile:
+    table = pa.table({"file_path": ["data"] * rows, "pos": pa.array(range(rows), pa.int64())})
+    pq.write_table(table, path, **options)
+    return DeleteFile(replace(data_file(path), num_rows=told), "position", rows)
+
+
+def test_a_delete_file_of_other_rows_than_the_table_s_metadata_says_is_refused(tmp_path: Path) -> None:
+    data = DataFile("data", "data", LocalStorage().version(str(tmp_path)), "parquet")
+    right = _delete_file(tmp_path / "right.parquet", 5, 5)
+    assert Deletes(LocalStorage()).positions(replace(data, deletes=(right,))).tolist() == [0, 1, 2, 3, 4]
+    wrong = _delete_file(tmp_path / "wrong.parquet", 5, 6)
+    with pytest.raises(TableError, match=r"wrong\.parquet must have 6 rows, as the table's metadata says, got 5"):
+        Deletes(LocalStorage()).positions(replace(data, deletes=(wrong,)))
+
+
+PAGES = [
+    {"use_dictionary": dictionary, "data_page_version": version, "compression": compression}
+    for dictionary in (True, False)
+    for version in ("1.0", "2.0")
+    for compression in ("none", "snappy", "zstd")
+]
+
+
+def _page_flips(path: Path, number: int) -> Iterator[tuple[int, bytes]]:
+    """Flip a bit in the bytes of pages, headers left alone: of each chunk its last bytes are of a page."""
+    data, parsed = path.read_bytes(), pq.read_metadata(path)
+    spans = []
+    for group in range(parsed.num_row_groups):
+        for column in range(parsed.num_columns):
+            chunk = parsed.row_group(group).column(column)
+            start = chunk.dictionary_page_offset or chunk.data_page_offset
+            spans.append((start, start + chunk.total_compressed_size))
+    rng = np.random.default_rng(7)
+    for turn in range(number):
+        _, stop = spans[turn % len(spans)]
+        place = stop - 1 - int(rng.integers(0, 8))
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << int(rng.integers(0, 8))
+        yield place, bytes(damaged)
+
+
+@pytest.mark.parametrize("options", PAGES, ids=lambda options: "-".join(map(str, options.values())))
+def test_every_change_of_a_page_that_has_a_checksum_is_found(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = tmp_path / "x.parquet"
+    table = pa.table(
+        {"i": range(400), "f": np.random.default_rng(0).random(400), "s": [f"text {i}" for i in range(400)]}
+    )
+    pq.write_table(table, path, row_group_size=100, write_page_checksum=True, **options)
+    assert _read(data_file(path)).equals(table)
+    for place, damaged in _page_flips(path, 32):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            TableError, match=r"page in x\.parquet, row group \d, column '[ifs]' does not match"
+        ) as told:
+            _read(data_file(path))
+        assert "verify_checksums=False" in str(told.value), place
+        path.write_bytes(damaged)
+
+
+def test_dictionary_pages_are_compared_with_their_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    table = pa.table({"s": [f"text {row % 7}" for row in range(100)]})
+    pq.write_table(table, path, write_page_checksum=True, compression="none")
+    path.write_bytes(path.read_bytes().replace(b"text 3", b"test 3", 1))
+    with pytest.raises(TableError, match=r"page in x\.parquet, row group 0, column 's' does not match"):
+        _read(data_file(path))
+    storage, reader = LocalStorage(), reader_for("parquet", verify_checksums=False)
+    meta = reader.inspect(storage, data_file(path), None)
+    unverified = TaskReader(LocalStorage(), [data_file(path)], (meta,), meta.schema, ["s"], verify_checksums=False)
+    for read in (pickle.loads(pickle.dumps(unverified)), unverified):  # noqa: S301 our own
+        (batch,) = read.read(whole_task(meta))
+        assert batch["s"].to_pylist().count("test 3") == 14
+
+
+def test_delete_files_are_compared_with_their_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    data = DataFile("data", "data", LocalStorage().version(str(tmp_path)), "parquet")
+    options: dict[str, Any] = {"write_page_checksum": True, "compression": "none", "use_dictionary": False}
+    deleted = replace(data, deletes=(_delete_file(path, 5, 5, **options),))
+    path.write_bytes(path.read_bytes().replace(struct.pack("<5q", *range(5)), struct.pack("<5q", 0, 1, 2, 3, 9), 1))
+    with pytest.raises(TableError, match=r"page in x\.parquet does not match"):
+        Deletes(LocalStorage()).positions(deleted)
+    unverified = Deletes(LocalStorage(), verify_checksums=False)
+    for deletes in (unverified, pickle.loads(pickle.dumps(unverified))):  # noqa: S301 our own
+        assert deletes.positions(deleted).tolist() == [0, 1, 2, 3, 9]
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"worker_type": "process", "num_workers": 2}, {"shuffle": "rows"}, {"num_workers": 0}], ids=str
+)
+def test_the_option_reaches_every_reader(tmp_path: Path, how: dict[str, Any]) -> None:
+    path = tmp_path / "x.parquet"
+    table = pa.table({"i": pa.array(range(100), pa.int64())})
+    pq.write_table(table, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(struct.pack("<2q", 50, 51), struct.pack("<2q", 50, 1051), 1))
+    with pytest.raises(TableError, match=r"page in x\.parquet, row group 0, column 'i' does not match"):
+        list(StructuredDataset(str(tmp_path), batch_size=50, **how))
+    rows = StructuredDataset(str(tmp_path), batch_size=50, verify_checksums=False, **how)
+    assert 1051 in [value for batch in rows for value in batch["i"].tolist()]
+
+
+def _iceberg(root: Path) -> tuple[IcebergWriter, Path]:
+    """A table of one data file, written with checksums, and one position delete."""
+    table = IcebergWriter(root)
+    path = table.append(some(0, 50))
+    table.delete_rows({path: [3]})
+    table.commit()
+    local = Path(path.removeprefix("file://"))
+    options: dict[str, Any] = {"write_page_checksum": True, "compression": "none", "use_dictionary": False}
+    pq.write_table(pq.read_table(local), local, **options)
+    for each in table.data:
+        each.entry["file_size_in_bytes"] = local.stat().st_size
+    table.commit()
+    return table, local
+
+
+@pytest.mark.parametrize("footers", ["eager", "lazy"])
+def test_an_iceberg_table_s_files_are_verified_unless_the_option_says_no(tmp_path: Path, footers: str) -> None:
+    table, local = _iceberg(tmp_path)
+    local.write_bytes(local.read_bytes().replace(struct.pack("<2q", 40, 41), struct.pack("<2q", 40, 1041), 1))
+    how: dict[str, Any] = {"metadata_location": table.metadata, "footers": footers, "columns": ["x"]}
+    with pytest.raises(TableError, match=rf"page in .*{local.name}, row group 0, column 'x' does not match"):
+        list(IcebergDataset(**how))
+    found = [x for batch in IcebergDataset(verify_checksums=False, **how) for x in batch["x"].tolist()]
+    assert found == [*range(3), *range(4, 41), 1041, *range(42, 50)]
+
+
+@pytest.mark.parametrize("footers", ["eager", "lazy"])
+@pytest.mark.parametrize("rows", [49, 51])
+def test_a_manifest_that_counts_other_rows_than_the_footer_is_refused(tmp_path: Path, footers: str, rows: int) -> None:
+    table = IcebergWriter(tmp_path)
+    name = Path(table.append(some(0, 50))).name
+    table.data[0].entry["record_count"] = rows
+    table.commit()
+    with pytest.raises(TableError, match=rf"{name} must have {rows} rows, as the table's metadata says, got 50"):
+        list(IcebergDataset(metadata_location=table.metadata, footers=footers, columns=["x"]))

@@ -151,9 +151,10 @@ def test_a_column_chunk_of_another_number_of_values_is_refused(tmp_path: Path, c
     old, new = (_int64(1, count) + sizes for count in (chunk.num_values, num_values))
     file = _rewrite(path, _replaced(old, new))
     if column == 3 and num_values >= 20:  # a list has any number of values; reading finds out
-        with pytest.raises(TableError, match=r"x\.parquet"):
+        try:
             assert _read(file, 7).equals(_table())
-            raise TableError("x.parquet: the rows are right")
+        except TableError as error:
+            assert "x.parquet" in str(error)
         return
     with pytest.raises(TableError, match=r"x\.parquet .*20 values .*in each column of row group 0, got"):
         ParquetReader().inspect(LocalStorage(), file, None)

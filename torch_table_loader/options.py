@@ -27,6 +27,16 @@ DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
 DEFAULT_ROW_STORE_MEMORY = "1GiB"
 
+_SWITCHES = (
+    "show_progress",
+    "drop_last",
+    "pin_memory",
+    "row_id",
+    "check_plan",
+    "count_filtered",
+    "raw_files",
+    "verify_checksums",
+)
 _ROWS_ONLY = {"global_batch_size": None, "row_store": None, "row_store_memory": DEFAULT_ROW_STORE_MEMORY}
 _SPLITS_ONLY = {
     "split_bytes": None,
@@ -209,16 +219,7 @@ class LoaderOptions:
             raise ConfigTypeError(f'row_store must be "memory", a directory, or a URL, got {self.row_store!r}')
 
     def _check_switches(self) -> None:
-        for name in (
-            "show_progress",
-            "drop_last",
-            "pin_memory",
-            "row_id",
-            "check_plan",
-            "count_filtered",
-            "raw_files",
-            "verify_checksums",
-        ):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):

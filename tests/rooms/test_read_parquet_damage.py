@@ -150,10 +150,8 @@ def test_a_column_chunk_of_another_number_of_values_is_refused(tmp_path: Path, c
     sizes = _int64(1, chunk.total_uncompressed_size) + _int64(1, chunk.total_compressed_size)
     old, new = (_int64(1, count) + sizes for count in (chunk.num_values, num_values))
     file = _rewrite(path, _replaced(old, new))
-    if column == 3 and num_values >= 20:  # a list has any number of values; reading finds out
-        with pytest.raises(TableError, match=r"x\.parquet"):
-            assert _read(file, 7).equals(_table())
-            raise TableError("x.parquet: the rows are right")
+    if column == 3 and num_values >= 20:  # a list has any number of values, and pages say how many there are
+        assert _read(file, 7).equals(_table())
         return
     with pytest.raises(TableError, match=r"x\.parquet .*20 values .*in each column of row group 0, got"):
         ParquetReader().inspect(LocalStorage(), file, None)
@@ -410,5 +408,6 @@ def test_a_manifest_that_counts_other_rows_than_the_footer_is_refused(tmp_path: 
     name = Path(table.append(some(0, 50))).name
     table.data[0].entry["record_count"] = rows
     table.commit()
+    how: dict[str, Any] = {"metadata_location": table.metadata, "footers": footers, "columns": ["x"]}
     with pytest.raises(TableError, match=rf"{name} must have {rows} rows, as the table's metadata says, got 50"):
-        list(IcebergDataset(metadata_location=table.metadata, footers=footers, columns=["x"]))
+        list(IcebergDataset(**how))

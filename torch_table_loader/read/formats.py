@@ -43,6 +43,7 @@ INFERRED = frozenset({"csv", "json", "jsonl"})
 COLUMNAR = frozenset({"parquet", "orc", "arrow", "ipc", "feather"})
 """Formats that read one row group, and one column of it, without reading what comes before."""
 
+
 _SUFFIXES = {"pq": "parquet", "ndjson": "jsonl"} | {name: name for name in FORMATS}
 """What the end of a file's name says."""
 

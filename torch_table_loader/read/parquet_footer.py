@@ -192,7 +192,8 @@ def has_known_width(leaf: pq.ColumnSchema) -> bool:
         return True
     kind = leaf.logical_type.type
     if kind == "DECIMAL":
-        return 0 < leaf.precision <= _MOST_DIGITS and leaf.length == (10**leaf.precision - 1).bit_length() // 8 + 1
+        digits = int(leaf.precision)
+        return 0 < digits <= _MOST_DIGITS and int(leaf.length) == (10**digits - 1).bit_length() // 8 + 1
     return bool(leaf.length == _WIDTHS.get(kind))
 
 

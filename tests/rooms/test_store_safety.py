@@ -20,8 +20,8 @@ from tests.rooms.small_disks import run_with_small
 from tests.rooms.storing import Counting, MemoryTable, everything, numbers
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableLoaderError
 from torch_table_loader.store import opened
-from torch_table_loader.store.build import build_files, build_memory
 from torch_table_loader.store.buffers import BufferPool
+from torch_table_loader.store.build import build_files, build_memory
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.spec import IDS, LEASES, MANIFEST, NULLS, PARTS, RECORDS, heap_file

@@ -161,7 +161,11 @@ def time_planning(root: Path, num_files: int, num_manifests: int, rounds: int) -
     if not folder.is_dir():
         write_many(folder, num_files, num_manifests, "s3://nowhere/many")
     where = f"file://{folder}/metadata/v1.metadata.json"
-    at = TableAddress(metadata_location=where, storage_options={"anon": True, "region": "us-east-1"})
+    at = TableAddress(
+        metadata_location=where,
+        storage_options={"anon": True, "region": "us-east-1"},
+        allow_locations=["s3://nowhere"],
+    )
 
     def mine() -> int:
         found, _, _ = open_source(at, {}, lambda _, value: value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +340,50 @@ def test_what_is_no_metadata(tmp_path: Path, data: bytes) -> None:
         read(metadata_location=str(path))
     with pytest.raises(TableError, match="expected a file, found none"):
         read(metadata_location=str(tmp_path / "v2.metadata.json"))
+
+
+def test_a_catalog_that_is_made_here_is_closed(tmp_path: Path, catalog: Catalog, table: Table) -> None:
+    catalog.close()
+
+    def connections() -> list[str]:
+        found = []
+        for file in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # the one that lists them is gone again
+                found += [name for name in [str(file.readlink())] if name.startswith(f"{tmp_path}/catalog.db")]
+        return found
+
+    assert connections() == []
+    loader, _ = IcebergDataset.create_dataloader("db.clicks", config(tmp_path), output_format="arrow", num_workers=0)
+    assert connections() == []
+    assert sum(batch.num_rows for batch in loader) == 20
+    with pytest.raises(ConfigError, match="no table"):
+        IcebergDataset("db.click", config(tmp_path))
+    assert connections() == []
+    theirs = load_catalog("default", **config(tmp_path))
+    IcebergDataset("db.clicks", theirs)
+    assert theirs.list_tables("db") == [("db", "clicks")], "a catalog of the caller's stays open"
+    assert connections() != []
+    theirs.close()
+
+
+@pytest.mark.parametrize("path", ["/lake/t", "lake/t", "s3://me:hunter2@bucket/t", "v3.metadata.json", "somewhere"])
+def test_a_path_is_sent_to_metadata_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    (tmp_path / "somewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"got the path .*IcebergDataset\(metadata_location=") as refused:
+        IcebergDataset(path)
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(ConfigError, match="metadata_location="):
+        IcebergDataset(path, config(tmp_path))
+
+
+def test_a_name_may_begin_with_the_catalogs(tmp_path: Path, catalog: Catalog, table: Table) -> None:
+    where = config(tmp_path)
+    same(read("default.db.clicks", where), ROWS)
+    same(read(("default", "db", "clicks"), catalog), ROWS)
+    with pytest.raises(ConfigError, match="no namespace 'other'"):
+        read("other.db.clicks", where)
+    catalog.create_namespace("default")
+    catalog.create_namespace("default.db")
+    catalog.create_table("default.db.clicks", ROWS.schema).append(ROWS.slice(0, 3))
+    same(read("default.db.clicks", where), ROWS.slice(0, 3))

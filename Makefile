@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Editors and type checkers read a plain path; the import hook of setuptools' other mode they do not.
+EDITABLE := --config-settings editable_mode=compat -e
 READY := $(VENV)/.ready
 WRITERS_READY := $(VENV)/.ready-writers
 BENCH_READY := $(VENV)/.ready-bench
@@ -16,16 +18,21 @@ RANKS ?= 2
 DEMO_ROWS ?= 2000000
 TRAIN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m demo.train
 TESTS := tests torch_table_loader strategies/tests
+LOWEST := .venv-lowest
+LOWEST_TORCH ?=
+LOWEST_TESTS := tests/rooms tests/laws strategies/tests $(addprefix tests/torch/test_, exactly_once.py same_batches.py \
+    state.py rows.py nested.py iceberg_laws.py) --ignore tests/rooms/test_docs.py
 PYTEST := $(BIN)/python -m pytest $(TESTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-s3 demo-parquet test test-all test-all-deterministic horovod lint format bench docs clean
+.PHONY: help demo demo-s3 demo-parquet test test-lowest test-all test-all-deterministic horovod lint format bench docs clean
 
 help:
 	@echo "make demo                    train on an Iceberg table on two ranks and prove what was delivered"
 	@echo "make demo-s3                 the same on S3 and Glue, which moto plays"
 	@echo "make demo-parquet            the same on plain Parquet"
 	@echo "make test                    the tests of every day (minutes)"
+	@echo "make test-lowest             most of these with the lowest versions that pyproject.toml claims (Python 3.11)"
 	@echo "make test-all-deterministic  the laws with more examples, and what takes long (marked slow)"
 	@echo "make test-all                all of them, those that kill processes or need Java 17 too"
 	@echo "make horovod                 build Horovod for the torch that is installed, and install it (minutes, once)"
@@ -41,25 +48,25 @@ $(READY): pyproject.toml constraints.txt strategies/pyproject.toml
 	         "Pass another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt torch
-	$(PIP) install --quiet -c constraints.txt -e ".[s3,iceberg,progress,frameworks,dev]" -e ./strategies
+	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[s3,iceberg,progress,frameworks,dev]" -e ./strategies
 	@touch $@
 
 # The last one is there for its jars of Java's iceberg-core: it asks for a pyarrow of its own, which it does not get.
 $(WRITERS_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt -e ".[writers]"
+	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[writers]"
 	$(PIP) install --quiet -c constraints.txt --no-deps bodo-iceberg-connector
 	@touch $@
 
 $(BENCH_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt -e ".[bench]"
+	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[bench]"
 	@touch $@
 
 $(DOCS_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt -e ".[docs]"
+	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[docs]"
 	@touch $@
 
 $(ENGINES_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt -e ".[engines]"
+	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[engines]"
 	@touch $@
 
 $(HOROVOD_READY): $(READY) tools/build_horovod.py
@@ -82,6 +89,19 @@ demo-parquet: $(READY)
 # faulthandler reads the stacks of threads that run on, which may crash them: it speaks only when a test is lost anyway.
 test: $(READY)
 	$(PYTEST) -m "not slow and not kills and not heavy"
+
+# uv takes the lowest version of every direct dependency. torch stays the one of constraints.txt, unless another is
+# asked for (make test-lowest LOWEST_TORCH=2.5.0): an old one comes with gigabytes of CUDA. Docs show today's messages.
+$(LOWEST)/.ready: pyproject.toml constraints.txt strategies/pyproject.toml
+	rm -rf $(LOWEST)
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv $(if $(LOWEST_TORCH),,torch)
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+	    $(EDITABLE) ".[s3,iceberg,progress,dev]" -e ./strategies $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH))
+	@touch $@
+
+test-lowest: $(LOWEST)/.ready
+	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) -m "not slow and not kills and not heavy"
 
 test-all-deterministic: $(READY)
 	LAWS_EFFORT=3 $(PYTEST) -m "not kills and not heavy" -k "laws or slow" --timeout 900 -o faulthandler_timeout=890
@@ -108,5 +128,5 @@ docs: $(DOCS_READY)
 	@echo "build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -360,7 +360,7 @@ def test_a_catalog_that_is_made_here_is_closed(tmp_path: Path, catalog: Catalog,
         IcebergDataset("db.click", config(tmp_path))
     assert connections() == []
     theirs = load_catalog("default", **config(tmp_path))
-    IcebergDataset("db.clicks", theirs)
+    IcebergDataset("db.clicks", theirs, columns=["x"])
     assert theirs.list_tables("db") == [("db", "clicks")], "a catalog of the caller's stays open"
     assert connections() != []
     theirs.close()

@@ -27,6 +27,8 @@ class Gate:
         ending: a key that will be, when so many more requests for Parquet files came with it.
         refusal: how.
         refused: requests that were, so far.
+        passed: requests that were let through to the server.
+        tunnels: hosts and ports that a client asked it, as its proxy, to connect to; it never does.
     """
 
     url: str = ""
@@ -34,6 +36,8 @@ class Gate:
     ending: tuple[str, int] | None = None
     refusal: tuple[int, str, str] = FORBIDDEN
     refused: int = 0
+    passed: int = 0
+    tunnels: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refuses(self, signed: str, path: str) -> bool:
@@ -45,6 +49,7 @@ class Gate:
                 self.ending = (key, left - 1) if left else None
             ended = any(f"Credential={key}/" in signed for key in self.ended)
             self.refused += ended
+            self.passed += not ended
             return ended
 
 
@@ -70,7 +75,9 @@ def gate_before(url: str) -> Iterator[Gate]:
                 return
             server = http.client.HTTPConnection(target, timeout=30)
             try:
-                server.request(self.command, self.path, body, dict(self.headers))
+                # Who takes the gate for a proxy names the server, too.
+                path = self.path[self.path.index("/", len("http://")) :] if "://" in self.path[:8] else self.path
+                server.request(self.command, path, body, dict(self.headers))
                 reply = server.getresponse()
                 self._answer(reply.status, reply.getheaders(), reply.read())
             finally:
@@ -87,6 +94,10 @@ def gate_before(url: str) -> Iterator[Gate]:
             self.end_headers()
             if not head:
                 self.wfile.write(body)
+
+        def do_CONNECT(self) -> None:
+            gate.tunnels.append(self.path)
+            self.send_error(502)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass  # noqa: N815 - so the base class calls them
 

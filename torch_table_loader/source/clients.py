@@ -24,6 +24,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, new_file
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, filesystem_class
+from torch_table_loader.source.aws import proxy_of, region_through_proxy
 from torch_table_loader.source.http import keeping_secrets_home
 from torch_table_loader.source.local import local_version
 from torch_table_loader.source.s3 import S3Choice
@@ -148,10 +149,14 @@ class ArrowS3Client:
     """S3 through pyarrow: no Python and no GIL on the way of the bytes."""
 
     def __init__(self, options: Mapping[str, Any], bucket: str) -> None:
-        """Connect; where nothing names a region, the bucket is asked for its own."""
+        """Connect, through the environment's proxy; where nothing names a region, the bucket is asked for its own."""
         options = dict(options)
+        host = options.get("endpoint_override") or f"{bucket}.s3.amazonaws.com"
+        proxy = options.get("proxy_options") or proxy_of(f"{options.get('scheme', 'https')}://{host}")
         if "region" not in options and "endpoint_override" not in options and not _region_in_environment():
-            options["region"] = _region_of(bucket)
+            options["region"] = region_through_proxy(bucket) if proxy else _region_of(bucket)
+        if proxy:
+            options["proxy_options"] = proxy
         self.native = arrow_fs.S3FileSystem(**options)
 
     def open(self, path: str) -> pa.NativeFile:
@@ -317,8 +322,7 @@ def _nanoseconds(value: Any) -> int | None:
 
 
 def _region_in_environment() -> bool:
-    names = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
-    return any(os.environ.get(name) for name in names)
+    return any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION"))
 
 
 def _region_of(bucket: str) -> str | None:

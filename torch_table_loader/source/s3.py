@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.source.aws import configured_endpoint
 
 _SHARED = {
     "key": "access_key",
@@ -106,6 +108,22 @@ def choose_s3(options: Mapping[str, Any]) -> S3Choice:
     return S3Choice("pyarrow", {**shared, **arrow})
 
 
+def with_configured_endpoint(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add the endpoint that the environment or ~/.aws names, where the options name none.
+
+    It is added to the options, and not looked up where a client is made: it is part of where a table is, and goes
+    along to other machines.
+
+    Raises:
+        ConfigError: as `choose_s3` and `configured_endpoint` do.
+    """
+    shared, _, s3fs = _sorted_out(options)
+    if "endpoint_override" in shared or s3fs.get("config_kwargs", {}).get("ignore_configured_endpoint_urls"):
+        return options
+    endpoint = configured_endpoint(os.environ, options.get("profile"))
+    return options if endpoint is None else {**options, "endpoint_url": endpoint}
+
+
 def _sorted_out(
     options: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -200,4 +218,4 @@ def _has_arrow_s3() -> bool:
     return True
 
 
-__all__ = ["S3Choice", "choose_s3"]
+__all__ = ["S3Choice", "choose_s3", "with_configured_endpoint"]

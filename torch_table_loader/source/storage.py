@@ -34,7 +34,7 @@ from torch_table_loader.source.address import (
 )
 from torch_table_loader.source.clients import Client, Found, connect
 from torch_table_loader.source.parts import put_file, read_parts
-from torch_table_loader.source.s3 import S3Choice, choose_s3
+from torch_table_loader.source.s3 import S3Choice, choose_s3, with_configured_endpoint
 
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
@@ -269,6 +269,8 @@ def open_storage(
         )
     address = parse_address(path_or_url)
     options = {} if address.protocol == "file" else {**address.login, **(storage_options or {})}
+    if address.protocol in S3_PROTOCOLS:
+        options = dict(with_configured_endpoint(options))
     storage = FileStorage(address.protocol, options)
     if address.protocol in S3_PROTOCOLS and storage.client_name == "s3fs":
         filesystem_class("s3")

@@ -1,0 +1,270 @@
+"""S3 with nothing but the environment and ~/.aws: endpoints and proxies count as for AWS's own clients."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.services.conftest import ACCESS_KEY, SECRET_KEY
+from tests.services.gate import Gate, gate_before
+from torch_table_loader import ConfigError, StructuredDataset
+from torch_table_loader.source.aws import configured_endpoint, proxy_of
+from torch_table_loader.source.iceberg.storage import IcebergStorage
+from torch_table_loader.source.storage import open_storage
+
+WRONG = "http://127.0.0.1:9"
+"""Nobody listens there: who asks it finds out."""
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Leave nothing of this machine's own configuration but a login."""
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+@pytest.fixture
+def table(bucket: str, s3_client: Any) -> str:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"x": [1, 2, 3]}), sink)
+    s3_client.put_object(Bucket=bucket, Key="t/a.parquet", Body=sink.getvalue())
+    return f"s3://{bucket}/t"
+
+
+@pytest.fixture(params=["pyarrow", "s3fs"])
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Give options that say nothing of the endpoint, and choose the client."""
+    return {} if request.param == "pyarrow" else {"max_concurrency": 4}
+
+
+def rows(table: str, **more: Any) -> int:
+    loader, _ = StructuredDataset.create_dataloader(table, num_workers=0, **more)
+    return sum(len(batch["x"]) for batch in loader)
+
+
+def configure(folder: Path, text: str, name: str = "config") -> None:
+    (folder / ".aws").mkdir(exist_ok=True)
+    (folder / ".aws" / name).write_text(text)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_an_endpoint_in_the_environment_is_enough(
+    table: str, moto_url: str, options: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, moto_url)
+    assert rows(table, storage_options=options) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[default]\nendpoint_url = {url}\n",
+        "[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = {url}\n",
+    ],
+)
+def test_so_is_one_of_the_profile(
+    table: str, moto_url: str, options: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    configure(tmp_path, text.format(url=moto_url))
+    assert rows(table, storage_options=options) == 3
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_workers_and_a_plan_cache_find_it_too(
+    table: str, bucket: str, moto_url: str, worker_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
+    loader, _ = StructuredDataset.create_dataloader(
+        table, num_workers=1, worker_type=worker_type, plan_cache=f"s3://{bucket}/plans"
+    )
+    assert sum(len(batch["x"]) for batch in loader) == 3
+
+
+def test_an_iceberg_storage_finds_it_and_its_own_endpoint_wins(
+    table: str, moto_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
+    assert IcebergStorage(table).version(f"{table}/a.parquet").num_bytes > 0
+    monkeypatch.setenv("AWS_ENDPOINT_URL", WRONG)
+    assert IcebergStorage(table, {"s3.endpoint": moto_url}).version(f"{table}/a.parquet").num_bytes > 0
+
+
+def test_an_option_wins_over_the_environment(
+    table: str, moto_url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", WRONG)
+    assert rows(table, storage_options={**options, "endpoint_url": moto_url}) == 3
+    assert rows(table, storage_options={**options, "client_kwargs": {"endpoint_url": moto_url}}) == 3
+
+
+def test_one_bucket_at_two_endpoints_is_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = set()
+    for url in (None, "http://one", "http://two"):
+        if url is not None:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        places.add(open_storage("s3://bucket/t")[0].place)
+    assert len(places) == 3
+
+
+def test_an_endpoint_with_a_path_goes_to_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://h/behind/a/path")
+    assert open_storage("s3://bucket/t")[0].client_name == "s3fs"
+
+
+CONFIG = """
+[default]
+endpoint_url = http://default
+[profile "plain"]
+endpoint_url = http://plain
+[profile both]
+endpoint_url = http://both
+services = mine
+[profile off]
+endpoint_url = http://off
+ignore_configured_endpoint_urls = true
+[profile other]
+services = another
+[profile bare]
+region = eu-west-1
+[services mine]
+ec2 =
+  endpoint_url = http://ec2
+s3 =
+  addressing_style = path
+  endpoint_url = http://services
+[services another]
+ec2 =
+  endpoint_url = http://ec2
+"""
+CREDENTIALS = "[bare]\nendpoint_url = http://credentials\n"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"AWS_PROFILE": "plain"},
+        {"AWS_DEFAULT_PROFILE": "plain"},
+        {"AWS_PROFILE": "both"},
+        {"AWS_PROFILE": "off"},
+        {"AWS_PROFILE": "other"},
+        {"AWS_PROFILE": "bare"},
+        {"AWS_ENDPOINT_URL": "http://global"},
+        {"AWS_ENDPOINT_URL": "http://global", "AWS_PROFILE": "both"},
+        {"AWS_ENDPOINT_URL": "http://global", "AWS_ENDPOINT_URL_S3": "http://s3"},
+        {"AWS_ENDPOINT_URL": "http://global", "AWS_PROFILE": "off"},
+        {"AWS_ENDPOINT_URL": "http://global", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "true"},
+        {"AWS_PROFILE": "plain", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "TRUE"},
+        {"AWS_PROFILE": "off", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false"},
+    ],
+    ids=str,
+)
+def test_the_order_is_botocores(environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(tmp_path, CONFIG)
+    configure(tmp_path, CREDENTIALS, "credentials")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    theirs = botocore.session.Session().create_client("s3").meta.endpoint_url
+    ours = configured_endpoint(os.environ)
+    assert (ours or "https://s3.amazonaws.com").removeprefix("https://s3.") in theirs
+
+
+def test_the_callers_profile_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(tmp_path, CONFIG)
+    monkeypatch.setenv("AWS_PROFILE", "both")
+    assert configured_endpoint(os.environ, "plain") == "http://plain"
+    ignoring = {"config_kwargs": {"ignore_configured_endpoint_urls": True}}
+    for given, endpoint in (({}, "http://services"), ({"profile": "plain"}, "http://plain"), (ignoring, None)):
+        assert open_storage("s3://bucket", given)[0].options.get("endpoint_url") == endpoint  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no section = hunter2\n", "does not parse"),
+        ("[default]\na = 1\n[default]\nb = hunter2\n", "does not parse"),
+        ("[default]\nservices = gone\n", r"\[services gone\]"),
+    ],
+)
+def test_a_broken_configuration_is_named_and_not_quoted(tmp_path: Path, text: str, message: str) -> None:
+    configure(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        open_storage("s3://bucket")
+    assert str(tmp_path) in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.fixture
+def proxy(moto_url: str) -> Iterator[Gate]:
+    """Give a proxy that counts what goes through it."""
+    with gate_before(moto_url) as gate:
+        yield gate
+
+
+def test_requests_go_through_the_proxy(
+    table: str, moto_url: str, options: dict[str, Any], proxy: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxy.url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
+    assert rows(table, storage_options=options) == 3
+    passed = proxy.passed
+    assert passed > 0
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert rows(table, storage_options=options) == 3
+    assert proxy.passed == passed
+
+
+def test_a_proxy_that_is_an_option_wins(
+    table: str, moto_url: str, proxy: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", WRONG)
+    assert rows(table, storage_options={"endpoint_url": moto_url, "proxy_options": proxy.url}) == 3
+    assert proxy.passed > 0
+
+
+def test_the_region_is_asked_for_through_the_proxy(proxy: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+    storage, path = open_storage("s3://no-such-bucket/x", {"connect_timeout": 2, "request_timeout": 2})
+    with pytest.raises(OSError, match="no-such-bucket"):
+        storage.version(path)
+    assert proxy.tunnels[0] == "s3.amazonaws.com:443"
+    assert proxy.tunnels[-1].endswith(".amazonaws.com:443")
+
+
+@pytest.mark.parametrize(
+    ("url", "environ", "expected"),
+    [
+        ("https://h", {}, None),
+        ("https://h", {"HTTP_PROXY": "http://p:1"}, None),
+        ("https://h", {"HTTPS_PROXY": "http://p:1"}, {"scheme": "http", "host": "p", "port": 1}),
+        ("https://h", {"https_proxy": "p:1"}, {"scheme": "http", "host": "p", "port": 1}),
+        ("http://h", {"HTTP_PROXY": "https://p"}, {"scheme": "https", "host": "p", "port": 443}),
+        (
+            "https://h",
+            {"HTTPS_PROXY": "http://me:a%2Fb@p:1"},
+            {"scheme": "http", "host": "p", "port": 1, "username": "me", "password": "a/b"},
+        ),
+        ("https://b.s3.amazonaws.com", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".amazonaws.com"}, None),
+        ("https://h:9000", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, None),
+        ("https://h:9000", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "h:9000"}, None),
+    ],
+)
+def test_the_proxy_of_a_url(url: str, environ: dict[str, str], expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert proxy_of(url) == expected

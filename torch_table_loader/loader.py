@@ -274,7 +274,7 @@ def _remainder(plan: object) -> int:
 def _server(job: RankShare[Any], work: LaneWork, start: int, crew: Crew) -> LaneServer:
     options = job.options
     if options.num_workers == 0:
-        return CallerServer(work, start)
+        return CallerServer(work, start, options.prefetch_batches)
     if options.worker_type == "thread":
         return ThreadServer(work, start, crew, job.servers, options.prefetch_batches)
     job.close_clients()

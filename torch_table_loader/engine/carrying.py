@@ -6,6 +6,7 @@ import pickle
 import traceback
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from types import WrapperDescriptorType
 from typing import Any
 
 from torch_table_loader.errors import ConfigError
@@ -64,7 +65,7 @@ def carry_error(error: BaseException) -> Carried:
     error.add_note(f"in a worker process:\n{text}")
     if (data := _pickled(error)) is not None and _is_same(data, error):
         return Carried(data)
-    if (data := _pickled(_Parts(type(error), error.args, vars(error)))) is not None:
+    if (data := _pickled(_Parts(type(error), _args_of(error), vars(error)))) is not None:
         return Carried(data)
     plain = RuntimeError(f"{type(error).__name__}: {error}")
     plain.add_note(f"in a worker process:\n{text}")
@@ -87,11 +88,30 @@ def _is_same(data: bytes, error: BaseException) -> bool:
     return type(found) is type(error) and str(found) == str(error)
 
 
+def twin_of(error: BaseException) -> BaseException:
+    """Give another error like this one, without its traceback, for another thread to raise."""
+    twin = _rebuilt(type(error), _args_of(error), vars(error))
+    twin.__cause__ = error.__cause__
+    return twin
+
+
 def _rebuilt(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    """Make an error without a call of an `__init__` that is not Python's own."""
     error = kind.__new__(kind, *args)
-    error.args = args
+    if isinstance(error, OSError):
+        OSError.__init__(error, *args)
+    else:
+        if isinstance(kind.__init__, WrapperDescriptorType):  # which takes what is in args
+            error.__init__(*args)  # type: ignore[misc]
+        error.args = args
     vars(error).update(attributes)
     return error
 
 
-__all__ = ["Carried", "carry_batch", "carry_error"]
+def _args_of(error: BaseException) -> tuple[Any, ...]:
+    """Give what the error was made of; an OSError hides its file name from `args`."""
+    args: tuple[Any, ...] = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args  # type: ignore[index,assignment]
+    return args
+
+
+__all__ = ["Carried", "carry_batch", "carry_error", "twin_of"]

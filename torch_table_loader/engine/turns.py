@@ -119,10 +119,9 @@ class BatchesInTurn(Iterator[Any]):
         return batch
 
     def close(self) -> None:
-        """End the server; what was not taken is gone."""
+        """End the server; what was not taken is gone. Any thread may, while another one takes."""
         self._close()
-        for ready in self._ready:
-            ready.clear()
+        self._ready = [deque() for _ in self._ready]
 
     def _ready_of(self, lane: int | None) -> deque[Any] | None:
         """Find the batches of the lane whose turn it is; None at the plan's end."""

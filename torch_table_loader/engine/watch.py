@@ -76,9 +76,9 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         """Say how a worker ended before its work did, where one did; an error may come a moment before its end."""
         workers = getattr(self, "_workers", [])
         working = getattr(self, "_workers_status", [True for _ in workers])
-        wait([worker.sentinel for worker, works in zip(workers, working, strict=False) if works], timeout=1)
-        for worker, works in zip(workers, working, strict=False):
-            if not worker.is_alive() and (works or worker.exitcode):
+        ended = wait([worker.sentinel for worker, works in zip(workers, working, strict=False) if works], timeout=1)
+        for worker in workers:
+            if worker.sentinel in ended or worker.exitcode:
                 return death_of(worker)
         return None
 

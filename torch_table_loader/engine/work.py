@@ -323,20 +323,4 @@ class LaneBatches:
         self._source.close()  # type: ignore[attr-defined]
 
 
-def batches_of_lane(work: LaneWork, lane: int) -> Iterator[Any]:
-    """Give all batches of a lane; where rows are not counted, what it left over is its own last batch."""
-    batches = LaneBatches(work, lane)
-    try:
-        while (block := batches.next_block()) is not None:
-            yield from block
-        if batches.rest is not None:
-            size = work.plan.batch_size
-            stop = batches.rest.num_rows // size * size if work.drop_last else batches.rest.num_rows
-            if stop:
-                [batch] = batches.rest.slice(0, stop).batches(size)
-                yield collated(work, batch, lane, batches.clock.batches)
-    finally:
-        batches.close()
-
-
-__all__ = ["PADDING_COLUMN", "EpochWork", "LaneBatches", "LaneClock", "batches_of_lane"]
+__all__ = ["PADDING_COLUMN", "EpochWork", "LaneBatches", "LaneClock"]

@@ -15,11 +15,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
+from torch_table_loader.engine.lane_iterator import LaneIterator, Taken
 from torch_table_loader.engine.lengths import UNCOUNTED, steps_of
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.engine.row_job import RowJob, with_batch_size
-from torch_table_loader.engine.work import batches_of_lane
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.explain import Explanation, explain
 from torch_table_loader.explain_rows import explain_rows
 from torch_table_loader.keywords import make_options, shown_classmethod, with_options
@@ -66,6 +66,10 @@ class RankDataset(IterableDataset[Any]):
         """The epoch that was begun last, unless `set_epoch` or a state was heard since."""
         self._said_repetition = False
         self._loader: TableLoader | None = None
+        self._goes_on = False
+        """Whether the position that was loaded was loaded into the dataset, and serves whoever iterates it."""
+        self._taken: Taken | None = None
+        """What a DataLoader of the caller's took in this process."""
 
     @shown_classmethod
     def create_dataloader(
@@ -111,7 +115,7 @@ class RankDataset(IterableDataset[Any]):
 
     def begin(self) -> Place:
         """Take the position at which an iterator begins; one that was loaded serves once."""
-        cursor, self._restored = self.cursor, None
+        cursor, self._restored, self._goes_on = self.cursor, None, False
         self._job.begin(cursor)
         if self._agreement is not None and isinstance(cursor, RowCursor):
             self._agreement.check_exclusions(cursor.epoch, {"": cursor.exclusions.running.digest})
@@ -145,12 +149,34 @@ class RankDataset(IterableDataset[Any]):
         self._restored, self._begun = cursor, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Say what the job has done; see `TableLoader.state_dict`."""
-        return self._own_loader("state").state_dict()
+        """Say what the job has done; see `TableLoader.state_dict`.
+
+        Without a loader of its own: what this process has taken, or, in a worker of a StatefulDataLoader (whose
+        iterator says that), where the epoch begins.
+        """
+        info, taken = get_worker_info(), self._taken
+        if info is None and (self._loader is not None or taken is None):
+            return self._own_loader("state").state_dict()
+        job = self._job.with_lanes(1 if info is None else info.num_workers)
+        if info is None and taken is not None and taken.cursor.epoch == self.epoch:
+            return job.state(taken.cursor.after(taken.batches))
+        return job.state(job.start(self.epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; see `TableLoader.load_state_dict`."""
-        self._own_loader("state").load_state_dict(state)
+        info = get_worker_info()
+        if info is None and self._loader is not None:
+            self._loader.load_state_dict(state)
+        else:
+            lanes = 1 if info is None else info.num_workers
+            job, cursor = self._job.with_lanes(lanes).resume(state)
+            if job.topology.lanes != lanes:
+                raise ResumeError(
+                    f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
+                    "into a loader made by create_dataloader(...), which goes on with any number"
+                )
+            self.restore(cursor, job)
+        self._goes_on = True
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads, here and in worker processes that exist.
@@ -201,13 +227,18 @@ class RankDataset(IterableDataset[Any]):
         In the process of a loader of ours, they are that loader's batches from the start of the epoch.
         """
         info = get_worker_info()
-        if info is None and self._loader is not None:  # Accelerate's skip_first_batches, to step over the right ones
-            self._restored = self._begun = None
+        if info is None and self._loader is not None:
+            if not self._goes_on:  # Accelerate's skip_first_batches, to step over the right ones
+                self._restored = self._begun = None
             return iter(self._loader)
-        lane, lanes = (0, 1) if info is None else (info.id, info.num_workers)
-        self._job.begin(self._job.start(self.epoch))
-        job = self._job.with_lanes(lanes)
-        return batches_of_lane(job.work(job.start(self.epoch)), lane)
+        job, cursor = self._job, self._restored if self._goes_on else None
+        if cursor is None:
+            job = job.with_lanes(1 if info is None else info.num_workers)
+            cursor = job.start(self.epoch)
+        self._restored, self._goes_on = None, False
+        self._job.begin(cursor)
+        self._taken = Taken(cursor, cursor.stage.steps)
+        return LaneIterator(job.work(cursor), 0 if info is None else info.id, self._taken)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Show the options in the signature of an ``__init__``, where help() and inspect look for them."""

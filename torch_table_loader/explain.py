@@ -13,6 +13,7 @@ from torch_table_loader.planning.distinct import distinct
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.job import Job
+    from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.lanes import RankPlan
 
 
@@ -60,6 +61,8 @@ class Explanation:
         servers: threads or processes that serve them here.
         schema: what comes out, column by column.
         memory_bound: bytes of decoded rows in flight at most, where values have the widths that were assumed.
+        collated_batches: results of `collate_fn` that wait at most, beside those rows; 0 without one. How large one is
+            nobody knows before.
         footer_bytes: bytes of footers that are held.
         notes: what was pruned and why, and what was not.
     """
@@ -84,6 +87,7 @@ class Explanation:
     servers: int
     schema: tuple[tuple[str, str], ...]
     memory_bound: int
+    collated_batches: int
     footer_bytes: int
     notes: tuple[str, ...]
 
@@ -91,6 +95,7 @@ class Explanation:
         """Lay the plan out for reading."""
         live = "unknown" if self.live_rows is None else f"{self.live_rows:,}"
         steps = "unknown" if self.steps is None else f"{self.steps:,}"
+        collated = f", plus up to {self.collated_batches:,} collated batches" if self.collated_batches else ""
         lines = [
             (
                 f"table      {self.files:,} files, {self.row_groups:,} row groups, {self.rows:,} rows ({live} live), "
@@ -99,7 +104,7 @@ class Explanation:
             f"pruned     {self.pruned_files:,} files, {self.pruned_row_groups:,} row groups",
             f"splits     {self.splits:,} by {self.strategy}",
             f"epoch {self.epoch}    rank {self.rank} of {self.num_ranks}: {steps} steps of {self.batch_size:,} rows",
-            f"memory     {self.memory_bound:,} bytes of rows in flight at most; {self.footer_bytes:,} of footers",
+            f"memory     {self.memory_bound:,} bytes of rows in flight at most{collated}; {self.footer_bytes:,} of footers",
             f"workers    {len(self.workers)}, served by {self.servers} threads or processes",
         ]
         lines += [
@@ -150,6 +155,7 @@ def explain(job: Job, epoch: int) -> Explanation:
         servers=job.servers,
         schema=tuple((field.name, str(field.type)) for field in job.schema(start)),
         memory_bound=_memory_bound(job),
+        collated_batches=collated_ahead(job.options, job.topology.lanes),
         footer_bytes=job.table.footer_bytes,
         notes=tuple(_notes(job)),
     )
@@ -168,21 +174,38 @@ def _load(job: Job, plan: RankPlan, epoch: int, lane: int) -> WorkerLoad:
 
 
 def _memory_bound(job: Job) -> int:
-    """Four reads a lane (one being made, two waiting, one being taken), and a shuffle window twice as it turns.
+    """Rows in flight of every lane, and a shuffle window twice as it turns."""
+    window = 2 * (job.options.shuffle_buffer_size or 0)
+    return job.topology.lanes * (rows_in_flight(job.options, job.read_rows, job.blocks) + window) * job.row_bytes
 
-    From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to spare), and
-    two that were copied out: one being taken, one that came early.
+
+def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, int]) -> int:
+    """Bound the rows that a lane holds, windows left out.
+
+    In threads: one read that is being made or cut, one that is being taken, and those that the batches which wait are
+    views of. From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to
+    spare), and two that were copied out: one being taken, one that came early.
+
+    Args:
+        options: the caller's.
+        read_rows: rows of a read.
+        blocks: batches of a block that crosses a process, and how many of a lane wait.
     """
-    options, size = job.options, job.options.batch_size
+    size = options.batch_size
     if options.worker_type == "process" and options.num_workers != 0:
-        block_batches, blocks_ahead = job.blocks
+        block_batches, blocks_ahead = blocks
         slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
-        rows = job.read_rows + (3 + slots) * block_batches * size
-    else:
-        given = options.prefetch_batches
-        waiting = BLOCKS_AHEAD if given is None else -(-given * size // job.read_rows)
-        rows = (2 + waiting) * job.read_rows
-    return job.topology.lanes * (rows + 2 * (options.shuffle_buffer_size or 0)) * job.row_bytes
+        return read_rows + (3 + slots) * block_batches * size
+    given = options.prefetch_batches
+    waiting = BLOCKS_AHEAD if given is None else -(-given * size // read_rows)
+    return (2 + waiting) * read_rows
+
+
+def collated_ahead(options: LoaderOptions, lanes: int) -> int:
+    """Bound the results of `collate_fn` that wait to be taken, over all lanes."""
+    if options.collate_fn is None or options.num_workers == 0:
+        return 0
+    return lanes * (options.prefetch_batches or BLOCKS_AHEAD)
 
 
 def _notes(job: Job) -> list[str]:
@@ -206,4 +229,4 @@ def _notes(job: Job) -> list[str]:
     return notes
 
 
-__all__ = ["Explanation", "WorkerLoad", "explain"]
+__all__ = ["Explanation", "WorkerLoad", "collated_ahead", "explain", "rows_in_flight"]

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch_table_loader.engine.exclusion_book import ExclusionBook
-from torch_table_loader.explain import Explanation, WorkerLoad
+from torch_table_loader.engine.row_share import blocks_of
+from torch_table_loader.explain import Explanation, WorkerLoad, collated_ahead, rows_in_flight
 from torch_table_loader.explain_rows import explain_rows
 from torch_table_loader.planning.global_batches import ENDLESS, steps_of_ranks
 
@@ -28,9 +29,9 @@ def explain_mixture(job: MixedJob, epoch: int) -> Explanation:
     endless, lanes = plan.endless, job.topology.lanes
     steps = plan.batches_before(plan.steps)
     first = next(iter(told.values()))
-    batches = (2 + (job.options.prefetch_batches or 1)) * job.gather_batches
+    rows = rows_in_flight(job.options, job.gather_batches * job.options.batch_size, blocks_of(job))
     # Rows of several stores are gathered apart and then joined, so that they lie in memory twice.
-    in_flight = 2 * lanes * batches * job.options.batch_size * job.row_bytes
+    in_flight = 2 * lanes * rows * job.row_bytes
     stores = sum(source.keeper.spec.num_bytes for source in job.sources.values() if source.keeper.place is None)
     return replace(
         first,
@@ -55,6 +56,7 @@ def explain_mixture(job: MixedJob, epoch: int) -> Explanation:
         servers=job.servers,
         schema=tuple((field.name, str(field.type)) for field in job.schema(cursor)),
         memory_bound=in_flight + stores,
+        collated_batches=collated_ahead(job.options, lanes),
         footer_bytes=sum(entry.footer_bytes for entry in told.values()),
         notes=tuple(_notes(job, epoch)),
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_table_loader.explain import Explanation, WorkerLoad
+from torch_table_loader.engine.row_share import blocks_of
+from torch_table_loader.explain import Explanation, WorkerLoad, collated_ahead, rows_in_flight
 from torch_table_loader.planning.global_batches import steps_of_ranks
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
     store = job.keeper
     where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
     where = where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
-    in_flight = (2 + (job.options.prefetch_batches or 1)) * job.gather_batches * job.options.batch_size * job.row_bytes
+    gathered = job.gather_batches * job.options.batch_size
+    in_flight = rows_in_flight(job.options, gathered, blocks_of(job)) * job.row_bytes
     held = store.memory_bytes
     return Explanation(
         files=len(layout),
@@ -48,6 +50,7 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
         servers=job.servers,
         schema=tuple((field.name, str(field.type)) for field in job.schema(cursor)),
         memory_bound=lanes * in_flight + held,
+        collated_batches=collated_ahead(job.options, lanes),
         footer_bytes=job.table.footer_bytes,
         notes=(
             f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {where}",

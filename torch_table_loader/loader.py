@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from itertools import islice
+from multiprocessing import get_all_start_methods, get_start_method
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.calling import warn_caller
+from torch_table_loader.engine.carrying import twin_of
 from torch_table_loader.engine.crew import Crew
 from torch_table_loader.engine.device import check_placing, moved
 from torch_table_loader.engine.lengths import steps_of
@@ -104,7 +111,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         self._newest: Progress | None = None
         self._crew = Crew()
         if self._source.job.options.worker_type == "process":
-            _context(self._source.job)  # what the store cannot bear is refused here, not in the first epoch
+            _check_processes(self._source.job)  # what cannot be is refused here, not in the first epoch
         check_placing(self._source.job.options.device, pin=self._source.job.options.pin_memory)
         if isinstance(self._source.job, RowJob):  # which may have been made for a mixture alone, until now
             self._source.job.warn_of_uneven_steps()
@@ -186,7 +193,10 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
 
 
 class LoaderIterator(Iterator[Any]):
-    """One pass over an epoch. Leaving it ends its threads and processes."""
+    """One pass over an epoch. Leaving it ends its threads and processes.
+
+    Threads may share it: each batch goes to one of them, the end to all, and so does an error.
+    """
 
     def __init__(self, job: RankShare[Any], cursor: Place, loader: TableLoader) -> None:
         """Plan the epoch and start the lanes.
@@ -200,12 +210,16 @@ class LoaderIterator(Iterator[Any]):
         self._job = job
         self._loader = loader
         self._entry: EpochOfAccelerate | None = None
+        self._turn = threading.RLock()
+        self._error: BaseException | None = None
+        self._told: WeakSet[threading.Thread] = WeakSet()
+        """The threads to which the error was raised."""
         work, longest = self._start(cursor)
         resumed = cursor != job.start(cursor.epoch)
         self.progress = Progress(cursor, work, self._turns, longest, began, resumed=resumed)
 
     def go_on(self, cursor: Place) -> None:
-        """Leave what was read ahead, and go on at another position."""
+        """Leave what was read ahead, and go on at another position; the caller has the turn."""
         self._turns.close()
         work, longest = self._start(cursor)
         self.progress.go_on(cursor, work, self._turns, longest)
@@ -229,13 +243,28 @@ class LoaderIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Give the next batch."""
+        with self._turn:
+            try:
+                return self._take()
+            except StopIteration:
+                if self._error is None or threading.current_thread() in self._told:
+                    raise
+            except BaseException as error:
+                self._error = twin_of(error)  # the error itself would keep the caller's frames
+                self._told.add(threading.current_thread())
+                self.close()
+                raise
+            self._told.add(threading.current_thread())
+            raise twin_of(self._error)
+
+    def _take(self) -> Any:
         entry = self._enter() if self._entry is None else self._entry
         try:
             batch = self._ahead.pop() if self._ahead else next(self._next)
         except StopIteration:
             entry.leave()
             raise
-        self.progress.batches += 1
+        self.progress.count()
         if entry.runs and self._is_over():
             self._loader.end_of_dataloader = True
         return batch
@@ -274,7 +303,7 @@ def _remainder(plan: object) -> int:
 def _server(job: RankShare[Any], work: LaneWork, start: int, crew: Crew) -> LaneServer:
     options = job.options
     if options.num_workers == 0:
-        return CallerServer(work, start)
+        return CallerServer(work, start, options.prefetch_batches)
     if options.worker_type == "thread":
         return ThreadServer(work, start, crew, job.servers, options.prefetch_batches)
     job.close_clients()
@@ -293,6 +322,24 @@ def _context(job: RankShare[Any]) -> Any:
             'leave it out (forkserver is then used), or pass "spawn"'
         )
     return given or "forkserver"
+
+
+def _check_processes(job: RankShare[Any]) -> None:
+    """Refuse a start method that the store cannot bear, and a `collate_fn` that cannot cross to a new process."""
+    given, collate_fn = _context(job), job.options.collate_fn
+    given = given if given is not None else get_start_method(allow_none=True) or get_all_start_methods()[0]
+    method = given if isinstance(given, str) else given.get_start_method()
+    if job.options.num_workers == 0 or collate_fn is None or method == "fork":
+        return
+    try:
+        ForkingPickler(BytesIO()).dump(collate_fn)
+    except RuntimeError:  # a lock or queue of multiprocessing, which pickles only while a process starts
+        return
+    except (PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"collate_fn must pickle to reach worker processes that start by {method}, and {collate_fn!r} does not: "
+            f'{error}; make it a function of a module, or pass worker_type="thread"'
+        ) from error
 
 
 __all__ = ["LoaderIterator", "TableLoader"]

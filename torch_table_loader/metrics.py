@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.roles import LaneWork, Place
-    from torch_table_loader.engine.turns import BatchesInTurn
+    from collections.abc import Sequence
+
+    from torch_table_loader.engine.roles import LaneWork, Place, Steps
+    from torch_table_loader.engine.turns import BatchesInTurn, Tally
+    from torch_table_loader.engine.work import LaneClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,29 @@ class Metrics:
         return "\n".join(lines)
 
 
+@dataclass(slots=True)
+class _Leg:
+    """What was taken since the iterator began, or changed its course; one value, so that any thread may read it.
+
+    Args:
+        cursor: where it began.
+        plan: what the rank takes.
+        longest: steps of the rank that takes most; None if nobody knows.
+        clocks: what each lane has done.
+        tally: what the consumer noted.
+        batches: taken since.
+        earlier: what was done before.
+    """
+
+    cursor: Place
+    plan: Steps
+    longest: int | None
+    clocks: Sequence[LaneClock]
+    tally: Tally
+    batches: int
+    earlier: Metrics | None
+
+
 class Progress:
     """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
 
@@ -108,54 +134,54 @@ class Progress:
         """
         self.resumed = resumed
         self._began = began
-        self._earlier: Metrics | None = None
-        self._count(cursor, work, turns, longest)
+        self._leg = _Leg(cursor, work.plan, longest, turns.clocks, turns.tally, 0, None)
 
     def go_on(self, cursor: Place, work: LaneWork, turns: BatchesInTurn, longest: int | None) -> None:
         """Count on from a position that changed while batches were taken."""
-        self._earlier = self.metrics()
-        self._count(cursor, work, turns, longest)
+        self._leg = _Leg(cursor, work.plan, longest, turns.clocks, turns.tally, 0, self.metrics())
 
-    def _count(self, cursor: Place, work: LaneWork, turns: BatchesInTurn, longest: int | None) -> None:
-        self.cursor = cursor
-        self.batches = 0
-        self._plan = work.plan
-        self._longest = longest
-        self._clocks = turns.clocks
-        self._tally = turns.tally
+    def count(self) -> None:
+        """Note that a batch was taken."""
+        self._leg.batches += 1
+
+    @property
+    def cursor(self) -> Place:
+        """Where the iterator began, or changed its course."""
+        return self._leg.cursor
 
     def now(self) -> Place:
         """Say where the job stands."""
-        taken = self.cursor.stage.steps + self.batches
-        plan = self._plan
-        return self.cursor.after(taken, ended=plan.counted and taken >= plan.steps and self._longest != taken)
+        leg = self._leg
+        taken = leg.cursor.stage.steps + leg.batches
+        return leg.cursor.after(taken, ended=leg.plan.counted and taken >= leg.plan.steps and leg.longest != taken)
 
     @property
     def left(self) -> int:
         """Batches that were not taken; 0 where nobody knows, or there is no end."""
-        plan = self._plan
-        known = plan.counted and not plan.endless
-        return max(0, plan.steps - self.cursor.stage.steps - self.batches) if known else 0
+        leg = self._leg
+        known = leg.plan.counted and not leg.plan.endless
+        return max(0, leg.plan.steps - leg.cursor.stage.steps - leg.batches) if known else 0
 
     def metrics(self) -> Metrics:
         """Say what was done so far."""
-        plan = self._plan
-        short = self._tally.short if self._tally.taken == self.batches else 0  # a device reads ahead
-        rows = self.batches * plan.batch_size - short
-        if plan.counted and self.batches and self.cursor.stage.steps + self.batches == plan.steps:
-            rows = plan.num_rows - min(self.cursor.stage.steps, plan.steps) * plan.batch_size
+        leg = self._leg
+        plan, batches, begun = leg.plan, leg.batches, leg.cursor.stage.steps
+        short = leg.tally.short if leg.tally.taken == batches else 0  # a device reads ahead
+        rows = batches * plan.batch_size - short
+        if plan.counted and batches and begun + batches == plan.steps:
+            rows = plan.num_rows - min(begun, plan.steps) * plan.batch_size
         since = Metrics(
-            epoch=self.cursor.epoch,
-            batches=self.batches,
+            epoch=leg.cursor.epoch,
+            batches=batches,
             rows=rows,
-            seconds_waiting=self._tally.waited,
+            seconds_waiting=leg.tally.waited,
             seconds_total=time.perf_counter() - self._began,
             workers=tuple(
                 LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
-                for worker, clock in enumerate(self._clocks)
+                for worker, clock in enumerate(leg.clocks)
             ),
         )
-        return since if self._earlier is None else since.after(self._earlier)
+        return since if leg.earlier is None else since.after(leg.earlier)
 
 
 __all__ = ["LaneMetrics", "Metrics", "Progress"]

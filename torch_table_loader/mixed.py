@@ -219,11 +219,11 @@ class _MixedIterator(LoaderIterator):
         self._weights = job.book.newest
         self._over = False
 
-    def __next__(self) -> Any:
+    def _take(self) -> Any:
         try:
             if not self._over:
                 self._heed()
-            return super().__next__()
+            return super()._take()
         except BaseException:
             self._over = True
             raise

@@ -63,7 +63,7 @@ class LoaderOptions:
         num_workers: lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
         output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists).
         storage_options: for the file system, as fsspec takes them.
-        collate_fn: called with each batch, in the worker.
+        collate_fn: called with each batch, in the worker, when the batch is next to wait.
         partitioning: "hive" to decode ``key=value`` path segments, those that `path` ends with included.
         num_ranks: ranks of the job, or "auto".
         rank: this rank, global; leave it out with "auto" and `mesh`.
@@ -72,7 +72,7 @@ class LoaderOptions:
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process".
         even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
-        prefetch_batches: batches a lane may hold ready before it pauses; None lets two decoded blocks wait.
+        prefetch_batches: finished batches of a lane that wait at most; None: 2 with a `collate_fn`, else those of 2 reads.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
         ragged: how lists come: "nested", "pad" or "offsets".
         strings: "list" or "codes".

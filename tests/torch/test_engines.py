@@ -158,7 +158,13 @@ def test_an_open_epoch_holds_no_more_rows_than_explained(tmp_path: Path, monkeyp
             yield batch
 
     monkeypatch.setattr(TaskReader, "read", counting)
-    variants: tuple[dict[str, Any], ...] = ({}, {"prefetch_batches": 40}, {"shuffle_buffer_size": 300})
+    variants: tuple[dict[str, Any], ...] = (
+        {},
+        {"prefetch_batches": 1},
+        {"prefetch_batches": 40},
+        {"shuffle_buffer_size": 300},
+        {"collate_fn": dict},
+    )
     for options in variants:
         decoded[0], taken = 0, 0
         loader = make(tmp_path, batch_size=10, num_workers=3, **options)

@@ -46,10 +46,13 @@ class ExactBatches(Generic[R]):
         self._carry.add(rows, stop)
         return ready
 
+    def push_runs(self, rows: R) -> list[R]:
+        """Take a chunk; give the rows of the full batches that are ready, no, one or two runs of whole batches."""
+        return [parts[0] if len(parts) == 1 else self._codec.concat(parts) for parts in self.push_parts(rows)]
+
     def push(self, rows: R) -> list[Any]:
         """Take a chunk; give the full batches that are ready, as final outputs."""
-        runs = (parts[0] if len(parts) == 1 else self._codec.concat(parts) for parts in self.push_parts(rows))
-        return [batch for run in runs for batch in run.batches(self._batch_size)]
+        return [batch for run in self.push_runs(rows) for batch in run.batches(self._batch_size)]
 
     def rest(self) -> R | None:
         """Give what remains as rows, fewer than `batch_size`; None if nothing does."""

@@ -229,6 +229,7 @@ class Job:
         block_batches, blocks_ahead = self.blocks
         return EpochWork(
             plan=planned.plan,
+            rank=self.rank,
             segments=planned.segments,
             reader=self.reader,
             codec=make_codec(self.schema(cursor), TypePolicy.of(options)),

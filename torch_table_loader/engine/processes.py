@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.engine.carrying import carry_batch, carry_error
 from torch_table_loader.engine.crossing import Inbox, Outbox, Parcel, new_slots, shared_memory_named
+from torch_table_loader.engine.watch import WatchedWorkers
 from torch_table_loader.engine.work import LaneBatches, LaneClock
-from torch_table_loader.errors import TableLoaderError, WorkerError
+from torch_table_loader.errors import WorkerError
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Message:
-    """What crosses from a worker: some batches of a lane, or its end."""
+    """What crosses from a worker: rows of a lane, a batch that was collated, an error, or the lane's end."""
 
     lane: int
     clock: LaneClock
-    batches: list[Any] | None = None
+    batch: list[Any] | None = None
+    error: Any = None
     block: Parcel | None = None
     done: bool = False
 
@@ -55,7 +56,11 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         while any(source is not None for source in sources):
             for slot, source in enumerate(sources):
                 began = time.perf_counter()
-                message = None if source is None else next(source, None)
+                try:
+                    message = None if source is None else next(source, None)
+                except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 the consumer raises it
+                    yield _Message(lanes[slot], LaneClock(), error=carry_error(error))
+                    return
                 working[slot] += time.perf_counter() - began
                 if message is None:
                     sources[slot] = None
@@ -72,8 +77,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         """With a `collate_fn`, each result crosses alone."""
         batches = LaneBatches(self._work, lane, self._begun[lane])
         while (block := batches.next_block()) is not None:
-            for batch in block:
-                yield _Message(lane, batches.clock, batches=[batch])
+            yield _Message(lane, batches.clock, batch=list(map(carry_batch, block)))
         rest = None if batches.rest is None else self._pack(batches.rest)
         yield _Message(lane, batches.clock, block=rest, done=True)
 
@@ -141,14 +145,14 @@ class ProcessServer:
         """
         self._work = work
         begun = work.plan.batches_before(start) if work.plan.counted else [0] * work.lanes
-        self._ready: list[deque[list[Any]]] = [deque() for _ in begun]
+        self._ready: list[deque[Rows | list[Any] | BaseException]] = [deque() for _ in begun]
         self._rest: list[Rows | None] = [None for _ in begun]
         self._done = [False for _ in begun]
         self._clocks = [LaneClock() for _ in begun]
         waiting = work.blocks_ahead * -(-work.lanes // processes)
         marks = new_slots(processes, waiting)
         self._inbox = Inbox(marks)
-        loader = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             _WorkerLanes(work, begun, marks),
             batch_size=None,
             num_workers=processes,
@@ -157,7 +161,7 @@ class ProcessServer:
             multiprocessing_context=context,
         )
         with shared_memory_named():
-            self._messages: Any = iter(loader)
+            self._messages: WatchedWorkers | None = WatchedWorkers(loader)
 
     @property
     def clocks(self) -> list[LaneClock]:
@@ -168,18 +172,26 @@ class ProcessServer:
         """Take messages until one is for the lane."""
         ready = self._ready[lane]
         while not ready:
-            if self._done[lane] or self._messages is None:
+            messages = self._messages
+            if self._done[lane] or messages is None:
                 return None
             try:
-                message = next(self._messages)
+                message = next(messages)
             except StopIteration:
                 return None
-            except (OSError, EOFError, RuntimeError) as error:
-                self._blame_the_dead(error)
-                raise
+            except (OSError, EOFError, RuntimeError, UnpicklingError, AssertionError) as error:
+                if self._messages is None:  # closed meanwhile, by another thread
+                    return None
+                if isinstance(error, WorkerError | AssertionError):
+                    raise
+                lost = WorkerError(f"a message of a worker process could not be taken: {error!r}")
+                raise messages.death() or lost from error
             if message is not None:
                 self._sort_in(message)
-        return ready.popleft()
+        came = ready.popleft()
+        if isinstance(came, BaseException):
+            raise came
+        return came if isinstance(came, list) else came.batches(self._work.plan.batch_size)
 
     def rest(self, lane: int) -> Rows | None:
         """Give the rows that a lane which is done left over."""
@@ -189,42 +201,24 @@ class ProcessServer:
         """End every process."""
         messages, self._messages = self._messages, None
         if messages is not None:
-            with suppress(RuntimeError):  # torch's handler of SIGCHLD may speak up in here; the workers still end
-                messages._shutdown_workers()
+            messages._shutdown_workers()
         for ready in self._ready:
             ready.clear()
 
-    def _blame_the_dead(self, error: Exception) -> None:
-        """Say that a worker was killed, where that is the cause: torch's own message, or a torn connection."""
-        if isinstance(error, TableLoaderError):
-            return
-        workers = self._messages._workers
-        if isinstance(error, ConnectionError | EOFError):
-            with suppress(RuntimeError):  # torch's handler of SIGCHLD, which says the same
-                ended = wait([worker.sentinel for worker in workers], timeout=1)
-                for worker in workers:  # its files are closed a moment before its exit code is known
-                    worker.join(1 if worker.sentinel in ended else 0)
-        for worker in workers:
-            if worker.exitcode:
-                code = worker.exitcode
-                how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-                raise WorkerError(
-                    f"worker process {worker.pid} was {how} in the middle of the epoch; where that was the kernel for "
-                    "want of memory, take fewer workers, a smaller batch_size, shuffle_buffer_size or "
-                    'prefetch_batches, or worker_type="thread"'
-                ) from error
-
     def _sort_in(self, message: _Message) -> None:
         lane = message.lane
+        if message.error is not None:
+            self._ready[lane].append(message.error)
+            return
         self._clocks[lane] = message.clock
         rows = None if message.block is None else self._inbox.unpack(self._work.codec, message.block)
         if message.done:
             self._done[lane] = True
             self._rest[lane] = rows
         elif rows is not None:
-            self._ready[lane].append(rows.batches(self._work.plan.batch_size))
-        elif message.batches is not None:
-            self._ready[lane].append(message.batches)
+            self._ready[lane].append(rows)
+        elif message.batch is not None:
+            self._ready[lane].append(message.batch)
 
 
 __all__ = ["ProcessServer"]

@@ -102,6 +102,11 @@ class LaneWork(Protocol):
         ...
 
     @property
+    def rank(self) -> int:
+        """Which rank this is."""
+        ...
+
+    @property
     def codec(self) -> RowsCodec[Any]:
         """Turns record batches into rows of the output form."""
         ...
@@ -131,10 +136,6 @@ class LaneWork(Protocol):
         """Blocks of a lane that wait to be taken from a process."""
         ...
 
-    def finish(self, batches: list[Any]) -> list[Any]:
-        """Run the caller's `collate_fn`, if there is one, over finished batches."""
-        ...
-
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
         """Give a lane's rows in the order in which they are delivered, from its batch `start` on."""
         ...
@@ -151,8 +152,8 @@ class JoiningWork(LaneWork, Protocol):
         """Give a lane's rows, its tail included."""
         ...
 
-    def tail_batches(self, rests: Sequence[Rows]) -> list[Any]:
-        """Make the rank's last batches of what its lanes left over, in lane order."""
+    def tails(self, rests: Sequence[Rows]) -> list[Rows]:
+        """Join what the lanes left over, in lane order, to the rows of the rank's last batches, one run a batch."""
         ...
 
 

@@ -80,6 +80,14 @@ def planned_rows(share: RowShare, cursor: EpochPlace) -> PlannedRows:
     return PlannedRows(plan, plan.longest)
 
 
+def blocks_of(share: RowShare) -> tuple[int, int]:
+    """Size what crosses a process: batches of a block, and how many of a lane wait there."""
+    options = share.options
+    return blocks_of_a_process(
+        share.row_bytes, options.batch_size, options.prefetch_batches, collated=options.collate_fn is not None
+    )
+
+
 def work_of(share: RowShare, cursor: EpochPlace, feed: Feed) -> RowWork:
     """Make a value that threads and processes can work on.
 
@@ -89,9 +97,7 @@ def work_of(share: RowShare, cursor: EpochPlace, feed: Feed) -> RowWork:
         feed: gives the rows of the epoch by their place in its order.
     """
     options, schema = share.options, schema_of(share)
-    block_batches, blocks_ahead = blocks_of_a_process(
-        share.row_bytes, options.batch_size, options.prefetch_batches, collated=options.collate_fn is not None
-    )
+    block_batches, blocks_ahead = blocks_of(share)
     return RowWork(
         plan=planned_rows(share, cursor).plan,
         feed=feed,
@@ -107,4 +113,4 @@ def work_of(share: RowShare, cursor: EpochPlace, feed: Feed) -> RowWork:
     )
 
 
-__all__ = ["PlannedRows", "RowShare", "planned_rows", "schema_of", "work_of"]
+__all__ = ["PlannedRows", "RowShare", "blocks_of", "planned_rows", "schema_of", "work_of"]

@@ -148,9 +148,10 @@ class RowWork:
         """Lanes of the rank."""
         return self.plan.topology.lanes
 
-    def finish(self, batches: list[Any]) -> list[Any]:
-        """Run the caller's `collate_fn`, if there is one, over finished batches."""
-        return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
+    @property
+    def rank(self) -> int:
+        """Which rank this is."""
+        return self.plan.rank
 
     def joining(self, start: int) -> None:
         """Lanes leave no rows over, since each batch is gathered whole."""

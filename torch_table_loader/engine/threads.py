@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 class CallerServer:
     """Reads a lane when its batch is asked for, in the thread that asks."""
 
-    def __init__(self, work: LaneWork, start: int) -> None:
+    def __init__(self, work: LaneWork, start: int, prefetch: int | None) -> None:
         """Prepare the lanes.
 
         Args:
             work: the rank's.
             start: steps taken before.
+            prefetch: batches that are finished together at most; None for those of a decoded run of rows.
         """
-        self._work = work
         self._joining = work.joining(start)
         self._lanes = begin_lanes(work, start, self._joining)
-        self._tails: deque[Any] | None = None
+        self._prefetch = prefetch
 
     @property
     def clocks(self) -> list[LaneClock]:
@@ -40,15 +40,12 @@ class CallerServer:
 
     def take(self, lane: int) -> list[Any] | None:
         """Read the lane on to its next block; when all lanes are done, their tails make the last batches."""
-        block = self._lanes[lane].next_block()
+        block = self._lanes[lane].next_block(self._prefetch)
         if block is not None or self._joining is None:
             return block
-        if self._tails is None:
-            self._tails = deque(self._joining.tail_batches(rests_of(self._lanes)))
-        if not self._tails:
-            return None
-        self._lanes[lane].clock.batches += 1
-        return [self._tails.popleft()]
+        joining, self._joining = self._joining, None
+        _hand_out(joining.tails(rests_of(self._lanes)), self._lanes)
+        return self._lanes[lane].next_block(self._prefetch)
 
     def rest(self, lane: int) -> Rows | None:
         """Give the rows that a lane which is done left over."""
@@ -79,7 +76,8 @@ class _Lane:
 class ThreadServer:
     """Threads that always work on the lane whose batches are needed first.
 
-    A lane pauses while blocks of it wait (or, where the caller set `prefetch`, while so many batches wait).
+    A lane pauses while finished batches of it wait: `prefetch` of them, or, where the caller left that open, those of
+    `BLOCKS_AHEAD` decoded runs of rows (with a `collate_fn`, so many batches).
     """
 
     def __init__(self, work: LaneWork, start: int, crew: Crew, threads: int, prefetch: int | None) -> None:
@@ -90,12 +88,11 @@ class ThreadServer:
             start: steps taken before.
             crew: has the threads; one that was left early keeps none.
             threads: how many serve the lanes.
-            prefetch: batches that a lane may hold ready; None for `BLOCKS_AHEAD`.
+            prefetch: finished batches of a lane that may wait; None for `BLOCKS_AHEAD` blocks of them.
         """
-        self._work = work
         self._joining = work.joining(start)
         self._lanes = [_Lane(batches) for batches in begin_lanes(work, start, self._joining)]
-        self._prefetch = prefetch
+        self._prefetch = BLOCKS_AHEAD if prefetch is None and work.collate_fn is not None else prefetch
         self._lock = threading.Lock()
         self._work_wanted = threading.Condition(self._lock)
         self._block_ready = threading.Condition(self._lock)
@@ -169,7 +166,8 @@ class ThreadServer:
                 if wanting:
                     lane = min(wanting, key=lambda lane: lane.waiting)
                     lane.busy = True
-                    return partial(self._read_on, lane)
+                    room = None if self._prefetch is None else self._prefetch - lane.waiting
+                    return partial(self._read_on, lane, room)
                 self._work_wanted.wait()
             return None
 
@@ -185,17 +183,20 @@ class ThreadServer:
         joining, self._joining = self._joining, None
         return partial(self._join_tails, joining)
 
-    def _read_on(self, lane: _Lane) -> None:
+    def _read_on(self, lane: _Lane, room: int | None) -> None:
         block, error = None, None
         try:
-            block = lane.batches.next_block()
+            block = lane.batches.next_block(room)
         except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
             error = caught
         with self._lock:
             lane.busy = False
             lane.error = error
             if block is not None:
-                lane.ready.append(block)
+                if room is None:
+                    lane.ready.append(block)
+                else:  # one by one, since what the consumer holds beside its batch waits too
+                    lane.ready.extend([batch] for batch in block)
                 lane.waiting += len(block)
             elif error is None:
                 lane.read = True
@@ -205,19 +206,15 @@ class ThreadServer:
                 self._work_wanted.notify_all()
 
     def _join_tails(self, joining: JoiningWork) -> None:
-        batches: list[Any] = []
-        error = None
+        lanes, error = [lane.batches for lane in self._lanes], None
         try:
-            batches = joining.tail_batches(rests_of([lane.batches for lane in self._lanes]))
+            _hand_out(joining.tails(rests_of(lanes)), lanes)
         except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
             error = caught
         with self._lock:
-            for number, lane in enumerate(self._lanes):
-                lane.ready.extend([batch] for batch in batches[number :: len(self._lanes)])
-                lane.batches.clock.batches += len(batches[number :: len(self._lanes)])
-                lane.waiting = sum(map(len, lane.ready))
+            for lane in self._lanes:
                 lane.error = error
-                lane.done = error is None
+                lane.read = False
             self._block_ready.notify()
 
 
@@ -231,6 +228,12 @@ def begin_lanes(work: LaneWork, start: int, joining: JoiningWork | None) -> list
     """
     begun = work.plan.batches_before(start) if work.plan.counted else [0] * work.lanes
     return [LaneBatches(work, lane, batches, joining) for lane, batches in enumerate(begun)]
+
+
+def _hand_out(tails: list[Rows], lanes: list[LaneBatches]) -> None:
+    """Let each lane go on with the rank's last batches that fall to it."""
+    for number, lane in enumerate(lanes):
+        lane.add_tails(tails[number :: len(lanes)])
 
 
 def rests_of(lanes: list[LaneBatches]) -> list[Rows]:

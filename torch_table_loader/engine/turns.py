@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch_table_loader.engine.collating import collated
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class BatchesInTurn(Iterator[Any]):
         """
         self.tally = Tally()
         self._short_at_end = 0
+        self._num_joined = 0
         self._work = work
         self._server = server
         self._ready: list[deque[Any]] = [deque() for _ in range(work.lanes)]
@@ -100,16 +102,26 @@ class BatchesInTurn(Iterator[Any]):
                 self._server.close(is_over=True)
             raise StopIteration
         batch = ready.popleft()
+        if ready is self._joined:
+            batch = self._last(batch, len(ready))
         self.tally.taken += 1
-        if ready is self._joined and not ready:
+        return batch
+
+    def _last(self, batch: Any, left: int) -> Any:
+        """Finish a batch of what all lanes left over; `left` come after it."""
+        try:
+            batch = collated(self._work, batch, None, self._num_joined - left - 1)
+        except BaseException:
+            self.close()
+            raise
+        if not left:
             self.tally.short = self._short_at_end
         return batch
 
     def close(self) -> None:
-        """End the server; what was not taken is gone."""
+        """End the server; what was not taken is gone. Any thread may, while another one takes."""
         self._close()
-        for ready in self._ready:
-            ready.clear()
+        self._ready = [deque() for _ in self._ready]
 
     def _ready_of(self, lane: int | None) -> deque[Any] | None:
         """Find the batches of the lane whose turn it is; None at the plan's end."""
@@ -135,6 +147,7 @@ class BatchesInTurn(Iterator[Any]):
         if self._joined is None:
             try:
                 self._joined = deque(self._joined_rests())
+                self._num_joined = len(self._joined)
             except BaseException:
                 self.close()
                 raise
@@ -148,7 +161,7 @@ class BatchesInTurn(Iterator[Any]):
         rows = self._work.codec.concat(rests)
         stop = rows.num_rows // size * size if self._work.drop_last else rows.num_rows
         self._short_at_end = -stop % size
-        return self._work.finish(rows.slice(0, stop).batches(size)) if stop else []
+        return rows.slice(0, stop).batches(size) if stop else []
 
     def _refill(self, lane: int) -> bool:
         began = time.perf_counter()

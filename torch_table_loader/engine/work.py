@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.batching.window import WindowShuffle
+from torch_table_loader.engine.collating import collated
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.windows import Stretch, permuted, stretches
@@ -38,6 +40,7 @@ class EpochWork:
 
     Args:
         plan: what the rank delivers.
+        rank: which rank that is.
         segments: what the splits consist of.
         reader: opens and decodes.
         codec: turns record batches into rows of the output form.
@@ -53,6 +56,7 @@ class EpochWork:
     """
 
     plan: RankPlan
+    rank: int
     segments: SegmentTable
     reader: TaskReader
     codec: RowsCodec[Any]
@@ -70,10 +74,6 @@ class EpochWork:
     def lanes(self) -> int:
         """Lanes of the rank."""
         return len(self.plan.lanes)
-
-    def finish(self, batches: list[Any]) -> list[Any]:
-        """Run the caller's `collate_fn`, if there is one, over finished batches."""
-        return batches if self.collate_fn is None else list(map(self.collate_fn, batches))
 
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
         """Read a lane's rows in the order in which they are delivered.
@@ -119,8 +119,8 @@ class EpochWork:
                 source = self._plain(stretch, stretch.start // stretch.size * stretch.size, stretch.runs.num_rows)
                 yield from self._permuted(body, stretch.size, source)
 
-    def tail_batches(self, rests: Sequence[Rows]) -> list[Any]:
-        """Make the rank's last batches of what its lanes left over and the padding.
+    def tails(self, rests: Sequence[Rows]) -> list[Rows]:
+        """Join what the lanes left over, and the padding, to the rows of the rank's last batches, one run a batch.
 
         Args:
             rests: the tails, in lane order.
@@ -132,11 +132,10 @@ class EpochWork:
         if not parts:
             return []
         rows = self.codec.concat(parts)
-        batches: list[Any] = []
-        for number in range(plan.steps - sum(plan.body_batches)):
-            tail = rows.slice(number * size, min((number + 1) * size, rows.num_rows))
-            batches += self._tail(number, tail).batches(size)
-        return self.finish(batches)
+        return [
+            self._tail(number, rows.slice(number * size, min((number + 1) * size, rows.num_rows)))
+            for number in range(plan.steps - sum(plan.body_batches))
+        ]
 
     def _tail(self, number: int, rows: Rows) -> Rows:
         if self.window is None:
@@ -236,7 +235,7 @@ class LaneClock:
 
 
 class LaneBatches:
-    """One lane at work: an iterator over blocks, each the batches that one decoded run of rows completes.
+    """One lane at work: an iterator over blocks of finished batches.
 
     Not safe for two threads at once; the engine sees to that.
     """
@@ -253,56 +252,75 @@ class LaneBatches:
         self.clock = LaneClock()
         self.rest: Rows | None = None
         self._work = work
+        self._lane = lane
+        self._start = start
         self._keeps_rest = joining is not None or not work.plan.counted
         self._source = work.rows(lane, start) if joining is None else joining.rows_to_the_end(lane, start)
         self._cutter = ExactBatches(work.codec, work.plan.batch_size)
+        self._runs: deque[Rows] = deque()
+        """Decoded rows of whole batches that are not finished yet."""
         self._done = False
 
-    def next_block(self) -> list[Any] | None:
-        """Make the next batches; None when the lane is done (what is left over is then in `rest`)."""
+    def next_block(self, most: int | None = None) -> list[Any] | None:
+        """Finish the next batches; None when the lane is done (what is left over is then in `rest`).
+
+        Args:
+            most: batches to finish at most; None for all that one decoded run of rows completes. Where there is a
+                `collate_fn`, it is one in any case.
+        """
         began = time.perf_counter()
         try:
-            while not self._done:
-                rows = next(self._source, None)
-                if rows is None:
-                    self._done = True
-                    batches = self._last()
-                else:
-                    self.clock.rows += rows.num_rows
-                    self.clock.num_bytes += rows.num_bytes
-                    batches = self._cutter.push(rows)
-                if batches:
-                    self.clock.batches += len(batches)
-                    return self._work.finish(batches)
-            return None
+            while not self._runs:
+                if self._done:
+                    return None
+                self._read_on()
+            collate_fn = self._work.collate_fn
+            batches = self._cut(most if collate_fn is None else 1)
+            if collate_fn is not None:
+                number = self._start + self.clock.batches
+                batches = [collated(self._work, batch, self._lane, number) for batch in batches]
+            self.clock.batches += len(batches)
+            return batches
         finally:
             self.clock.working += time.perf_counter() - began
 
-    def _last(self) -> list[Any]:
-        if not self._keeps_rest:
-            return self._cutter.finish()
-        self.rest = self._cutter.rest()
-        return []
+    def add_tails(self, tails: Sequence[Rows]) -> None:
+        """Go on with the rank's last batches that fall to this lane, one run of rows each."""
+        self._runs += tails
+
+    def _read_on(self) -> None:
+        rows = next(self._source, None)
+        if rows is not None:
+            self.clock.rows += rows.num_rows
+            self.clock.num_bytes += rows.num_bytes
+            self._runs += self._cutter.push_runs(rows)
+            return
+        self._done = True
+        rest = self._cutter.rest()
+        if self._keeps_rest:
+            self.rest = rest
+        elif rest is not None:
+            self._runs.append(rest)
+
+    def _cut(self, most: int | None) -> list[Any]:
+        """Cut batches off the decoded rows; the others stay rows, which weigh no more than they did."""
+        size = self._work.plan.batch_size
+        if most is None:
+            batches = [batch for run in self._runs for batch in run.batches(size)]
+            self._runs.clear()
+            return batches
+        run = self._runs.popleft()
+        stop = most * size
+        if stop < run.num_rows:
+            self._runs.appendleft(run.slice(stop, run.num_rows))
+            run = run.slice(0, stop)
+        return run.batches(size)
 
     def close(self) -> None:
         """Close the file that is open."""
         self._done = True
+        self._runs.clear()
         self._source.close()  # type: ignore[attr-defined]
 
 
-def batches_of_lane(work: LaneWork, lane: int) -> Iterator[Any]:
-    """Give all batches of a lane; where rows are not counted, what it left over is its own last batch."""
-    batches = LaneBatches(work, lane)
-    try:
-        while (block := batches.next_block()) is not None:
-            yield from block
-        if batches.rest is not None:
-            size = work.plan.batch_size
-            stop = batches.rest.num_rows // size * size if work.drop_last else batches.rest.num_rows
-            if stop:
-                yield from work.finish(batches.rest.slice(0, stop).batches(size))
-    finally:
-        batches.close()
-
-
-__all__ = ["PADDING_COLUMN", "EpochWork", "LaneBatches", "LaneClock", "batches_of_lane"]
+__all__ = ["PADDING_COLUMN", "EpochWork", "LaneBatches", "LaneClock"]

@@ -1,0 +1,189 @@
+"""No more batches are finished ahead than `prefetch_batches` says, and no more rows are held than `explain()` says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from tests.torch.tables import as_values, make, write_table
+from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
+from torch_table_loader.batching.tensors import TensorCodec, TensorRows
+
+pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
+
+ENGINES = ["thread", "process"]
+LANES = 3
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    write_table(tmp_path / "table", [[200, 130, 7]] * LANES)
+    return tmp_path / "table"
+
+
+class Counting:
+    """A collate_fn that counts its calls, in whatever process they are made."""
+
+    def __init__(self) -> None:
+        self._calls = torch.zeros(16, dtype=torch.int64).share_memory_()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_calls": self._calls}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def __call__(self, batch: Any) -> Any:
+        info = get_worker_info()
+        with self._lock:
+            self._calls[0 if info is None else 1 + info.id] += 1
+        return batch
+
+    @property
+    def calls(self) -> int:
+        return int(self._calls.sum())
+
+
+def made_ahead(batches: Iterator[Any], count: Any) -> Iterator[int]:
+    """Take batches, and say each time how many more were made, once the workers have come to rest."""
+    for taken, _ in enumerate(batches, 1):
+        if taken in (1, 2, 30):
+            before = -1
+            while before != (before := count()):
+                time.sleep(0.03)
+        yield count() - taken
+
+
+def make_mixture(table: Path, **options: Any) -> TableLoader:
+    sources = {
+        name: StructuredDataset(str(table), "parquet", shuffle="rows", row_store="memory") for name in ("one", "two")
+    }
+    chosen = {"batch_size": 8, "num_workers": LANES} | options
+    return MixedDataset.create_dataloader(sources, {"one": 2, "two": 1}, **chosen)[0]
+
+
+def make_one(table: Path, order: str, **options: Any) -> TableLoader:
+    if order == "mixture":
+        return make_mixture(table, **options)
+    if order == "rows":
+        options |= {"shuffle": "rows", "row_store": "memory"}
+    if order == "uncounted":
+        options |= {"filters": pc.field("k") < 9, "count_filtered": False}
+    return make(table, **{"batch_size": 8, "num_workers": LANES} | options)
+
+
+@pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
+@pytest.mark.parametrize("order", ["splits", "rows", "mixture", "uncounted"])
+@pytest.mark.parametrize("prefetch", [None, 1])
+def test_a_collate_fn_runs_no_further_ahead_than_was_asked_for(
+    table: Path, order: str, worker_type: str, prefetch: int | None
+) -> None:
+    counting = Counting()
+    options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
+    loader = make_one(table, order, collate_fn=counting, prefetch_batches=prefetch, **options)
+    # Each lane may have so many that wait, and one in the making; without workers none is made ahead.
+    most = 0 if worker_type == "caller" else LANES * ((prefetch or 2) + 1)
+    ahead = list(made_ahead(iter(loader), lambda: counting.calls))
+    assert max(ahead) <= most
+    assert ahead[-1] == 0, "each batch was collated once"
+    assert len(ahead) > 30
+
+
+@pytest.mark.parametrize("worker_type", ENGINES)
+@pytest.mark.parametrize("order", ["splits", "rows"])
+@pytest.mark.parametrize("prefetch", [1, 5])
+def test_no_more_batches_are_finished_than_was_asked_for(
+    table: Path, order: str, worker_type: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = [0]
+    batches_of = TensorRows.batches
+
+    def counting(rows: TensorRows, batch_size: int) -> list[Any]:
+        batches = batches_of(rows, batch_size)
+        with lock:
+            finished[0] += len(batches)
+        return batches
+
+    lock = threading.Lock()
+    monkeypatch.setattr(TensorRows, "batches", counting)
+    loader = make_one(table, order, worker_type=worker_type, prefetch_batches=prefetch)
+    assert max(made_ahead(iter(loader), lambda: finished[0])) <= LANES * prefetch
+
+
+@pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
+def test_the_first_batch_waits_for_no_other_batch_of_its_block(table: Path, worker_type: str) -> None:
+    counting = Counting()
+    options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type, "num_workers": 1}
+    batches = iter(make(table, collate_fn=counting, batch_size=8, prefetch_batches=1, **options))
+    next(batches)
+    assert counting.calls <= 3
+
+
+def test_a_dataloader_of_the_callers_own_collates_one_batch_at_a_time(table: Path) -> None:
+    counting = Counting()
+    dataset = StructuredDataset(str(table), "parquet", batch_size=8, collate_fn=counting)
+    for taken, _ in enumerate(DataLoader(dataset, batch_size=None), 1):
+        assert counting.calls == taken
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle_buffer_size": 50}, {"even_ranks": "pad"}])
+@pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
+def test_collated_one_by_one_each_batch_is_what_it_was(table: Path, worker_type: str, options: dict[str, Any]) -> None:
+    workers = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
+    chosen = {"batch_size": 9, "shuffle": True, **workers, **options}
+    plain = [as_values(batch) for batch in make(table, **chosen)]
+    for prefetch in (None, 1):
+        assert [as_values(batch) for batch in make(table, prefetch_batches=prefetch, **chosen)] == plain
+        collated = make(table, prefetch_batches=prefetch, collate_fn=dict, **chosen)
+        assert [as_values(batch) for batch in collated] == plain
+        assert sum(worker.batches for worker in collated.metrics().workers) == len(plain)
+
+
+@pytest.mark.parametrize("order", ["splits", "rows", "mixture"])
+def test_explain_counts_the_collated_batches_apart(table: Path, order: str) -> None:
+    dataset: Any = make_one(table, order, collate_fn=dict, prefetch_batches=4).dataset
+    assert dataset.explain().collated_batches == LANES * 4
+    assert f"plus up to {LANES * 4} collated batches" in str(dataset.explain())
+    dataset = make_one(table, order, collate_fn=dict).dataset
+    assert dataset.explain().collated_batches == LANES * 2
+    dataset = make_one(table, order).dataset
+    assert dataset.explain().collated_batches == 0
+    assert "collated" not in str(dataset.explain())
+
+
+@pytest.mark.parametrize("order", ["splits", "rows", "mixture"])
+@pytest.mark.parametrize("options", [{}, {"prefetch_batches": 1}, {"prefetch_batches": 40}, {"collate_fn": dict}])
+def test_no_more_rows_are_decoded_ahead_than_explained(
+    tmp_path: Path, order: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table(tmp_path, [[100] * 20] * LANES)
+    monkeypatch.setattr("torch_table_loader.engine.job.rows_of_a_read", lambda *_: 100)
+    monkeypatch.setattr("torch_table_loader.engine.row_job.batches_of_a_gather", lambda *_: 10)
+    monkeypatch.setattr("torch_table_loader.engine.mixed_job.batches_of_a_gather", lambda *_: 10)
+    decoded = [0]
+    decode = TensorCodec.decode
+
+    def counting(codec: TensorCodec, batch: Any) -> TensorRows:
+        with lock:
+            decoded[0] += batch.num_rows
+        return decode(codec, batch)
+
+    lock = threading.Lock()
+    monkeypatch.setattr(TensorCodec, "decode", counting)
+    loader = make_one(tmp_path, order, batch_size=10, **options)
+    dataset: Any = loader.dataset
+    stores = [source.keeper.spec.num_bytes for source in getattr(dataset.job, "sources", {}).values()]
+    stores += [dataset.job.keeper.memory_bytes] if order == "rows" else []
+    times = 2 if order == "mixture" else 1
+    bound = (dataset.explain().memory_bound - sum(stores)) // dataset.job.row_bytes // times
+    ahead = list(made_ahead(iter(loader), lambda: decoded[0] // 10))
+    assert max(ahead) * 10 <= bound < 6000

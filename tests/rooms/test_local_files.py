@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -188,7 +189,7 @@ def test_a_full_file_system_is_an_error_when_room_is_set_aside(folder: Path, mon
     answers = [errno.EINTR, errno.ENOSPC]
 
     def full(*_: int) -> int:
-        local_files.ctypes.set_errno(answers.pop(0))
+        ctypes.set_errno(answers.pop(0))
         return -1
 
     monkeypatch.setattr(local_files, "_fallocate", lambda: full)

@@ -19,7 +19,6 @@ import pytest
 from tests.rooms.small_disks import run_with_small
 from tests.rooms.storing import Counting, MemoryTable, everything, numbers
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableLoaderError
-from torch_table_loader.store import opened
 from torch_table_loader.store.buffers import BufferPool
 from torch_table_loader.store.build import build_files, build_memory
 from torch_table_loader.store.leases import Leases
@@ -233,8 +232,7 @@ def test_a_mapping_that_finds_no_address_space_names_the_file(place: Path, monke
     def none(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(opened.mmap, "mmap", none)
-    assert mmap.mmap is none
+    monkeypatch.setattr(mmap, "mmap", none)
     with pytest.raises(OutOfMemoryError, match=rf"{RECORDS}' of [\d,]+ bytes does not fit .*`ulimit -v`"):
         open_store(place, made.spec, 1)
 

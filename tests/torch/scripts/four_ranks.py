@@ -196,7 +196,8 @@ def rows_with_other_exclusions_on_a_rank_that_begins_late(root: Path) -> Any:
     """Rank 2 begins when the others have stopped waiting for it; they hear of it when they begin another epoch."""
     options: dict[str, Any] = {"batch_size": 7, "num_ranks": "auto", "even_ranks": "pad"}
     loader, dataset = StructuredDataset.create_dataloader(str(root / "table"), shuffle="rows", **options)
-    late, said = dist.get_rank() == 2, []
+    late = dist.get_rank() == 2
+    said: list[int | str] = []
     dataset.exclude([1, 2] if late else [1])
     with patch("torch_table_loader.engine.agreement.PATIENCE", timedelta(milliseconds=100)):
         for epoch in range(2):

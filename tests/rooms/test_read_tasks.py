@@ -291,7 +291,7 @@ class _FailingStorage(LocalStorage):
         (OSError("AWS Error ACCESS_DENIED during GetObject"), StorageError, False),
         (OSError("Couldn't deserialize thrift"), TableError, False),
         (pa.ArrowInvalid("page"), TableError, True),
-        (MemoryError(), MemoryError, True),
+        (MemoryError(), TableError, True),
         (KeyboardInterrupt(), KeyboardInterrupt, True),
     ],
 )

@@ -15,9 +15,10 @@ from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.field_ids import found_by_name
 from torch_table_loader.read.footers import LazyFooters, check_rows, estimated_groups
-from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.formats import inspect_file, reader_for
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.source.fingerprint import fingerprint
@@ -127,9 +128,10 @@ class Table:
             groups = self.layout.groups_of(index)
             kept = self.layout.group_kept[groups.start : groups.stop].tolist()
             try:
-                found = reader_for(file.format).null_columns(meta, asked, kept)
+                with reading(self.storage, file):
+                    found = reader_for(file.format).null_columns(meta, asked, kept)
             except TableError as error:  # a reader does not know the file's name here
-                raise TableError(f"{file.name}: {error}") from error
+                raise error if file.name in str(error) else TableError(f"{file.name}: {error}") from error
             if found:
                 raise TableError(
                     f"column {min(found)!r} has nulls in {file.name!r} (its statistics say so), and a tensor of ints "
@@ -163,7 +165,7 @@ class Inspector:
 
     def read(self, file: DataFile) -> FileMeta:
         """Read the footer of a file."""
-        meta = renewing(self.storage, lambda: reader_for(file.format).inspect(self.storage, file, self.given))
+        meta = renewing(self.storage, lambda: inspect_file(self.storage, file, self.given))
         if self.cache is not None:
             self.cache.put(file, CacheEntry(meta))
         return meta
@@ -211,14 +213,18 @@ def survey(
     if filters is not None:
         check_filter(filters, schema)
         kept = in_parallel(
-            lambda pair: reader_for(pair[0].format).prune(pair[0], pair[1], filters, schema),
-            list(zip(files, metas, strict=True)),
+            lambda pair: _prune(source.storage, *pair, filters, schema), list(zip(files, metas, strict=True))
         )
     groups = [(meta.group_rows, meta.group_bytes) for meta in metas]
     layout = _lay_out(files, groups, kept, deletes, split_deletes=split_deletes)
     if snapshot is None:
         return Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)
     return _snapshot_table(snapshot, layout, metas, deletes)
+
+
+def _prune(storage: Storage, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
+    with reading(storage, file):
+        return reader_for(file.format).prune(file, meta, filters, schema)
 
 
 def _estimate(

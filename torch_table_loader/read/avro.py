@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from torch_table_loader.errors import MissingExtraError, TableError, TableLoaderError
-from torch_table_loader.read.failures import as_reading_error, first_line, is_store_failure
+from torch_table_loader.errors import MissingExtraError
+from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.sequential import SequentialFile, WithoutStatistics, one_group
 
 if TYPE_CHECKING:
@@ -57,21 +57,15 @@ class AvroReader(WithoutStatistics):
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read schema and the row counts of the blocks: see `FormatReader.inspect`."""
         fastavro = _fastavro()
-        try:
-            with storage.open(file.path) as source:
+        with reading(storage, file, "an Avro file"), storage.open(file.path) as source:
+            try:
                 blocks = fastavro.block_reader(source)
                 arrow = arrow_schema(json.loads(blocks.metadata["avro.schema"]))
                 num_rows = sum(block.num_records for block in blocks)
-        except Exception as error:
-            known = isinstance(error, TableLoaderError | pa.ArrowException | OSError)
-            if known or is_store_failure(error, is_local=storage.is_local):
-                raise as_reading_error(error, file, is_local=storage.is_local) from error
-            if "you need to install" in str(error):
+            except ValueError as error:
+                if "you need to install" not in str(error):
+                    raise
                 raise MissingExtraError(f"{file.name}: {first_line(error)}") from error
-            raise TableError(
-                f"{file.name} must be an Avro file, got one that does not parse ({first_line(error)}); the file is "
-                "torn or of another format: write it again, or leave it out of the table"
-            ) from error
         return one_group(arrow, num_rows, file)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.failures import as_reading_error
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.parquet import refuse_duplicates
 from torch_table_loader.read.sequential import (
     SequentialFile,
@@ -36,32 +36,37 @@ class CsvReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
-        try:
-            with storage.open(file.path) as source:
-                if schema is None:
-                    refuse_large_inference(file, source.size())
-                    table = csv.read_csv(source, _read_options(), _parse_options())
-                    refuse_duplicates(table.schema, file)
-                    return one_group(table.schema, table.num_rows, file)
-                header = csv.open_csv(source, _read_options(), _parse_options()).schema
-            refuse_duplicates(header, file)
-            own = [pa.field(field.name, field.type) for field in schema if field.name in header.names]
-            # With no column to parse there would be no rows to count.
-            known = pa.schema(own or [pa.field(header.names[0], pa.string())])
-            with storage.open(file.path) as source:
-                num_rows = sum(batch.num_rows for batch in _decode(source, known.names, known))
-            return one_group(known, num_rows, file)
-        except (OSError, pa.ArrowException) as error:
-            if "straddl" in str(error):
-                raise TableError(
-                    f"{file.name} must have rows of at most {_BLOCK_BYTES} bytes, got a longer one, or a quote that "
-                    "does not end; write such rows as Parquet or JSON lines"
-                ) from error
-            raise as_reading_error(error, file, is_local=storage.is_local) from error
+        with reading(storage, file):
+            return _inspected(storage, file, schema)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         """Open for decoding with the types of `meta`: see `FormatReader.open`."""
         return SequentialFile(storage, file, partial(_decode, schema=meta.schema))
+
+
+def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+    try:
+        with storage.open(file.path) as source:
+            if schema is None:
+                refuse_large_inference(file, source.size())
+                table = csv.read_csv(source, _read_options(), _parse_options())
+                refuse_duplicates(table.schema, file)
+                return one_group(table.schema, table.num_rows, file)
+            header = csv.open_csv(source, _read_options(), _parse_options()).schema
+        refuse_duplicates(header, file)
+        own = [pa.field(field.name, field.type) for field in schema if field.name in header.names]
+        # With no column to parse there would be no rows to count.
+        known = pa.schema(own or [pa.field(header.names[0], pa.string())])
+        with storage.open(file.path) as source:
+            num_rows = sum(batch.num_rows for batch in _decode(source, known.names, known))
+        return one_group(known, num_rows, file)
+    except pa.ArrowInvalid as error:
+        if "straddl" not in str(error):
+            raise
+        raise TableError(
+            f"{file.name} must have rows of at most {_BLOCK_BYTES} bytes, got a longer one, or a quote that does not "
+            "end; write such rows as Parquet or JSON lines"
+        ) from error
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -15,10 +16,10 @@ from torch_table_loader.contracts import renewing
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import plan_by_id
-from torch_table_loader.read.failures import as_reading_error
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.field_ids import own_ids
 from torch_table_loader.read.footers import check_rows
-from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.formats import inspect_file, reader_for
 from torch_table_loader.read.held import Held
 from torch_table_loader.read.keys import KeySet
 from torch_table_loader.read.vectors import read_vector
@@ -188,7 +189,7 @@ class Deletes:
             raise TableError(f"{file.name} must come with the table's columns; plan the table again")
         paths = [key_path(file.columns.table, field_id, file.name) for field_id in ids]
         wanted = [(str(place), path[0]) for place, path in enumerate(paths)]
-        meta = reader_for(file.format).inspect(self._storage, file, None)
+        meta = inspect_file(self._storage, file, None)
         plan = plan_by_id(meta.schema, file.columns, wanted, name=file.name)
         batches = []
         for batch in self._rows_of(file, lambda _: list(plan.reads)):
@@ -203,18 +204,13 @@ class Deletes:
         """Read columns of a delete file whole."""
         storage, found = self._storage, 0
         reader = reader_for(file.format, verify_checksums=self.verify_checksums)
-        meta = reader.inspect(storage, file, None)
+        meta = inspect_file(storage, file, None)
         check_rows(file, meta)
         names = choose(meta.schema)
-        handle = reader.open(storage, file, meta)
-        try:
+        with reading(storage, file), closing(reader.open(storage, file, meta)) as handle:
             for batch in handle.batches(range(len(meta.group_rows)), names, _ROWS_AT_A_TIME):
                 found += batch.num_rows
                 yield batch
-        except (OSError, pa.ArrowException) as error:
-            raise as_reading_error(error, file, is_local=storage.is_local) from error
-        finally:
-            handle.close()
         if found != meta.num_rows:
             raise TableError(
                 f"{file.name} must have {meta.num_rows} rows, as its footer says, got {found}; the file is damaged: "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,11 +12,15 @@ from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import MissingFileError, OutOfMemoryError, TableError, TableLoaderError
 
 if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile, FileVersion
 
 _STORE_WORDS = ("AWS Error", "curlCode", "Couldn't resolve", "Connection")
 _CHECKSUM_WORDS = ("CRC checksum verification failed", "page integrity")
-_DATA_MODULES = ("builtins", "pyarrow", "numpy", "zlib", "fastavro", "cramjam", "backports", "compression")
+_DATA_MODULES = (
+    *("builtins", "pyarrow", "numpy", "zlib", "fastavro", "cramjam", "backports", "compression"),
+    *("bz2", "lzma", "json", "struct", "decimal"),
+)
 
 
 def is_store_failure(error: BaseException, *, is_local: bool) -> bool:
@@ -32,6 +38,32 @@ def is_store_failure(error: BaseException, *, is_local: bool) -> bool:
     if isinstance(error, OSError):
         return error.errno is not None or type(error) is not OSError or any(word in str(error) for word in _STORE_WORDS)
     return not is_local and not type(error).__module__.startswith(_DATA_MODULES)
+
+
+@contextmanager
+def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[None]:
+    """Turn whatever a decoder raises into this library's errors, which name the file.
+
+    Args:
+        storage: where the file is.
+        file: what is read.
+        must_be: what the file must be, where this is what is found out: "an ORC file".
+
+    Raises:
+        TableError: the file is damaged or of another format.
+        StorageError: the store failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        known = isinstance(error, TableLoaderError | MemoryError)
+        if not must_be or known or is_store_failure(error, is_local=storage.is_local):
+            raise as_reading_error(error, file, is_local=storage.is_local) from error
+        said = first_line(error) or type(error).__name__
+        raise TableError(
+            f"{file.name} must be {must_be}, got one that does not parse ({said}); "
+            "the file is torn or of another format: write it again, leave it out, or pass the format that it has"
+        ) from error
 
 
 def as_reading_error(
@@ -60,9 +92,8 @@ def as_reading_error(
     where += "" if column is None else f", column {column!r}"
     said = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, MemoryError):
-        return OutOfMemoryError(
             f"there is too little memory to read {where} ({said}); take fewer workers, fewer columns=[...] or a "
-            "smaller batch_size, or give the process more memory"
+            "smaller batch_size, or give the process more memory; if the file is small, it is damaged: write it again"
         )
     if is_store_failure(error, is_local=is_local):
         kind = store_error_type(error)
@@ -118,4 +149,4 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else ""
 
 
-__all__ = ["as_reading_error", "changed_error", "first_line", "is_store_failure"]
+__all__ = ["as_reading_error", "changed_error", "first_line", "is_store_failure", "reading"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.csv import CsvReader
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.ipc import IpcReader
 from torch_table_loader.read.json import JsonReader
 from torch_table_loader.read.orc import OrcReader
@@ -15,7 +16,10 @@ from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import FormatReader
+    import pyarrow as pa
+
+    from torch_table_loader.contracts import FormatReader, Storage
+    from torch_table_loader.records import DataFile, FileMeta
 
 _READERS: dict[str, FormatReader] = {
     reader.name: reader
@@ -42,6 +46,9 @@ INFERRED = frozenset({"csv", "json", "jsonl"})
 
 COLUMNAR = frozenset({"parquet", "orc", "arrow", "ipc", "feather"})
 """Formats that read one row group, and one column of it, without reading what comes before."""
+
+_MOST_ROWS = 1 << 48
+"""More rows than any file has; the rows of many such files still count in 64 bits."""
 
 
 _SUFFIXES = {"pq": "parquet", "ndjson": "jsonl"} | {name: name for name in FORMATS}
@@ -73,4 +80,27 @@ def reader_for(name: str, path: Any = None, *, verify_checksums: bool = True) ->
     )
 
 
-__all__ = ["COLUMNAR", "FORMATS", "INFERRED", "reader_for"]
+def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+    """Read what a file says of itself, and check its counts: see `FormatReader.inspect`.
+
+    Args:
+        storage: where it is.
+        file: which.
+        schema: the caller's ``schema=``, or None.
+
+    Raises:
+        TableError: the file is damaged or of another format, whatever its decoder says of that.
+        StorageError: the store failed.
+    """
+    with reading(storage, file):
+        meta = reader_for(file.format).inspect(storage, file, schema)
+    rows = meta.group_rows
+    if min(rows, default=0) < 0 or sum(rows) > _MOST_ROWS:
+        raise TableError(
+            f"{file.name} must have row groups of 0 rows or more, {_MOST_ROWS} together at most, got "
+            f"{list(rows)[:10]}; the file is damaged: write it again, or leave it out of the table"
+        )
+    return meta
+
+
+__all__ = ["COLUMNAR", "FORMATS", "INFERRED", "inspect_file", "reader_for"]

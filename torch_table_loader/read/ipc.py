@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.failures import as_reading_error, first_line
+from torch_table_loader.read.failures import reading
+from torch_table_loader.read.ipc_footer import check_blocks, read_blocks
 from torch_table_loader.read.parquet import refuse_duplicates
 from torch_table_loader.read.sequential import SequentialFile, WithoutStatistics, one_group
 from torch_table_loader.read.slices import bounded, rows_without_columns
+from torch_table_loader.read.sound import sound
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 _FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
+_STREAM_START = 8
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +40,10 @@ class IpcReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Count the rows of each record batch by one cheap column: see `FormatReader.inspect`."""
-        try:
-            with storage.open(file.path) as source:
-                if _is_file(source, file):
-                    return _inspect_file(source, file)
-                return _inspect_stream(source, file)
-        except (OSError, pa.ArrowException) as error:
-            if isinstance(error, pa.ArrowInvalid):
-                raise TableError(
-                    f"{file.name} must be an Arrow IPC file or stream, got one that does not parse "
-                    f"({first_line(error)}); the file is torn or of another format: write it again, leave it out, or "
-                    "pass the format that it has"
-                ) from error
-            raise as_reading_error(error, file, is_local=storage.is_local) from error
+        with reading(storage, file, "an Arrow IPC file or stream"), storage.open(file.path) as source:
+            if _is_file(source, file):
+                return _inspect_file(source, file)
+            return _inspect_stream(source, file)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
         """Open: see `FormatReader.open`. The file format's footer, a few bytes a batch, is read again."""
@@ -79,7 +75,7 @@ class IpcFile:
             return
         reader = pa.ipc.open_file(self._source, options=_only(wanted, self._meta.schema))
         for group in groups:
-            yield from bounded(_owned(reader.get_batch(group)).select(wanted), max_rows)
+            yield from bounded(_owned(sound(reader.get_batch(group))).select(wanted), max_rows)
 
     def close(self) -> None:
         """Release the file."""
@@ -102,7 +98,8 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
     refuse_duplicates(schema, file)
     # With one field included, pyarrow reads that field's part of each batch's body alone.
     reader = pa.ipc.open_file(source, options=_only(_cheapest(schema), schema))
-    rows = [reader.get_batch(index).num_rows for index in range(reader.num_record_batches)]
+    _check_footer(source, reader.num_record_batches)
+    rows = [sound(reader.get_batch(index)).num_rows for index in range(reader.num_record_batches)]
     total = max(1, sum(rows))
     return FileMeta(
         schema=schema,
@@ -111,19 +108,48 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
     )
 
 
+def _check_footer(source: pa.NativeFile, num_batches: int) -> None:
+    """Check that the footer names all that is in the file; else rows would be missing, or come twice."""
+    size = source.size()
+    footer_bytes = int.from_bytes(source.read_at(4, size - 4 - len(_FILE_MAGIC)), "little")
+    stop = size - 4 - len(_FILE_MAGIC) - footer_bytes
+    blocks, counted = read_blocks(source.read_at(footer_bytes, stop))
+    if counted != num_batches:
+        raise ValueError(f"its footer names {counted} record batches, and {num_batches} are found")
+    marker, length = struct.unpack("<iI", source.read_at(8, _STREAM_START))
+    # Before Arrow 0.15 the length of the schema came without a marker.
+    schema_stop = _STREAM_START + (8 + length if marker == -1 else 4 + marker)
+    check_blocks(blocks, schema_stop, stop)
+
+
 def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
     with pa.ipc.open_stream(source) as reader:
         schema = reader.schema
     refuse_duplicates(schema, file)
     source.seek(0)
-    with pa.ipc.open_stream(source, options=_only(_cheapest(schema), schema)) as reader:
-        return one_group(schema, sum(batch.num_rows for batch in reader), file)
+    rows = sum(batch.num_rows for batch in _stream(source, _cheapest(schema), schema))
+    return one_group(schema, rows, file)
+
+
+def _stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Read the batches of a stream, which must end with its marker, and there."""
+    with pa.ipc.open_stream(source, options=_only(columns, schema)) as reader:
+        stop = source.tell()
+        for batch in reader:
+            yield sound(batch)
+            stop = source.tell()
+    size = source.size()
+    marker = source.read_at(8, stop)
+    if not (size - stop in (4, 8) and marker == _END_OF_STREAM[-len(marker) :]):
+        raise pa.ArrowInvalid(
+            f"a stream must end with an end-of-stream marker, and at byte {stop} of {size} come {marker!r}: it was "
+            "cut, or its writer was not closed"
+        )
 
 
 def _decode_stream(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    with pa.ipc.open_stream(source, options=_only(columns or _cheapest(schema), schema)) as reader:
-        for batch in reader:
-            yield _owned(batch)
+    for batch in _stream(source, columns or _cheapest(schema), schema):
+        yield _owned(batch)
 
 
 def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import json
 
-from torch_table_loader.read.failures import as_reading_error
+from torch_table_loader.read.failures import reading
 from torch_table_loader.read.sequential import (
     SequentialFile,
     WithoutStatistics,
@@ -34,17 +34,14 @@ class JsonReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
-        try:
-            with storage.open(file.path) as source:
-                if schema is None:
-                    refuse_large_inference(file, source.size())
-                    table = _infer(source)
-                    return one_group(table.schema, table.num_rows, file)
-                own = pa.schema([pa.field(field.name, _as_json_reads(field.type)) for field in schema])
-                num_rows = sum(batch.num_rows for batch in _decode(source, own.names, own))
-                return one_group(own, num_rows, file)
-        except (OSError, pa.ArrowException) as error:
-            raise as_reading_error(error, file, is_local=storage.is_local) from error
+        with reading(storage, file), storage.open(file.path) as source:
+            if schema is None:
+                refuse_large_inference(file, source.size())
+                table = _infer(source)
+                return one_group(table.schema, table.num_rows, file)
+            own = pa.schema([pa.field(field.name, _as_json_reads(field.type)) for field in schema])
+            num_rows = sum(batch.num_rows for batch in _decode(source, own.names, own))
+            return one_group(own, num_rows, file)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         """Open for decoding with the types of `meta`: see `FormatReader.open`."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import orc
 
-from torch_table_loader.errors import TableError
-from torch_table_loader.read.failures import as_reading_error, first_line
+from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.orc_footer import Stripe, read_postscript, read_stripes
 from torch_table_loader.read.parquet import refuse_duplicates
 from torch_table_loader.read.prune import partition_can_pass
 from torch_table_loader.read.slices import bounded, rows_without_columns
+from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -32,16 +32,8 @@ class OrcReader:
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the footer: see `FormatReader.inspect`. ORC has types of its own, so `schema` is not used."""
-        try:
-            with storage.open(file.path) as source:
-                stripes, file_schema = _read_tail(source)
-        except ValueError as error:  # ArrowInvalid is one too
-            raise TableError(
-                f"{file.name} must end with an ORC footer, got one that does not parse ({first_line(error)}); the file "
-                "is torn or of another format: write it again, leave it out, or pass the format that it has"
-            ) from error
-        except (OSError, pa.ArrowException) as error:
-            raise as_reading_error(error, file, is_local=storage.is_local) from error
+        with reading(storage, file, "an ORC file"), storage.open(file.path) as source:
+            stripes, file_schema = _read_tail(source)
         refuse_duplicates(file_schema, file)
         return FileMeta(
             schema=file_schema,
@@ -84,7 +76,7 @@ class OrcFile:
                 yield from bounded(rows_without_columns(self._meta.group_rows[stripe]), max_rows)
                 continue
             # As in Parquet, a name may bring in more than it names, and the file's order is kept.
-            batch = self._handle.read_stripe(stripe, columns=wanted).select(wanted)
+            batch = sound_text(self._handle.read_stripe(stripe, columns=wanted).select(wanted))
             yield from bounded(batch, max_rows)
 
     def close(self) -> None:

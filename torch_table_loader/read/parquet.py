@@ -21,6 +21,7 @@ from torch_table_loader.read.parquet_footer import (
 )
 from torch_table_loader.read.prune import kept_row_groups
 from torch_table_loader.read.slices import taken
+from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -188,13 +189,13 @@ class ParquetFile:
 
     def _table(self, group: int, columns: list[str]) -> pa.Table:
         table = self._handle.read_row_group(group, columns=columns, use_threads=False)
-        return table if table.column_names == columns else table.select(columns)
+        return sound_text(table if table.column_names == columns else table.select(columns))
 
     def _streamed(self, groups: list[int], columns: list[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         batches: Iterator[pa.RecordBatch] = self._handle.iter_batches(
             batch_size=max_rows, row_groups=groups, columns=columns, use_threads=False
         )
-        return batches
+        return map(sound_text, batches)
 
     def close(self) -> None:
         """Release the file."""

@@ -215,8 +215,6 @@ class TaskReader:
                     yield part
             if not plan.knows_live:
                 _check_found(plan.file, segments, found)
-        except MemoryError:
-            raise
         except Exception as error:
             raise self._explain(error, plan, walk.handle, walk.row) from error
         finally:
@@ -241,7 +239,8 @@ class TaskReader:
         group, column = None, None
         if handle is not None:
             group = group_at(row, plan.group_starts)
-            if file.format in COLUMNAR and not is_store_failure(error, is_local=is_local):
+            columnar = file.format in COLUMNAR and not isinstance(error, MemoryError)
+            if columnar and not is_store_failure(error, is_local=is_local):
                 groups = range(group, group_at(row + self._max_rows, plan.group_starts) + 1)
                 group, column = _find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)
         return as_reading_error(error, file, is_local=is_local, group=group, column=column)
@@ -286,7 +285,7 @@ def _find_damage(handle: OpenFile, groups: range, columns: Sequence[str], max_ro
             try:
                 for _ in handle.batches(range(group, group + 1), (column,), max_rows):
                     pass
-            except (OSError, pa.ArrowException):
+            except Exception:  # noqa: BLE001 - what a decoder raises of damage, it raises here
                 return group, column
     return None
 

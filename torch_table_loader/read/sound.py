@@ -1,0 +1,93 @@
+"""Checks what decoders take on trust: offsets, indices and text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+_Check = Callable[[pa.Array], None]
+_Batch = TypeVar("_Batch", pa.RecordBatch, pa.Table)
+
+
+def sound(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Validate all of a batch that came from bytes as they are, before anything looks into it.
+
+    Args:
+        batch: from Arrow IPC, whose offsets and indices are those of the file.
+
+    Raises:
+        pa.ArrowInvalid: an offset, an index, a length or a text is wrong; says which column.
+
+    >>> sound(pa.record_batch({"a": ["x"]})).num_rows
+    1
+    """
+    batch.validate()
+    for column in batch.columns:
+        _checks(column.type)(column)
+    return batch
+
+
+def sound_text(batch: _Batch) -> _Batch:
+    """Check the text and the dictionaries of a batch whose offsets its decoder made.
+
+    Args:
+        batch: from a decoder that does not look at text: of Parquet or ORC.
+
+    Raises:
+        pa.ArrowInvalid: a text is not UTF-8, or an index is not in its dictionary.
+    """
+    for column in batch.columns:
+        if _holds_text(column.type):
+            for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
+                _checks(column.type)(chunk)
+    return batch
+
+
+@lru_cache(maxsize=1024)
+def _holds_text(kind: pa.DataType) -> bool:
+    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind) or pt.is_dictionary(kind):
+        return True
+    if isinstance(kind, pa.BaseExtensionType):
+        return _holds_text(kind.storage_type)
+    return any(_holds_text(kind.field(place).type) for place in range(kind.num_fields))
+
+
+@lru_cache(maxsize=1024)
+def _checks(kind: pa.DataType) -> _Check:
+    if pt.is_string(kind):
+        return lambda array: _check_text(array, pa.binary(), np.dtype(np.int32))
+    if pt.is_large_string(kind):
+        return lambda array: _check_text(array, pa.large_binary(), np.dtype(np.int64))
+    if pt.is_dictionary(kind):
+        return _check_dictionary
+    return lambda array: array.validate(full=True)
+
+
+def _check_dictionary(array: pa.DictionaryArray) -> None:
+    """Validate indices and dictionary apart: batches share a dictionary, which is then looked at as text is."""
+    array.validate()
+    _checks(array.dictionary.type)(array.dictionary)
+    bounds = pc.min_max(array.indices)
+    if bounds["min"].is_valid and not 0 <= bounds["min"].as_py() <= bounds["max"].as_py() < len(array.dictionary):
+        array.validate(full=True)
+
+
+def _check_text(array: pa.Array, as_bytes: pa.DataType, offset: np.dtype[np.signedinteger]) -> None:
+    """Validate text. pyarrow looks at each string, which costs as much as decoding it: text in ASCII needs no look."""
+    array.view(as_bytes).validate(full=True)
+    _, offsets, data = array.buffers()
+    if data is None or not len(array):
+        return
+    first, last = np.frombuffer(offsets, offset, len(array) + 1, array.offset * offset.itemsize)[[0, -1]]
+    # As signed bytes, all but ASCII is negative.
+    if first < last and np.frombuffer(data, np.int8, last - first, first).min() < 0:
+        array.validate(full=True)
+
+
+__all__ = ["sound", "sound_text"]

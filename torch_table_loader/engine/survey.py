@@ -296,16 +296,18 @@ def _live(file: DataFile, group_rows: tuple[int, ...], deletes: Deletes) -> Sequ
 
 
 def _inspect(files: Sequence[DataFile], inspect: Inspector) -> tuple[FileMeta, ...]:
-    return _sharing_schemas(in_parallel(inspect, files))
+    return _sharing_schemas(files, in_parallel(inspect, files), inspect.storage)
 
 
-def _sharing_schemas(metas: Sequence[FileMeta]) -> tuple[FileMeta, ...]:
+def _sharing_schemas(files: Sequence[DataFile], metas: Sequence[FileMeta], storage: Storage) -> tuple[FileMeta, ...]:
     """Let files of equal schemas hold one schema, of which a table with many files then needs little memory."""
     distinct: list[pa.Schema] = []
     shared: list[FileMeta] = []
-    for meta in metas:
+    for file, meta in zip(files, metas, strict=True):
         same = next((schema for schema in distinct[:8] if schema.equals(meta.schema, check_metadata=True)), None)
         if same is None:
+            with reading(storage, file):
+                str(meta.schema)  # a name that is no UTF-8 raises here, and not where a row becomes a dict
             distinct.append(meta.schema)
         shared.append(meta if same is None else replace(meta, schema=same))
     return tuple(shared)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -56,12 +56,11 @@ class AvroReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read schema and the row counts of the blocks: see `FormatReader.inspect`."""
-        fastavro = _fastavro()
         with reading(storage, file, "an Avro file"), storage.open(file.path) as source:
             try:
-                blocks = fastavro.block_reader(source)
-                arrow = arrow_schema(json.loads(blocks.metadata["avro.schema"]))
-                num_rows = sum(block.num_records for block in blocks)
+                arrow = arrow_schema(json.loads(_fastavro().block_reader(source).metadata["avro.schema"]))
+                source.seek(0)
+                num_rows = sum(block.num_records for block in _blocks(source))
             except ValueError as error:
                 if "you need to install" not in str(error):
                     raise
@@ -157,7 +156,7 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
     """Decode rows; where no column is asked for, the first one stands in, to have the rows."""
     fields = [schema.field(name) for name in columns or schema.names[:1]]
     plans = [(field, _plain(field.type)) for field in fields]
-    rows = iter(_fastavro().reader(source))
+    rows = chain.from_iterable(map(_rows, _blocks(source)))
     while chunk := list(islice(rows, _ROWS_AT_A_TIME)):
         arrays = []
         for field, plan in plans:
@@ -166,6 +165,26 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
                 values = [None if value is None else plan(value) for value in values]
             arrays.append(pa.array(values, field.type))
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _blocks(source: pa.NativeFile) -> Iterator[Any]:
+    """Read the blocks of a file; fastavro takes what is left of a torn one for the end of the file."""
+    blocks = _fastavro().block_reader(source)
+    end = source.tell()
+    for block in blocks:
+        if block.num_records < 0:
+            raise pa.ArrowInvalid(f"the block at byte {block.offset} says that it has {block.num_records} rows")
+        end = block.offset + block.size
+        yield block
+    if end != source.size():
+        raise pa.ArrowInvalid(f"the last block ends at byte {end} of {source.size()}")
+
+
+def _rows(block: Any) -> Iterator[Any]:
+    """Decode a block. One that says fewer rows than it has would lose the others."""
+    yield from block
+    if block.bytes_.read(1):
+        raise pa.ArrowInvalid(f"the block at byte {block.offset} holds more than the {block.num_records} rows it says")
 
 
 def _fastavro() -> Any:

@@ -17,6 +17,7 @@ from torch_table_loader.read.sequential import (
     one_group,
     refuse_large_inference,
 )
+from torch_table_loader.read.sound import sound_text
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -53,7 +54,7 @@ def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) ->
         explicit_schema=pa.schema([schema.field(name) for name in columns]), unexpected_field_behavior="ignore"
     )
     for block in _blocks_of_lines(source):
-        yield from _parse(pa.BufferReader(block), len(block), options).to_batches()
+        yield from sound_text(_parse(pa.BufferReader(block), len(block), options)).to_batches()
 
 
 def _parse(source: Any, num_bytes: int, options: json.ParseOptions | None = None) -> pa.Table:

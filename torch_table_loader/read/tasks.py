@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
-from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure
+from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure, reading
 from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import COLUMNAR
@@ -176,7 +176,8 @@ class TaskReader:
     def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
         filters = (self._filters, self._filter_columns)
         file, meta = self._files[file_index], self._metas[file_index]
-        return plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
+        with reading(self._storage, file):
+            return plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
 
     def _delivered(self, part: _Masked, start: int, stop: int, base: int | None) -> pa.RecordBatch:
         """Give the live rows `start` to `stop` of a part."""

@@ -19,6 +19,7 @@ from torch_table_loader.read.failures import reading
 from torch_table_loader.read.field_ids import found_by_name
 from torch_table_loader.read.footers import LazyFooters, check_rows, estimated_groups
 from torch_table_loader.read.formats import inspect_file, reader_for
+from torch_table_loader.read.sound import check_names
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.source.fingerprint import fingerprint
@@ -307,7 +308,7 @@ def _sharing_schemas(files: Sequence[DataFile], metas: Sequence[FileMeta], stora
         same = next((schema for schema in distinct[:8] if schema.equals(meta.schema, check_metadata=True)), None)
         if same is None:
             with reading(storage, file):
-                str(meta.schema)  # a name that is no UTF-8 raises here, and not where a row becomes a dict
+                check_names(meta.schema)
             distinct.append(meta.schema)
         shared.append(meta if same is None else replace(meta, schema=same))
     return tuple(shared)

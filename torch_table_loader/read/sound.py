@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TypeVar
 
@@ -49,6 +49,20 @@ def sound_text(batch: _Batch) -> _Batch:
     return batch
 
 
+def check_names(fields: Iterable[pa.Field]) -> None:
+    """Look at all names of a schema. pyarrow would look at some of them only where a row becomes a dict.
+
+    Args:
+        fields: a schema, or the fields inside of a type.
+
+    Raises:
+        UnicodeDecodeError: a name is not UTF-8.
+    """
+    for field in fields:
+        field.name  # noqa: B018 - it decodes
+        check_names(field.type.field(place) for place in range(field.type.num_fields))
+
+
 @lru_cache(maxsize=1024)
 def _holds_text(kind: pa.DataType) -> bool:
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind) or pt.is_dictionary(kind):
@@ -90,4 +104,4 @@ def _check_text(array: pa.Array, as_bytes: pa.DataType, offset: np.dtype[np.sign
         array.validate(full=True)
 
 
-__all__ = ["sound", "sound_text"]
+__all__ = ["check_names", "sound", "sound_text"]

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import orc
 
 from torch_table_loader.read.failures import first_line, reading
-from torch_table_loader.read.orc_footer import Stripe, read_postscript, read_stripes
+from torch_table_loader.read.orc_footer import Stripe, check_stripes, read_postscript, read_stripes
 from torch_table_loader.read.parquet import refuse_duplicates
 from torch_table_loader.read.prune import partition_can_pass
 from torch_table_loader.read.slices import bounded, rows_without_columns
@@ -93,6 +93,7 @@ def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema]:
     if postscript.tail_bytes > len(tail):
         tail = source.read_at(postscript.tail_bytes, size - postscript.tail_bytes)
     stripes = read_stripes(tail, postscript)
+    check_stripes(stripes, size - postscript.tail_bytes)
     try:
         parsed = orc.ORCFile(pa.BufferReader(tail))  # the tail alone has the schema: nothing is read twice
     except OSError as error:

@@ -31,9 +31,10 @@ class Postscript(NamedTuple):
 
 
 class Stripe(NamedTuple):
-    """A stripe's rows, and its bytes as stored."""
+    """A stripe's rows, its first byte in the file, and its bytes as stored."""
 
     num_rows: int
+    start: int
     num_bytes: int
 
 
@@ -77,8 +78,29 @@ def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
     for key, value in _fields(footer):
         if key == 3 and isinstance(value, bytes):
             numbers = {field: number for field, number in _fields(value) if isinstance(number, int)}
-            stripes.append(Stripe(numbers.get(5, 0), sum(numbers.get(part, 0) for part in (2, 3, 4))))
+            num_bytes = sum(numbers.get(part, 0) for part in (2, 3, 4))
+            stripes.append(Stripe(numbers.get(5, 0), numbers.get(1, 0), num_bytes))
     return stripes
+
+
+def check_stripes(stripes: list[Stripe], stop: int) -> None:
+    """Check that stripes lie in the file, and each at its own place.
+
+    Args:
+        stripes: in any order.
+        stop: where the file's tail begins.
+
+    Raises:
+        ValueError: one lies outside, or where another one does: its rows would come twice.
+    """
+    end = 0
+    for stripe in sorted(stripes, key=lambda each: each.start):
+        if not end <= stripe.start <= stripe.start + stripe.num_bytes <= stop:
+            raise ValueError(
+                f"a stripe of {stripe.num_bytes} bytes begins at byte {stripe.start}, and must lie between byte {end} "
+                f"and byte {stop}"
+            )
+        end = stripe.start + stripe.num_bytes
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -172,4 +194,4 @@ def _lz4_length(chunk: bytes, place: int, length: int) -> tuple[int, int]:
     return length, place
 
 
-__all__ = ["Postscript", "Stripe", "read_postscript", "read_stripes"]
+__all__ = ["Postscript", "Stripe", "check_stripes", "read_postscript", "read_stripes"]

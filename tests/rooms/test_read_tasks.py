@@ -291,7 +291,7 @@ class _FailingStorage(LocalStorage):
         (OSError("AWS Error ACCESS_DENIED during GetObject"), StorageError, False),
         (OSError("Couldn't deserialize thrift"), TableError, False),
         (pa.ArrowInvalid("page"), TableError, True),
-        (MemoryError(), TableError, True),
+        (MemoryError(), StorageError, True),
         (KeyboardInterrupt(), KeyboardInterrupt, True),
     ],
 )

@@ -172,8 +172,12 @@ def _blocks(source: pa.NativeFile) -> Iterator[Any]:
     blocks = _fastavro().block_reader(source)
     end = source.tell()
     for block in blocks:
-        if block.num_records < 0:
-            raise pa.ArrowInvalid(f"the block at byte {block.offset} says that it has {block.num_records} rows")
+        num_bytes = block.bytes_.getbuffer().nbytes
+        # Rows take a byte or more, unless they are nulls alone, which take none.
+        if block.num_records < 0 or (num_bytes and not 0 < block.num_records <= num_bytes):
+            raise pa.ArrowInvalid(
+                f"the block at byte {block.offset} says {block.num_records} rows in {num_bytes} bytes"
+            )
         end = block.offset + block.size
         yield block
     if end != source.size():

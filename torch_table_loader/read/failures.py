@@ -92,6 +92,7 @@ def as_reading_error(
     where += "" if column is None else f", column {column!r}"
     said = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, MemoryError):
+        return OutOfMemoryError(
             f"there is too little memory to read {where} ({said}); take fewer workers, fewer columns=[...] or a "
             "smaller batch_size, or give the process more memory; if the file is small, it is damaged: write it again"
         )

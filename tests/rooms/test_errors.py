@@ -44,6 +44,7 @@ BOTH = [
 def test_an_error_is_ours_and_pythons_and_survives_pickling(
     kind: Any, ours: type[Exception], pythons: type[Exception], number: int
 ) -> None:
+    error: Any
     for error in (kind("what to do", "t/a.parquet"), pickle.loads(pickle.dumps(kind("what to do", "t/a.parquet")))):  # noqa: S301
         assert isinstance(error, ours)
         assert isinstance(error, pythons)
@@ -90,7 +91,7 @@ def test_torch_raises_it_anew_as_what_it_is() -> None:
         next(iter(DataLoader(_Raises(), num_workers=1)))
 
 
-def _client_error(code: str, status: int) -> Exception:
+def _client_error(code: str, status: int) -> Any:
     return botocore.exceptions.ClientError(
         {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetObject"
     )

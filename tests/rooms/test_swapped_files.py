@@ -62,7 +62,7 @@ def test_a_file_swapped_between_the_look_and_the_opening_delivers_no_row(
     path.with_name(".kept").hardlink_to(path)
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), num_workers=0, batch_size=10)
     opens = FileStorage.open
-    swapped = []
+    swapped: list[str] = []
 
     def open_late(storage: FileStorage, where: str) -> Any:
         """Swap just before the file is opened, and swap back after: who compares paths alone sees nothing."""

@@ -189,7 +189,7 @@ def test_the_callers_profile_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert configured_endpoint(os.environ, "plain") == "http://plain"
     ignoring = {"config_kwargs": {"ignore_configured_endpoint_urls": True}}
     for given, endpoint in (({}, "http://services"), ({"profile": "plain"}, "http://plain"), (ignoring, None)):
-        assert open_storage("s3://bucket", given)[0].options.get("endpoint_url") == endpoint  # type: ignore[arg-type]
+        assert open_storage("s3://bucket", given)[0].options.get("endpoint_url") == endpoint
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"nulls": {"x": "a"}}, "does not fit the column's type int64"),
     ({"nulls": 0}, r"nulls must be None, 'mask' or \{column: fill\}, got 0"),
     ({"schema": {"x": "int64"}}, r"schema must be a pyarrow Schema such as pa.schema.*got dict"),
+    ({"schema": pa.schema([("y", pa.int64())])}, r"column 'y' has nulls in '0.parquet'.*pass nulls=\{'y': fill\}"),
     ({"num_ranks": 2, "rank": 2}, r"rank must be in \[0, num_ranks\), got rank=2 num_ranks=2; pass the global rank"),
     ({"num_ranks": 2}, "num_ranks=2 wants rank="),
     ({"rank": 1}, "rank=1 wants num_ranks= beside it.*pass num_ranks=dist.get_world_size"),

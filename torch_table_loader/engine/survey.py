@@ -126,9 +126,11 @@ class Table:
             with _named(file):
                 found = reader_for(file.format).null_columns(meta, self._in_file(index, wanted), kept)
             found |= {name for name, value in file.partition if value is None and name in columns}
+            if file.columns is None:  # a column that a file does not have is null in it
+                found |= columns - set(meta.schema.names) - {name for name, _ in file.partition}
             if found:
                 raise TableError(
-                    f"column {min(found)!r} has nulls in {file.name!r} (its statistics say so), and a tensor of ints "
+                    f"column {min(found)!r} has nulls in {file.name!r} (its metadata says so), and a tensor of ints "
                     f'or bools has no place for them; pass nulls={{{min(found)!r}: fill}}, nulls="mask", or filter '
                     "them out"
                 )

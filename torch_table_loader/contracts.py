@@ -236,6 +236,15 @@ class FormatReader(Protocol):
         ...
 
 
+@runtime_checkable
+class NullProvingReader(FormatReader, Protocol):
+    """A format reader whose statistics can also prove that there is no null."""
+
+    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
+        """Name those of `columns` in which the statistics prove that no kept row group has a null."""
+        ...
+
+
 class SplitStrategy(Protocol):
     """How a table is split: a `Cutter` or a `Generator`. A class may inherit from this, and need not.
 
@@ -262,6 +271,7 @@ __all__ = [
     "Cutter",
     "FormatReader",
     "Generator",
+    "NullProvingReader",
     "OpenFile",
     "PartStorage",
     "SnapshotSource",

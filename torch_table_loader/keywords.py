@@ -79,7 +79,9 @@ def _shown(value: object) -> str:
 def _as_expression(filters: Any) -> str:
     """Return the end of a message for callers who write filters as pyarrow's or pandas' readers take them."""
     if isinstance(filters, list | tuple):
-        return "; pyarrow.parquet.filters_to_expression(filters) turns such a list into one"
+        of_one = filters and isinstance(filters[0], str)
+        listed = "[filters]" if of_one else "filters"
+        return f"; pyarrow.parquet.filters_to_expression({listed}) makes one of it"
     if isinstance(filters, str):
         return "; write each comparison with pc.field(name), and join them with & and |"
     return "; what Python must decide row by row belongs into collate_fn=" if callable(filters) else ""

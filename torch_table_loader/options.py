@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.units import parse_bytes
+from torch_table_loader.units import parse_bytes, whole
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 WorkerType = Literal["thread", "process"]
@@ -37,6 +37,9 @@ _SWITCHES = (
     "raw_files",
     "verify_checksums",
 )
+_MOST_ROWS = 2**40
+_MOST_LANES = 2**16
+
 _ROWS_ONLY = {"global_batch_size": None, "row_store": None, "row_store_memory": DEFAULT_ROW_STORE_MEMORY}
 _SPLITS_ONLY = {
     "split_bytes": None,
@@ -68,7 +71,7 @@ class LoaderOptions:
         num_ranks: ranks of the job, or "auto".
         rank: this rank, global; leave it out with "auto" and `mesh`.
         show_progress: draw a progress bar (needs tqdm).
-        shuffle_buffer_size: permute rows inside consecutive windows of so many rows of a lane.
+        shuffle_buffer_size: permute rows inside consecutive windows of so many rows of a lane; None or 0: do not.
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process".
         even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
@@ -147,32 +150,54 @@ class LoaderOptions:
         self._check_names()
 
     def _check_numbers(self) -> None:
-        _integer("batch_size", self.batch_size, least=1)
-        _integer("shuffle_seed", self.shuffle_seed, least=None)
-        for name, least in (
-            ("num_workers", 0),
-            ("split_rows", 1),
-            ("shuffle_buffer_size", 1),
-            ("prefetch_batches", 1),
-            ("global_batch_size", 1),
+        self._take_integer("batch_size", least=1, most=_MOST_ROWS)
+        self._take_integer("shuffle_seed")
+        for name, least, most in (
+            ("num_workers", 0, _MOST_LANES),
+            ("split_rows", 1, _MOST_ROWS),
+            ("shuffle_buffer_size", 0, _MOST_ROWS),
+            ("prefetch_batches", 1, _MOST_ROWS),
+            ("global_batch_size", 1, _MOST_ROWS),
         ):
             if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), least=least)
+                self._take_integer(name, least, most)
+        if self.shuffle_buffer_size == 0:
+            object.__setattr__(self, "shuffle_buffer_size", None)
         if self.split_bytes is not None:
-            parse_bytes(self.split_bytes)
-        parse_bytes(self.row_store_memory)
-        if self.num_ranks != "auto":
-            _integer("num_ranks", self.num_ranks, least=1)
-        if self.rank is not None:
-            _integer("rank", self.rank, least=0)
-            if self.num_ranks == "auto" or self.mesh is not None:
-                beside = "mesh" if self.mesh is not None else 'num_ranks="auto"'
-                raise ConfigError(f"rank={self.rank} was given beside {beside}, which finds it; leave rank out")
-            if isinstance(self.num_ranks, int) and self.rank >= self.num_ranks:
-                raise ConfigError(
-                    f"rank must be in [0, num_ranks), got rank={self.rank} num_ranks={self.num_ranks}; "
-                    "pass the global rank (dist.get_rank()), not the local one"
-                )
+            self._take_size("split_bytes")
+        self._take_size("row_store_memory")
+        self._check_ranks()
+
+    def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
+        """Check an integer, and keep it as Python's own: numpy's do not print or serialize as one."""
+        object.__setattr__(self, name, integer(name, getattr(self, name), least, most))
+
+    def _take_size(self, name: str) -> None:
+        """Check a size; one in bytes is kept as Python's own integer, one in words as it was written."""
+        given = getattr(self, name)
+        num_bytes = parse_bytes(given, name)
+        if not isinstance(given, str):
+            object.__setattr__(self, name, num_bytes)
+
+    def _check_ranks(self) -> None:
+        if not (isinstance(self.num_ranks, str) and self.num_ranks == "auto"):
+            self._take_integer("num_ranks", 1, _MOST_ROWS)
+        if self.rank is None:
+            return
+        self._take_integer("rank", 0)
+        if self.num_ranks == "auto" or self.mesh is not None:
+            beside = "mesh" if self.mesh is not None else 'num_ranks="auto"'
+            raise ConfigError(f"rank={self.rank} was given beside {beside}, which finds it; leave rank out")
+        if self.num_ranks == 1 and self.rank:
+            raise ConfigError(
+                f"rank={self.rank} wants num_ranks= beside it, which is 1 where it is left out; pass "
+                'num_ranks=dist.get_world_size(), or num_ranks="auto" and no rank'
+            )
+        if isinstance(self.num_ranks, int) and self.rank >= self.num_ranks:
+            raise ConfigError(
+                f"rank must be in [0, num_ranks), got rank={self.rank} num_ranks={self.num_ranks}; "
+                "pass the global rank (dist.get_rank()), not the local one"
+            )
 
     def _check_choices(self) -> None:
         for name, allowed in (
@@ -195,11 +220,19 @@ class LoaderOptions:
             )
         if self.nulls is not None and self.nulls != "mask" and not isinstance(self.nulls, Mapping):
             raise ConfigError(f"nulls must be None, 'mask' or {{column: fill}}, got {self.nulls!r}")
+        self._check_vocabulary()
         if self.vocabulary is not None and self.strings != "codes":
             raise ConfigError('vocabulary is for strings="codes"; pass both or neither')
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise ConfigTypeError(f"collate_fn must be callable, got {type(self.collate_fn).__name__}")
         self._check_rows()
+
+    def _check_vocabulary(self) -> None:
+        given = self.vocabulary
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigTypeError(f"vocabulary must be {{column: values}}, got {type(given).__name__} {given!r}")
+        if wrong := [name for name, values in (given or {}).items() if values is None or isinstance(values, str)]:
+            raise ConfigTypeError(f"vocabulary[{wrong[0]!r}] must be a list of values, got {(given or {})[wrong[0]]!r}")
 
     def _check_rows(self) -> None:
         rows = self.shuffle == "rows"
@@ -224,6 +257,11 @@ class LoaderOptions:
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
             raise ConfigTypeError(f"plan_cache must be a directory's path or URL, got {self.plan_cache!r}")
+        if self.mesh is not None and not all(hasattr(self.mesh, name) for name in ("ndim", "size", "get_coordinate")):
+            raise ConfigTypeError(
+                "mesh must be a DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes one, "
+                f"got {type(self.mesh).__name__} {self.mesh!r}"
+            )
         context = self.multiprocessing_context
         if context not in (None, *START_METHODS) and not hasattr(context, "get_start_method"):
             raise ConfigError(
@@ -238,7 +276,8 @@ class LoaderOptions:
                 continue
             listed = isinstance(value, Sequence) and not isinstance(value, str)
             if not listed or not all(isinstance(entry, str) for entry in value):
-                raise ConfigTypeError(f"{name} must be a list of strings, got {_shown(value)}")
+                remedy = f"; pass {name}=[{_shown(value)}]" if isinstance(value, str) else ""
+                raise ConfigTypeError(f"{name} must be a list of strings, got {_shown(value)}{remedy}")
             if twice := sorted({entry for entry in value if list(value).count(entry) > 1}):
                 raise ConfigError(f"{name} names {_shown(twice[0])} twice; name each once")
 
@@ -319,11 +358,27 @@ def _shown(value: object) -> str:
     return repr(shown_url(value) if isinstance(value, str) else value)
 
 
-def _integer(name: str, value: object, least: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return an integer of any kind, numpy's too, as an int.
+
+    Args:
+        name: of the option or argument.
+        value: what came.
+        least: the least that is allowed.
+        most: the most.
+
+    Raises:
+        ConfigTypeError: it is no integer.
+        ConfigError: it is out of range.
+    """
+    number = whole(value)
+    if number is None:
         raise ConfigTypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")
-    if least is not None and value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
+    if least is not None and number < least:
+        raise ConfigError(f"{name} must be at least {least}, got {number}")
+    if most is not None and number > most:
+        raise ConfigError(f"{name} must be at most {most}, got {number}")
+    return number
 
 
 __all__ = [
@@ -336,4 +391,5 @@ __all__ = [
     "StringLayout",
     "WorkerType",
     "defaults",
+    "integer",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from typing import Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 
@@ -13,11 +15,24 @@ _UNITS = {"": 1, "b": 1} | {
 }
 
 
-def parse_bytes(value: int | str) -> int:
+def whole(value: Any) -> int | None:
+    """Return an integer of any kind, numpy's too, as an int; None of what is no integer.
+
+    >>> whole(3), whole(3.0), whole(True)
+    (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
+def parse_bytes(value: int | str, name: str = "a size") -> int:
     """Turn a size into bytes.
 
     Args:
         value: an int, or a number with a unit: B, KB, KiB, MB, MiB, GB, GiB, TB, TiB, in any case.
+        name: of the option, for messages.
 
     Raises:
         ConfigError: not a size, or not positive.
@@ -25,20 +40,21 @@ def parse_bytes(value: int | str) -> int:
     >>> parse_bytes("512mb"), parse_bytes("1.5 GiB"), parse_bytes(4096)
     (512000000, 1610612736, 4096)
     """
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ConfigTypeError(
-            f"a size must be an int or a string such as '128MiB', got {type(value).__name__} {value!r}"
-        )
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in _UNITS:
-            raise ConfigError(f"a size must read like '128MiB', '512mb' or '4096', got {value!r}")
+            raise ConfigError(f"{name} must read like '128MiB', '512mb' or '4096', got {value!r}")
         num_bytes = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
     else:
-        num_bytes = value
+        given = whole(value)
+        if given is None:
+            raise ConfigTypeError(
+                f"{name} must be an int or a string such as '128MiB', got {type(value).__name__} {value!r}"
+            )
+        num_bytes = given
     if num_bytes <= 0:
-        raise ConfigError(f"a size must be positive, got {value!r}")
+        raise ConfigError(f"{name} must be positive, got {value!r}")
     return num_bytes
 
 
-__all__ = ["parse_bytes"]
+__all__ = ["parse_bytes", "whole"]

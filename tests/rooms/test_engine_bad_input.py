@@ -82,7 +82,7 @@ def two_schemas(root: Path) -> None:
         (good, {"batch_size": -1}, ConfigError, "batch_size must be at least 1, got -1"),
         (good, {"num_workers": -2}, ConfigError, "num_workers must be at least 0, got -2"),
         (good, {"split_rows": -2}, ConfigError, "split_rows must be at least 1, got -2"),
-        (good, {"split_bytes": "-1MB"}, ConfigError, "a size must read like '128MiB'.*got '-1MB'"),
+        (good, {"split_bytes": "-1MB"}, ConfigError, "split_bytes must read like '128MiB'.*got '-1MB'"),
         (good, {"schema": {"x": "int64"}}, TypeError, "schema must be a pyarrow Schema such as .*got dict"),
         (good, {"storage_options": "anon"}, TypeError, "storage_options must be a mapping.*got str"),
         (good, {"split_strategy": 7}, TypeError, "split_strategy must be a callable .*got 7"),

@@ -586,7 +586,7 @@ def test_sources_are_added_and_removed_where_the_job_stands(tables: Tables) -> N
     [
         ({"a": 1, "b": 1}, "'c' is not in it"),
         ({"a": 1, "b": 1, "c": 1, "d": 1}, "weights names 'd'"),
-        ({"a": 0, "b": 0, "c": 0}, "one of them above it"),
+        ({"a": 0, "b": 0, "c": 0}, "weights are all 0"),
         ({"a": -1, "b": 1, "c": 1}, "at least 0"),
         ({"a": "much", "b": 1, "c": 1}, "must be numbers"),
         ({"a": 1e-9, "b": 1, "c": 1}, "smallest weight"),

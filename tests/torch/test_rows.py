@@ -460,7 +460,7 @@ def test_a_batch_size_that_was_given_must_agree_with_the_global_one(table: str, 
         ({"global_batch_size": 101, "num_ranks": 2, "rank": 0}, "the nearest is 100"),
         ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
         ({"row_store": ""}, 'row_store must be "memory", a directory, or a URL'),
-        ({"row_store_memory": "much"}, "a size must read like"),
+        ({"row_store_memory": "much"}, "row_store_memory must read like"),
         ({"shuffle": True, "row_store": "memory"}, "row_store='memory' has no meaning with shuffle=True"),
         ({"shuffle": True, "global_batch_size": 8}, "global_batch_size=8 has no meaning"),
         (

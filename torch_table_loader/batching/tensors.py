@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch_table_loader.batching.columns import Branch, Column, Leaf, Shape
 from torch_table_loader.batching.memory import Arena, aligned
 from torch_table_loader.batching.rows import new_block, pieces_of
-from torch_table_loader.batching.types import choose
+from torch_table_loader.batching.types import choose, refuses_any_null
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
@@ -111,6 +111,12 @@ class TensorCodec:
     def null_sensitive(self) -> frozenset[str]:
         """The plain columns in which a null is an error."""
         return self._null_sensitive
+
+    @property
+    def refusing_nulls(self) -> frozenset[str]:
+        """The columns in which a null, at whatever depth, is an error."""
+        columns = zip(self._schema.names, self._columns, strict=True)
+        return frozenset(name for name, column in columns if refuses_any_null(column))
 
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
         """View a record batch as rows."""

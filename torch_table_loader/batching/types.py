@@ -111,6 +111,27 @@ def _refuses_nulls(column: Column) -> bool:
     return isinstance(column, FixedColumn) and isinstance(column.cell, FlatCell) and column.cell.fill is None
 
 
+def refuses_any_null(column: Column) -> bool:
+    """Say whether a null in a column, at whatever depth, would be an error."""
+    if isinstance(column, PlainColumn):
+        return refuses_any_null(column.inner)
+    if isinstance(column, StructColumn):
+        return any(map(refuses_any_null, column.children))
+    if isinstance(column, CodeListsColumn):
+        return column.lists.fill is None  # the strings inside may be null: their code is -1
+    if isinstance(column, ListsColumn):
+        return column.fill is None or _cell_refuses(column.item)
+    return isinstance(column, FixedColumn) and _cell_refuses(column.cell)
+
+
+def _cell_refuses(cell: Cell) -> bool:
+    if isinstance(cell, PlainCell):
+        return _cell_refuses(cell.item)
+    if isinstance(cell, GridCell):
+        return cell.fill is None or _cell_refuses(cell.item)
+    return isinstance(cell, FlatCell) and cell.fill is None
+
+
 def check_keys(columns: Sequence[Column], where: str) -> None:
     """Refuse columns of which two would come under one key of a batch.
 
@@ -280,4 +301,4 @@ def _wide(kind: pa.DataType) -> pa.DataType:
     return pa.large_string() if _is_string(kind) else pa.large_binary()
 
 
-__all__ = ["choose", "is_text"]
+__all__ = ["choose", "is_text", "refuses_any_null"]

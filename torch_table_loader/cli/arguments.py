@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch_table_loader.cli.filters import parse_filters
 from torch_table_loader.dataset import StructuredDataset
-from torch_table_loader.options import EvenRanks, OutputFormat, RaggedLayout, WorkerType
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import EvenRanks, OutputFormat, RaggedLayout, StringLayout, WorkerType
 from torch_table_loader.read.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -60,6 +61,23 @@ def storage_option(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(f"{name[:-1]} must be JSON behind := (the value is not shown)") from error
 
 
+def null_fill(text: str) -> tuple[str, Any]:
+    """Read ``mask`` or ``column=value``; a value that is no JSON is text.
+
+    >>> null_fill("age=-1"), null_fill("city=none"), null_fill("mask")
+    (('age', -1), ('city', 'none'), ('', 'mask'))
+    """
+    name, equals, value = text.partition("=")
+    if not equals and text == "mask":
+        return "", text
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"must read mask or COLUMN=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 _WHOLE = {"type": int, "metavar": "N"}
 _TEXT = {"metavar": "NAME"}
 _SWITCH = {"action": "store_true"}
@@ -95,8 +113,14 @@ TABLE = (
     Argument(
         "--output-format", "output_format", "what batches are (default: torch)", {"choices": get_args(OutputFormat)}
     ),
-    Argument("--nulls", "nulls", "add a validity tensor to each nullable column", {"choices": ["mask"]}),
+    Argument(
+        "--nulls",
+        "nulls",
+        "what a null becomes: COLUMN=VALUE, as often as needed; or mask, for a validity tensor of each nullable column",
+        {"action": "append", "type": null_fill, "metavar": "COLUMN=VALUE"},
+    ),
     Argument("--ragged", "ragged", "how lists come (default: nested)", {"choices": get_args(RaggedLayout)}),
+    Argument("--strings", "strings", "how strings come (default: list)", {"choices": get_args(StringLayout)}),
     Argument("--decimals", "decimals", "take decimals as doubles", {"choices": ["float64"]}),
 )
 
@@ -132,9 +156,20 @@ def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
         keywords["path"] = keywords["path"][0]
     if "storage_options" in keywords:
         keywords["storage_options"] = dict(keywords["storage_options"])
+    if "nulls" in keywords:
+        keywords["nulls"] = _nulls(keywords["nulls"])
     if "filters" in keywords:
         keywords["filters"] = parse_filters(keywords["filters"])
     return keywords
+
+
+def _nulls(given: list[tuple[str, Any]]) -> Any:
+    fills = dict(given)
+    if "" not in fills:
+        return fills
+    if len(fills) > 1:
+        raise ConfigError("--nulls mask and --nulls COLUMN=VALUE exclude each other; leave one of them out")
+    return fills[""]
 
 
 def open_loader(typed: argparse.Namespace, **own: Any) -> tuple[TableLoader, StructuredDataset]:

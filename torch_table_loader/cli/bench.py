@@ -40,6 +40,7 @@ KEYWORDS = frozenset(
         "output_format",
         "nulls",
         "ragged",
+        "strings",
         "decimals",
     }
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +15,36 @@ import pyarrow as pa
 
 from torch_table_loader.batching.kinds import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.types import choose
-from torch_table_loader.cli.arguments import TABLE, add_arguments, open_loader
+from torch_table_loader.batching.tensors import TensorCodec
+from torch_table_loader.cli.arguments import TABLE, add_arguments, loader_keywords, open_loader
 from torch_table_loader.cli.tables import render
+from torch_table_loader.engine.fitting import codec_of, columns_of
 from torch_table_loader.engine.job import Job
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.explain import explain
+from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.columns import Shape
+    from torch_table_loader.engine.survey import Table
     from torch_table_loader.planning.splits import SegmentTable
 
-NOT_SHOWN = frozenset({"worker_type", "output_format", "nulls", "ragged", "decimals"})
-"""Keywords that do not change the plan; of the types, every column's default is shown."""
+NOT_TAKEN = frozenset({"worker_type"})
+"""Keywords that change neither the plan nor the form of columns."""
+
+FORM = ("output_format", "nulls", "ragged", "strings", "decimals")
+"""Keywords that decide the form of columns: the table is opened without them, so that columns they refuse are shown."""
+
+REFUSED = "refused"
+"""How the verdict on a column begins that the loader refuses."""
+
+UNLESS_NULL = "an error where a null comes"
+"""How the verdict on a column ends of which no statistics say whether it has nulls."""
+
+_LISTS = {"nested": "jagged", "pad": "padded", "offsets": "values and offsets,"}
 
 Row = Sequence[object]
 
@@ -40,7 +56,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="print a table's schema and files, and who reads what of it",
         description="Prints a table's schema, files, row groups and splits, and what each rank and worker would read.",
     )
-    add_arguments(parser, {argument.keyword for argument in TABLE} - NOT_SHOWN)
+    add_arguments(parser, {argument.keyword for argument in TABLE} - NOT_TAKEN)
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="the epoch that is planned (default: 0)")
     parser.add_argument(
         "--lines",
@@ -65,20 +81,24 @@ def run(typed: argparse.Namespace) -> None:
     with warnings.catch_warnings():
         # They speak of what rank 0 knows of the others' steps; here all ranks are planned and shown.
         warnings.filterwarnings("ignore", "under a row filter each of|ranks take unequally many steps")
-        _, dataset = open_loader(typed, output_format="arrow", show_progress=draw, **own)
+        plain = {name: defaults()[name] for name in FORM} | {"output_format": "arrow"}
+        _, dataset = open_loader(typed, show_progress=draw, **plain, **own)
     dataset.set_epoch(typed.epoch)
     most = typed.lines or sys.maxsize
     job = dataset.job
     assert isinstance(job, Job)  # noqa: S101 the command does not shuffle rows
-    for part in tell(job, typed.epoch, most):
+    keywords = loader_keywords(typed)
+    asked = replace(job.options, **{name: keywords.get(name, defaults()[name]) for name in FORM})
+    for part in tell(job, asked, typed.epoch, most):
         sys.stdout.write(f"{part}\n\n")
 
 
-def tell(job: Job, epoch: int, most: int) -> Iterator[str]:
+def tell(job: Job, asked: LoaderOptions, epoch: int, most: int) -> Iterator[str]:
     """Give the printed tables one by one.
 
     Args:
-        job: rank 0's; it is planned for every rank.
+        job: rank 0's, of Arrow batches; it is planned for every rank.
+        asked: the options with the form of columns that was typed.
         epoch: from 0.
         most: files, workers and ranks that are listed.
     """
@@ -86,11 +106,14 @@ def tell(job: Job, epoch: int, most: int) -> Iterator[str]:
     yield (
         f"{told.files:,} files, {told.row_groups:,} row groups, {told.rows:,} rows, {told.stored_bytes:,} bytes stored"
     )
-    yield schema_table(job.schema(job.planner.start(epoch)))
+    schema = pa.schema([job.table.schema.field(name) for name in columns_of(job.table, job.options)])
+    verdicts = [verdict(job.table, field, asked) for field in schema]
+    names = zip(schema.names, map(str, schema.types), verdicts, strict=True)
+    yield render("schema", ("column", "Arrow type", f'with output_format="{asked.output_format}"'), list(names))
     yield files_table(job, most)
     yield sizes_table(job, load)
     yield from load_tables(job, load, most)
-    notes = list(told.notes)
+    notes = [*told.notes, *_together(job.table, schema, asked, verdicts)]
     known = [steps for steps in load.steps if steps is not None]
     if uneven_steps(known) is not None:
         notes.append(
@@ -101,28 +124,58 @@ def tell(job: Job, epoch: int, most: int) -> Iterator[str]:
     yield "\n".join([f"memory: {memory}", *(f"note: {note}" for note in notes)])
 
 
-def schema_table(schema: pa.Schema) -> str:
-    """Show each column's Arrow type, and what it is as a tensor where nothing is chosen for it."""
-    rows = [(field.name, str(field.type), as_tensor(field)) for field in schema]
-    return render("schema", ("column", "Arrow type", 'with output_format="torch"'), rows)
+def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
+    """Say what the loader makes of a column: its form, or why it is refused.
 
+    Args:
+        table: surveyed.
+        field: the column.
+        asked: the options that decide it.
 
-def as_tensor(field: pa.Field) -> str:
-    """Say what a column becomes by default.
-
-    >>> as_tensor(pa.field("a", pa.list_(pa.float32()))), as_tensor(pa.field("d", pa.date32()))
-    ('jagged float32', 'int64')
+    Raises:
+        ConfigError: options that do not fit each other, whatever the column.
     """
+    layout = TypePolicy.of(asked).ragged_layout
+    own = _for_columns(asked, {field.name})
     try:
-        (column,), _ = choose(pa.schema([field]), TypePolicy())
+        codec = codec_of(table, pa.schema([field]), [field.name], own)
     except ConfigError as error:
-        return f"refused: {str(error).partition('; ')[2]}"
-    (shape, *_) = column.shapes()
+        return f"{REFUSED}: {str(error).partition('; ')[2] or error}"
+    except TableError as error:
+        return f"{REFUSED} for its nulls: {str(error).partition('; ')[2] or error}"
+    if not isinstance(codec, TensorCodec):
+        return "as it is"
+    form = _form(codec.shapes[0], layout)
+    decided = not codec.refusing_nulls or not field.nullable or field.name in table.null_free([field.name])
+    return form if decided else f"{form}, {UNLESS_NULL}"
+
+
+def _for_columns(asked: LoaderOptions, names: Collection[str]) -> LoaderOptions:
+    """Leave out fills that are for other columns."""
+    if not isinstance(asked.nulls, Mapping):
+        return asked
+    return replace(asked, nulls={path: fill for path, fill in asked.nulls.items() if path.split(".")[0] in names})
+
+
+def _together(table: Table, schema: pa.Schema, asked: LoaderOptions, verdicts: Sequence[str]) -> list[str]:
+    """Say what the loader refuses of columns that it takes one by one: two under one name, a fill for none."""
+    taken = [field for field, told in zip(schema, verdicts, strict=True) if not told.startswith(REFUSED)]
+    left = set(schema.names) - {field.name for field in taken}
+    fills = asked.nulls if isinstance(asked.nulls, Mapping) else {}
+    named = {path.split(".")[0] for path in fills} - left
+    try:
+        codec_of(table, pa.schema(taken), [field.name for field in taken], _for_columns(asked, named))
+    except (ConfigError, TableError) as error:
+        return [f"the loader refuses this: {error}"]
+    return []
+
+
+def _form(shape: Shape, ragged: str) -> str:
     kind = getattr(shape, "kind", None)
     if kind is None:
         return "dict"
     if isinstance(kind, ListsKind):
-        return f"jagged {_dense(kind.item)}"
+        return f"{_LISTS[ragged]} {_dense(kind.item)}"
     return _dense(kind) if isinstance(kind, DenseKind) else "list"
 
 
@@ -236,4 +289,4 @@ def _more(rows: Sequence[object], most: int) -> str:
     return f"… and {len(rows) - most:,} more (--lines 0 shows all)" if len(rows) > most else ""
 
 
-__all__ = ["Load", "add_parser", "as_tensor", "bytes_of", "run", "tell"]
+__all__ = ["Load", "add_parser", "bytes_of", "run", "tell", "verdict"]

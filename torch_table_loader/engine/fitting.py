@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.machine import usable_cpus
@@ -19,6 +22,7 @@ from torch_table_loader.planning.strategies import Strategy, resolve_strategy
 from torch_table_loader.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.ranks import RankInfo
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
@@ -43,6 +47,25 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
             "leave it out of columns="
         )
     return columns
+
+
+def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: LoaderOptions) -> RowsCodec[Any]:
+    """Choose how columns come out, and refuse those that cannot.
+
+    Args:
+        table: surveyed.
+        schema: what comes out, in order.
+        columns: those of it that are the table's, not ours.
+        options: the caller's.
+
+    Raises:
+        ConfigError: a column that the output cannot hold.
+        TableError: one in which a null is an error, and statistics prove one.
+    """
+    codec = make_codec(schema, TypePolicy.of(options))
+    if options.filters is None:
+        table.refuse_nulls(codec.null_sensitive & frozenset(columns))
+    return codec
 
 
 def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
@@ -143,4 +166,4 @@ def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
     return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
 
 
-__all__ = ["columns_of", "counter_of", "planner_of", "strategy_of", "topology_of", "with_padding"]
+__all__ = ["codec_of", "columns_of", "counter_of", "planner_of", "strategy_of", "topology_of", "with_padding"]

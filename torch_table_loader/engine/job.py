@@ -11,7 +11,7 @@ import pyarrow as pa
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.calling import warn_caller
-from torch_table_loader.engine.fitting import columns_of, planner_of, strategy_of, with_padding
+from torch_table_loader.engine.fitting import codec_of, columns_of, planner_of, strategy_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.sizes import blocks_of_a_process, is_variable, rows_of_a_read, width_of
 from torch_table_loader.engine.state import identity, read_state, write_state
@@ -102,9 +102,7 @@ class Job:
         largest = int(table.layout.group_rows.max(initial=0))
         read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
         reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows)
-        codec = make_codec(reader.schema, TypePolicy.of(options))
-        if options.filters is None:
-            table.refuse_nulls(codec.null_sensitive)
+        codec_of(table, reader.schema, columns, options)
         strategy = strategy_of(options, ranks)
         planner = planner_of(table, options, strategy, ranks.num_ranks, cache)
         said = identity(table, reader.schema, options, strategy.name, planner.digest())

@@ -12,11 +12,9 @@ import pyarrow as pa
 import torch
 from torch.utils.data import get_worker_info
 
-from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.exclusion_book import ExclusionBook
-from torch_table_loader.engine.fitting import columns_of, counter_of, topology_of, with_padding
+from torch_table_loader.engine.fitting import codec_of, columns_of, counter_of, topology_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
 from torch_table_loader.engine.row_share import PlannedRows, planned_rows, schema_of, work_of
 from torch_table_loader.engine.row_store import StoreKeeper
@@ -92,9 +90,7 @@ class RowJob:
                 f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
             )
         with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
-        codec = make_codec(with_padding(with_ids, marks=options.even_ranks == "pad"), TypePolicy.of(options))
-        if options.filters is None:
-            table.refuse_nulls(codec.null_sensitive & set(columns))
+        codec_of(table, with_padding(with_ids, marks=options.even_ranks == "pad"), columns, options)
         segments = whole_files(table.layout, filtered=options.filters is not None)
         if (counter := counter_of(table, options, cache)) is not None:
             segments = counter.count(segments, np.arange(len(segments.splits)))

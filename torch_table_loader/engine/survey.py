@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from torch_table_loader.contracts import SnapshotSource, renewing
+from torch_table_loader.contracts import NullProvingReader, SnapshotSource, renewing
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
@@ -121,26 +122,57 @@ class Table:
 
         def check(index: int) -> None:
             file, meta = self.files[index], self.metas[index]
-            asked = wanted
-            if file.deletes:
+            kept = self._kept_groups(index)
+            if file.deletes or not any(kept):
                 return  # a delete may take the nulls
-            if file.columns is not None:
-                asked = [name for name in wanted if found_by_name(meta.schema, file.columns, {name})]
-            groups = self.layout.groups_of(index)
-            kept = self.layout.group_kept[groups.start : groups.stop].tolist()
-            try:
-                with reading(self.storage, file):
-                    found = reader_for(file.format).null_columns(meta, asked, kept)
-            except TableError as error:  # a reader does not know the file's name here
-                raise error if file.name in str(error) else TableError(f"{file.name}: {error}") from error
+            with _naming(self.storage, file):
+                found = reader_for(file.format).null_columns(meta, self._in_file(index, wanted), kept)
+            found |= {name for name, value in file.partition if value is None and name in columns}
+            if file.columns is None:  # a column that a file does not have is null in it
+                found |= columns - set(meta.schema.names) - {name for name, _ in file.partition}
             if found:
                 raise TableError(
-                    f"column {min(found)!r} has nulls in {file.name!r} (its statistics say so), and a tensor of ints "
+                    f"column {min(found)!r} has nulls in {file.name!r} (its metadata says so), and a tensor of ints "
                     f'or bools has no place for them; pass nulls={{{min(found)!r}: fill}}, nulls="mask", or filter '
                     "them out"
                 )
 
         in_parallel(check, range(len(self.files)))
+
+    def null_free(self, columns: Sequence[str]) -> frozenset[str]:
+        """Name those of some columns in which statistics prove that there is no null in what is read."""
+        free = frozenset() if self.estimated else frozenset(columns)
+        for index, file in enumerate(self.files if free else ()):
+            reader, kept = reader_for(file.format), self._kept_groups(index)
+            if any(kept):
+                proven = {name for name, value in file.partition if value is not None}
+                if isinstance(reader, NullProvingReader):
+                    with _naming(self.storage, file):
+                        proven |= reader.null_free(self.metas[index], self._in_file(index, sorted(free)), kept)
+                free &= proven
+        return free
+
+    def _kept_groups(self, index: int) -> list[bool]:
+        groups = self.layout.groups_of(index)
+        kept: list[bool] = self.layout.group_kept[groups.start : groups.stop].tolist()
+        return kept
+
+    def _in_file(self, index: int, columns: Sequence[str]) -> list[str]:
+        """Name the columns of which a file's statistics speak under the table's own names."""
+        file, meta = self.files[index], self.metas[index]
+        if file.columns is None:
+            return list(columns)
+        return [name for name in columns if found_by_name(meta.schema, file.columns, {name})]
+
+
+@contextmanager
+def _naming(storage: Storage, file: DataFile) -> Iterator[None]:
+    """Name a file in errors of its reader, which does not know the name when it looks at a footer that is held."""
+    try:
+        with reading(storage, file):
+            yield
+    except TableError as error:
+        raise error if file.name in str(error) else TableError(f"{file.name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

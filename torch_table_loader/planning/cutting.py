@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import DEFAULT_SPLIT_BYTES
+from torch_table_loader.options import DEFAULT_SPLIT_BYTES, integer
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.splits import SplitTable
 from torch_table_loader.records import Shard, Split
+from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,22 +30,23 @@ class TargetSizeStrategy:
     """Consecutive row groups of a file up to a target; at least one row group a split. The default.
 
     Args:
-        target_bytes: bytes of a split, before compression.
+        target_bytes: bytes of a split, before compression: int or "128MiB".
         target_rows: rows of a split; wins over `target_bytes`.
     """
 
-    target_bytes: int = DEFAULT_SPLIT_BYTES
+    target_bytes: int | str = DEFAULT_SPLIT_BYTES
     target_rows: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse targets below one."""
-        _positive(self, "target_bytes", self.target_bytes)
-        _positive(self, "target_rows", self.target_rows)
+        _take_bytes(self, self.target_bytes)
+        if self.target_rows is not None:
+            _take_rows(self, self.target_rows)
 
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
         """Cut files at row groups."""
         layout = as_layout(files)
-        target = self.target_bytes if self.target_rows is None else self.target_rows
+        target = parse_bytes(self.target_bytes) if self.target_rows is None else self.target_rows
         column = layout.group_bytes if self.target_rows is None else layout.group_rows
         weights = np.where(layout.group_kept, column, 0).tolist()
         offsets = layout.group_offsets.tolist()
@@ -65,18 +67,18 @@ class SizeBalancedStrategy:
     """Splits of about equal bytes: each file in as many parts as its bytes hold targets, cut at row groups.
 
     Args:
-        target_bytes: the most bytes of a split, before compression, where row groups allow it.
+        target_bytes: the most bytes of a split, before compression, where row groups allow it: int or "128MiB".
     """
 
-    target_bytes: int = DEFAULT_SPLIT_BYTES
+    target_bytes: int | str = DEFAULT_SPLIT_BYTES
 
     def __post_init__(self) -> None:
         """Refuse a target below one."""
-        _positive(self, "target_bytes", self.target_bytes)
+        _take_bytes(self, self.target_bytes)
 
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
         """Cut files at the row groups nearest to equal parts."""
-        layout = as_layout(files)
+        layout, target = as_layout(files), parse_bytes(self.target_bytes)
         first_groups: list[NDArray[np.int64]] = []
         for file in range(len(layout)):
             groups = layout.groups_of(file)
@@ -84,7 +86,7 @@ class SizeBalancedStrategy:
             ends = np.cumsum(np.where(layout.group_kept[part], layout.group_bytes[part], 0))
             if not len(ends):
                 continue
-            parts = min(len(ends), max(1, -(-int(ends[-1]) // self.target_bytes)))
+            parts = min(len(ends), max(1, -(-int(ends[-1]) // target)))
             wanted = np.arange(1, parts, dtype=np.int64) * int(ends[-1]) // parts
             after = np.searchsorted(ends, wanted, side="left")
             before = np.where(after > 0, ends[after - 1], 0)
@@ -105,7 +107,7 @@ class RowBalancedStrategy:
 
     def __post_init__(self) -> None:
         """Refuse a target below one."""
-        _positive(self, "target_rows", self.target_rows)
+        _take_rows(self, self.target_rows)
 
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
         """Cut files by rows."""
@@ -171,9 +173,14 @@ def _cut_at(layout: TableLayout, first_groups: NDArray[np.int64]) -> SplitTable:
     return SplitTable(layout, file, start, np.where(is_last, layout.file_rows[file], next_start))
 
 
-def _positive(strategy: object, name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise ConfigError(f"{type(strategy).__name__} wants {name} >= 1, got {value}")
+def _take_bytes(strategy: object, value: int | str) -> None:
+    """Check a target in bytes, and keep it as an int."""
+    object.__setattr__(strategy, "target_bytes", parse_bytes(value, f"{type(strategy).__name__}: target_bytes"))
+
+
+def _take_rows(strategy: object, value: int) -> None:
+    """Check a target in rows, and keep it as an int."""
+    object.__setattr__(strategy, "target_rows", integer(f"{type(strategy).__name__}: target_rows", value, least=1))
 
 
 __all__ = ["RoundRobinStrategy", "RowBalancedStrategy", "SizeBalancedStrategy", "TargetSizeStrategy", "as_layout"]

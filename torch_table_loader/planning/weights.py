@@ -23,6 +23,11 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
     """
     names = sorted(weights)
     shares = [_exact(weights[name]) for name in names]
+    if shares and not any(share is None or share for share in shares):
+        raise ConfigError(
+            f"weights are all 0, so that no source gives a row, got {dict(weights)!r}; "
+            "give at least one a weight above 0"
+        )
     if None in shares or not any(shares) or min(shares, default=0) < 0:  # type: ignore[operator, type-var]
         raise ConfigError(
             f"weights must be numbers by source name, at least 0, and one of them above it, got {dict(weights)!r}"

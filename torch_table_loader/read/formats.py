@@ -73,7 +73,8 @@ def reader_for(name: str, path: Any = None, *, verify_checksums: bool = True) ->
         return _READERS[name] if verify_checksums else _UNVERIFIED.get(name, _READERS[name])
     first = path[0] if isinstance(path, list | tuple) and path else path
     said = _SUFFIXES.get(str(first).rpartition(".")[2].lower()) if isinstance(first, str | os.PathLike) else None
-    hint = did_you_mean(name, FORMATS) if isinstance(name, str) else ""
+    written = _SUFFIXES.get(name.lower().lstrip(".")) if isinstance(name, str) else None
+    hint = f"; did you mean {written}?" if written else did_you_mean(name, FORMATS)
     raise (ConfigError if isinstance(name, str) else ConfigTypeError)(
         f"format must be one of {', '.join(map(repr, FORMATS))}, got {name!r}"
         + (f"; the path ends as files of format={said!r} do" if said else hint)

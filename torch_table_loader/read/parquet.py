@@ -77,25 +77,13 @@ class ParquetReader:
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
         """Name flat columns with a proven null in a kept row group: see `FormatReader.null_columns`."""
-        if meta.footer is None:
-            return frozenset()
-        parsed = parse(meta.footer)
-        leaves = {
-            leaf.path: index
-            for index in range(parsed.num_columns)
-            if (leaf := parsed.schema.column(index)).max_repetition_level == 0
-            and leaf.max_definition_level == 1
-            and has_known_width(leaf)
-            and leaf.path in meta.schema.names
-            and not pa.types.is_nested(meta.schema.field(leaf.path).type)
-        }
-        leaves = {name: leaves[name] for name in columns if name in leaves}
-        numbers = [index for index, keep in enumerate(kept) if keep]
-        check_types(parsed, leaves.values(), numbers)
-        groups = [parsed.row_group(number) for number in numbers]
-        return frozenset(
-            name for name, place in leaves.items() if any(_proves_null(group.column(place)) for group in groups)
-        )
+        counts = _null_counts(meta, columns, kept)
+        return frozenset(name for name, found in counts.items() if any(found))
+
+    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
+        """Name flat columns that have no null in any kept row group: see `NullProvingReader.null_free`."""
+        counts = _null_counts(meta, columns, kept)
+        return frozenset(name for name, found in counts.items() if all(count == 0 for count in found))
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
         """Open with the footer that `inspect` read: see `FormatReader.open`."""
@@ -230,9 +218,33 @@ def _footer_of(file: DataFile, meta: FileMeta) -> bytes:
     return meta.footer
 
 
-def _proves_null(column: pq.ColumnChunkMetaData) -> bool:
+def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> dict[str, list[int | None]]:
+    """Count the nulls of flat columns in each kept row group; None where the statistics do not say."""
+    if meta.footer is None:
+        return {}
+    parsed = parse(meta.footer)
+    leaves = {
+        leaf.path: (index, leaf.max_definition_level)
+        for index in range(parsed.num_columns)
+        if (leaf := parsed.schema.column(index)).max_repetition_level == 0
+        and leaf.max_definition_level <= 1
+        and has_known_width(leaf)
+        and leaf.path in meta.schema.names
+        and not pa.types.is_nested(meta.schema.field(leaf.path).type)
+    }
+    wanted = {name: leaves[name] for name in columns if name in leaves}
+    numbers = [number for number, keep in enumerate(kept) if keep]
+    check_types(parsed, [index for index, _ in wanted.values()], numbers)
+    groups = [parsed.row_group(number) for number in numbers]
+    return {
+        name: [_null_count(group.column(index)) if nullable else 0 for group in groups]
+        for name, (index, nullable) in wanted.items()
+    }
+
+
+def _null_count(column: pq.ColumnChunkMetaData) -> int | None:
     statistics = column.statistics
-    return bool(statistics is not None and statistics.has_null_count and statistics.null_count > 0)
+    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else None
 
 
 __all__ = ["ParquetFile", "ParquetReader", "refuse_duplicates"]

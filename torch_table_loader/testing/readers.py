@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.contracts import NullProvingReader
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import FileMeta
 from torch_table_loader.testing.errors import ContractError, blaming, expecting_table_error, pickled, require
@@ -194,6 +195,7 @@ def _ends(column: pa.ChunkedArray) -> list[pa.Scalar]:
 
 
 def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups: Sequence[pa.Table]) -> None:
+    """See that a null that is said to be there is there, and one that is said not to be is not."""
     names = meta.schema.names
     marks = [[True] * len(groups), [False] * len(groups)]
     marks += [[at == only for at in range(len(groups))] for only in range(len(groups))]
@@ -206,6 +208,12 @@ def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups
                 name in names
                 and any(group.column(name).null_count for group, keep in zip(groups, kept, strict=True) if keep),
                 f"{where}: null_columns names {name!r}, which has no null in the row groups that are kept ({kept})",
+            )
+        for name in reader.null_free(meta, names, kept) if isinstance(reader, NullProvingReader) else ():
+            require(
+                name in names
+                and not any(group.column(name).null_count for group, keep in zip(groups, kept, strict=True) if keep),
+                f"{where}: null_free names {name!r}, which has a null in the row groups that are kept ({kept})",
             )
 
 

@@ -132,7 +132,9 @@ class Table:
                 with reading(self.storage, file):
                     found = reader_for(file.format).null_columns(meta, asked, kept)
             except TableError as error:  # a reader does not know the file's name here
-                raise error if file.name in str(error) else TableError(f"{file.name}: {error}") from error
+                if file.name in str(error):
+                    raise
+                raise TableError(f"{file.name}: {error}") from error
             if found:
                 raise TableError(
                     f"column {min(found)!r} has nulls in {file.name!r} (its statistics say so), and a tensor of ints "

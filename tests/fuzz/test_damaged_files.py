@@ -61,17 +61,16 @@ def fault(sample: Sample, sound: Rows, outcome: Outcome, options: dict[str, obje
 def faults(sandbox: Sandbox, name: str, path: Path, seeds: range) -> list[str]:
     sample = SAMPLES[name]()
     file = str(path / FILE)
-    sound = sandbox.run(read_damaged, file, sample.format, sample.data, options_of(0))
-    assert sound.kind == "value", sound
-    assert sound.value.count == ROWS
-    damages = [damage(sample, seed) for seed in seeds]
-    options = [options_of(seed) for seed in seeds]
-    outcomes = sandbox.run_all(
+    damages = [(sample.data, "nothing"), *(damage(sample, seed) for seed in seeds)]
+    options = [options_of(0), *map(options_of, seeds)]
+    sound, *outcomes = sandbox.run_all(
         read_damaged, [(file, sample.format, data, how) for (data, _), how in zip(damages, options, strict=True)]
     )
+    assert sound.kind == "value", sound
+    assert sound.value.count == ROWS
     return [
         f"{name!r}, seed {seed} ({what}), as {how['output_format']}: {said}"
-        for seed, (_, what), how, outcome in zip(seeds, damages, options, outcomes, strict=True)
+        for seed, (_, what), how, outcome in zip(seeds, damages[1:], options[1:], outcomes, strict=True)
         if (said := fault(sample, sound.value, outcome, how))
     ]
 

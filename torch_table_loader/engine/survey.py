@@ -172,7 +172,9 @@ def _naming(storage: Storage, file: DataFile) -> Iterator[None]:
         with reading(storage, file):
             yield
     except TableError as error:
-        raise error if file.name in str(error) else TableError(f"{file.name}: {error}") from error
+        if file.name in str(error):
+            raise
+        raise TableError(f"{file.name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

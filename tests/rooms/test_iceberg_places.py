@@ -11,6 +11,7 @@ from typing import Any
 
 import fastavro
 import fsspec
+import pyarrow as pa
 import pytest
 
 from tests.iceberg import IcebergWriter
@@ -51,7 +52,8 @@ def rewrite(root: Path, new: Callable[[str], str]) -> None:
     for file in (root / "metadata").glob("*.avro"):
         with file.open("rb") as source:
             reader = fastavro.reader(source)
-            schema, metadata, rows = reader.writer_schema, dict(reader.metadata), list(reader)
+            schema, metadata = reader.writer_schema, dict(reader.metadata)
+            rows: list[Any] = list(reader)
         for row in rows:
             entry = row.get("data_file", row)
             name = "file_path" if "data_file" in row else "manifest_path"
@@ -116,7 +118,12 @@ def test_a_table_far_away_reads_no_file_of_this_machine(
     where = f"{own.url}/metadata/{location.rpartition('/')[2]}"
     opened: list[str] = []
     real = IcebergStorage.open
-    monkeypatch.setattr(IcebergStorage, "open", lambda self, path: (opened.append(path), real(self, path))[1])
+
+    def noting(self: IcebergStorage, path: str) -> pa.NativeFile:
+        opened.append(path)
+        return real(self, path)
+
+    monkeypatch.setattr(IcebergStorage, "open", noting)
     with pytest.raises(TableError, match="lies elsewhere") as refused:
         read(where)
     assert str(tmp_path) in str(refused.value)

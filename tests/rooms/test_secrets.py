@@ -49,8 +49,10 @@ def silent(call: Any, *args: Any, **options: Any) -> None:
 @pytest.mark.parametrize("url", [*URLS, S3])
 @pytest.mark.parametrize("name", ["row_store", "plan_cache", "files"])
 def test_options_show_no_url_in_full(name: str, url: str) -> None:
-    rows: dict[str, Any] = {"shuffle": "rows"} if name == "row_store" else {}
-    assert CANARY not in repr(LoaderOptions(**{name: [url] if name == "files" else url}, **rows))
+    given: dict[str, Any] = {name: [url] if name == "files" else url}
+    if name == "row_store":
+        given["shuffle"] = "rows"
+    assert CANARY not in repr(LoaderOptions(**given))
     assert CANARY not in repr(LoaderOptions(storage_options={"key": CANARY, "other": url}))
     silent(LoaderOptions, shuffle=False, row_store=url)
     silent(LoaderOptions, files=[url, url])
@@ -175,6 +177,8 @@ def test_nothing_that_works_shows_it(
         **({"row_store": f"file://{kept}/rows"} if shuffle == "rows" else {}),
     }
     with serving(lake) as site:
+        loader: Any
+        dataset: Any
         host = site.url.partition("://")[2]
         if iceberg:
             writer = IcebergWriter(lake)

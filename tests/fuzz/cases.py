@@ -1,0 +1,58 @@
+"""What runs in the sandbox: a file is read from end to end. It imports all that a case needs, which a fork then has."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fastavro  # noqa: F401 - imported here, once, and not in each case
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.orc
+import pyarrow.parquet  # noqa: F401
+
+from torch_table_loader import StructuredDataset
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What was delivered.
+
+    Args:
+        count: how many rows.
+        digest: a hash of their values, in order, where these came as Python objects.
+    """
+
+    count: int
+    digest: str = ""
+
+
+def read_rows(path: str, form: str, options: dict[str, Any]) -> Rows:
+    """Read a file, each value of it.
+
+    Args:
+        path: the file.
+        form: its format.
+        options: of `StructuredDataset.create_dataloader`.
+    """
+    loader, _ = StructuredDataset.create_dataloader(path, form, batch_size=16, **options)
+    count, digest = 0, hashlib.sha256()
+    for batch in loader:
+        if options["output_format"] == "arrow":
+            batch.validate(full=True)
+            count += batch.num_rows
+            digest.update(repr(batch.to_pylist()).encode("utf-8", "surrogatepass"))
+        elif options["output_format"] == "dict":
+            count += len(next(iter(batch.values()), ()))
+            digest.update(repr(batch).encode("utf-8", "surrogatepass"))
+        else:
+            count += len(next(iter(batch.values()), ()))
+    return Rows(count, digest.hexdigest())
+
+
+def read_damaged(path: str, form: str, data: bytes, options: dict[str, Any]) -> Rows:
+    """Write a file and read it: see `read_rows`."""
+    Path(path).write_bytes(data)
+    return read_rows(path, form, options)

@@ -1,0 +1,161 @@
+"""Small sound files of every format, and what their rows are."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.orc
+import pyarrow.parquet as pq
+
+ROWS = 60
+
+FLAT = pa.table(
+    {
+        "i": pa.array(range(ROWS), pa.int64()),
+        "n": pa.array([None if i % 7 == 0 else i for i in range(ROWS)], pa.int32()),
+        "f": pa.array([i / 4 for i in range(ROWS)], pa.float64()),
+        "s": pa.array([f"value {i} é" for i in range(ROWS)], pa.string()),
+        "b": pa.array([i % 3 == 0 for i in range(ROWS)], pa.bool_()),
+    }
+)
+NESTED = pa.table(
+    {
+        "l": pa.array([[i, i + 1][: i % 3] for i in range(ROWS)], pa.list_(pa.int64())),
+        "st": pa.array(
+            [None if i % 5 == 0 else {"x": i, "y": str(i)} for i in range(ROWS)],
+            pa.struct([("x", pa.int32()), ("y", pa.string())]),
+        ),
+        "ls": pa.array([[str(i), None][: i % 3] for i in range(ROWS)], pa.list_(pa.string())),
+        "i": pa.array(range(ROWS), pa.int64()),
+    }
+)
+IPC = pa.table(
+    {
+        **{name: FLAT[name] for name in FLAT.column_names},
+        "l": NESTED["l"],
+        "st": NESTED["st"],
+        "d": pa.array([f"key {i % 5}" for i in range(ROWS)]).dictionary_encode(),
+        "v": pa.array([b"x" * (i % 4) for i in range(ROWS)], pa.binary()),
+        "w": pa.array([f"a long view of row {i}" for i in range(ROWS)], pa.string_view()),
+        "fl": pa.array([[i, i] for i in range(ROWS)], pa.list_(pa.int16(), 2)),
+        "ll": pa.array([str(i) for i in range(ROWS)], pa.large_string()),
+    }
+)
+AVRO_SCHEMA = {
+    "type": "record",
+    "name": "row",
+    "fields": [
+        {"name": "i", "type": "long"},
+        {"name": "n", "type": ["null", "int"]},
+        {"name": "s", "type": "string"},
+        {"name": "l", "type": {"type": "array", "items": ["null", "int"]}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros", "adjust-to-utc": True}},
+        {"name": "m", "type": {"type": "map", "values": "double"}},
+        {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sound file.
+
+    Args:
+        format: what the caller passes as ``format=``.
+        data: its bytes.
+        checked: so many of its first bytes are protected by checksums, and only they are damaged.
+        counted: it says how many rows it has; text does not.
+    """
+
+    format: str
+    data: bytes
+    checked: int = 0
+    counted: bool = True
+
+
+def _parquet(table: pa.Table, **options: Any) -> bytes:
+    target = io.BytesIO()
+    pq.write_table(table, target, row_group_size=25, **options)
+    return target.getvalue()
+
+
+def _ipc(make: Callable[..., Any], compression: str | None = None) -> bytes:
+    target = io.BytesIO()
+    with make(target, IPC.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(IPC, max_chunksize=25)
+    return target.getvalue()
+
+
+def _orc(**options: Any) -> bytes:
+    target = io.BytesIO()
+    table = pa.table({**{name: FLAT[name] for name in FLAT.column_names}, "l": NESTED["l"], "st": NESTED["st"]})
+    pa.orc.write_table(table, target, **options)
+    return target.getvalue()
+
+
+def _csv() -> bytes:
+    target = io.BytesIO()
+    pa.csv.write_csv(FLAT, target)
+    return target.getvalue()
+
+
+def _json() -> bytes:
+    rows = pa.table(
+        {**{name: FLAT[name] for name in FLAT.column_names}, "l": NESTED["l"], "st": NESTED["st"]}
+    ).to_pylist()
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _avro(codec: str) -> bytes:
+    import datetime as dt
+    import decimal
+
+    rows = [
+        {
+            "i": i,
+            "n": None if i % 7 == 0 else i,
+            "s": f"value {i} é",
+            "l": [None, i][: i % 3],
+            "day": dt.date(2020, 1, 1) + dt.timedelta(i),
+            "at": dt.datetime(2020, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=i),
+            "m": {"k": i / 2},
+            "d": decimal.Decimal(i) / 4,
+        }
+        for i in range(ROWS)
+    ]
+    target = io.BytesIO()
+    fastavro.writer(target, fastavro.parse_schema(AVRO_SCHEMA), rows, codec=codec, sync_interval=500)
+    return target.getvalue()
+
+
+def _with_checksums(table: pa.Table) -> Sample:
+    data = _parquet(table, write_page_checksum=True)
+    return Sample("parquet", data, checked=len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
+
+
+SAMPLES: dict[str, Callable[[], Sample]] = {
+    "parquet": lambda: Sample("parquet", _parquet(FLAT)),
+    "parquet, plain": lambda: Sample("parquet", _parquet(FLAT, use_dictionary=False, compression="none")),
+    "parquet, nested": lambda: Sample("parquet", _parquet(NESTED)),
+    "parquet, checksums": lambda: _with_checksums(FLAT),
+    "parquet, nested, checksums": lambda: _with_checksums(NESTED),
+    "arrow file": lambda: Sample("arrow", _ipc(pa.ipc.new_file)),
+    "arrow file, zstd": lambda: Sample("arrow", _ipc(pa.ipc.new_file, "zstd")),
+    "arrow file, lz4": lambda: Sample("arrow", _ipc(pa.ipc.new_file, "lz4")),
+    "arrow stream": lambda: Sample("arrow", _ipc(pa.ipc.new_stream)),
+    "arrow stream, zstd": lambda: Sample("arrow", _ipc(pa.ipc.new_stream, "zstd")),
+    "orc": lambda: Sample("orc", _orc()),
+    "orc, zlib": lambda: Sample("orc", _orc(compression="zlib")),
+    "csv": lambda: Sample("csv", _csv(), counted=False),
+    "json": lambda: Sample("json", _json(), counted=False),
+    "avro": lambda: Sample("avro", _avro("null")),
+    "avro, deflate": lambda: Sample("avro", _avro("deflate")),
+}

@@ -190,6 +190,11 @@ class DeleteIndex:
                 f"{self._naming.name_of(entry.path)} must have at most one deletion vector in a snapshot, got "
                 f"{len(found)}; the writer broke the format: write the table's deletes again"
             )
+        if found and entry.num_rows is not None and (found[0].num_rows or 0) > entry.num_rows:
+            raise TableError(
+                f"the deletion vector of {self._naming.name_of(entry.path)} must delete at most its {entry.num_rows} "
+                f"rows, got {found[0].num_rows}; the writer broke the format: write the table's deletes again"
+            )
         if not found:
             found = list(self._by_path.get(entry.path, none).since(number))
             found += [each for each in self._positions.get(scope, none).since(number) if _may_name(each, entry.path)]

@@ -1,11 +1,12 @@
 """Runs a function in a child process with limits on time and memory, and says how it ended.
 
-A first child imports what the cases need, once, and forks one process for each case: a case that crashes, hangs or takes
-all memory ends alone, and costs milliseconds. See `Sandbox`.
+A first child imports what the cases need, once, and forks one process for each case: a case that crashes, hangs or
+takes all memory ends alone, and costs milliseconds. See `Sandbox`.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pickle
@@ -21,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Self
 
 CPU_SECONDS = 10
 """What a case may compute. A loop without end is found by it, however busy the machine is."""
@@ -58,8 +59,7 @@ class Outcome:
 class Sandbox:
     """Runs module-level functions, one at a time; a context manager.
 
-    The first child does not start threads of its own, so that forks of it are sound: import in the modules of `functions`
-    what a case needs, and start nothing there.
+    Forks are sound only of a process without threads: let the modules import what a case needs, and start nothing.
     """
 
     def __init__(self, *modules: str) -> None:
@@ -81,7 +81,7 @@ class Sandbox:
             cwd=Path(__file__).parents[2],
         )
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> Self:
         """Give itself."""
         return self
 
@@ -120,6 +120,8 @@ def _serve() -> None:
     """Fork a process for each request that comes on standard input, and answer on standard output."""
     for module in sys.argv[1:]:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # else each case walks, and so copies, all that was imported
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

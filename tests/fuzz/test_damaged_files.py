@@ -1,13 +1,13 @@
 """The law of damaged files: the right rows, or an error of this library that names the file; never anything else.
 
-To repeat a case that failed: ``python -m tests.fuzz.test_damaged_files "arrow file" 17``.
+To repeat a case that failed, in this process: ``python -m tests.fuzz.test_damaged_files "arrow file" 17``.
+To try many, each in a process of its own: ``python -m tests.fuzz.test_damaged_files "arrow file" 0 1000``.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,92 +96,105 @@ class Sandbox:
         self._child.wait()
 
     def run(self, function: Callable[..., Any], *args: Any) -> Outcome:
-        """Run ``function(*args)`` in a process of its own.
+        """Run ``function(*args)`` in a process of its own: see `run_all`."""
+        return self.run_all(function, [args])[0]
+
+    def run_all(self, function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+        """Run ``function(*args)`` for each args of `cases`.
+
+        They share a process until one ends it; the next case then gets a new one. Most of a case's time goes into
+        starting a process.
 
         Args:
             function: module-level, in a module that can be imported.
-            args: they pickle.
+            cases: they pickle.
 
         Returns:
-            How it ended; what it returned must pickle.
+            How each ended; what they returned must pickle.
         """
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        request = pickle.dumps((function.__module__, function.__qualname__, args))
-        _write_frame(self._child.stdin, request)
+        _write_frame(self._child.stdin, pickle.dumps((function.__module__, function.__qualname__, cases)))
         answer = _read_frame(self._child.stdout)
         if answer is None:
             raise RuntimeError("the process that forks the cases has ended")
-        outcome: Outcome = pickle.loads(answer)  # noqa: S301 - our own child wrote it
-        return outcome
+        outcomes: list[Outcome] = pickle.loads(answer)  # noqa: S301 - our own child wrote it
+        return outcomes
 
 
 def _serve() -> None:
-    """Fork a process for each request that comes on standard input, and answer on standard output."""
+    """Run what comes on standard input, and answer on standard output."""
     for module in sys.argv[1:]:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # else each case walks, and so copies, all that was imported
+    gc.freeze()  # else each process walks, and so copies, all that was imported
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     while (request := _read_frame(requests)) is not None:
-        module, name, args = pickle.loads(request)  # noqa: S301 - our own parent wrote it
-        _write_frame(answers, pickle.dumps(_run_forked(getattr(importlib.import_module(module), name), args)))
+        module, name, cases = pickle.loads(request)  # noqa: S301 - our own parent wrote it
+        function = getattr(importlib.import_module(module), name)
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(cases):
+            outcomes += _run_forked(function, cases[len(outcomes) :])
+        _write_frame(answers, pickle.dumps(outcomes))
 
 
-def _run_forked(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
+def _run_forked(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[Outcome]:
+    """Fork a process, and give the outcomes of the cases that it comes to; of one at least."""
     with tempfile.TemporaryFile() as stderr:
         receiving, sending = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(receiving)
             os.dup2(stderr.fileno(), 2)
-            _run_and_exit(function, args, sending)
+            _run_and_exit(function, cases, sending)
         os.close(sending)
-        with os.fdopen(receiving, "rb") as pipe:
-            answer = _answer(pipe)
-        if answer is None:
-            os.killpg(child, signal.SIGKILL)
+        outcomes: list[Outcome] = []
+        in_time = True
+        # Unbuffered: what a buffer held already, `select` would wait for.
+        with os.fdopen(receiving, "rb", buffering=0) as pipe:
+            while in_time and len(outcomes) < len(cases):
+                in_time = bool(select.select([pipe], [], [], WALL_SECONDS)[0])
+                frame = _read_frame(pipe) if in_time else None
+                if frame is None:
+                    break
+                outcomes.append(pickle.loads(frame))  # noqa: S301 - our own child wrote it
+        if not in_time:
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # worker processes that outlived it
-        if answer:
-            outcome: Outcome = pickle.loads(answer)  # noqa: S301 - our own child wrote it
-            return outcome
-        stderr.seek(0)
-        trace = stderr.read().decode(errors="replace")[-4000:]
-    if answer is None:
-        return Outcome("hang", text=f"{WALL_SECONDS} s", trace=trace)
+        if len(outcomes) < len(cases):
+            stderr.seek(0)
+            trace = stderr.read().decode(errors="replace")[-4000:]
+            outcomes.append(
+                _ended(status, trace) if in_time else Outcome("hang", text=f"{WALL_SECONDS} s", trace=trace)
+            )
+    return outcomes
+
+
+def _ended(status: int, trace: str) -> Outcome:
+    """Say how a process ended that gave no outcome."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number == signal.SIGXCPU:
         return Outcome("hang", text=f"{CPU_SECONDS} s of computing", trace=trace)
-    ended = signal.Signals(number).name if number else f"exit status {os.WEXITSTATUS(status)}"
-    return Outcome("killed", text=ended, trace=trace)
+    text = signal.Signals(number).name if number else f"exit status {os.WEXITSTATUS(status)}"
+    return Outcome("killed", text=text, trace=trace)
 
 
-def _answer(pipe: IO[bytes]) -> bytes | None:
-    """What a case's process wrote until it closed its end: nothing if it was killed, None if it did not end in time."""
-    parts = []
-    while select.select([pipe], [], [], WALL_SECONDS)[0]:
-        part = os.read(pipe.fileno(), 1 << 16)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-    return None
-
-
-def _run_and_exit(function: Callable[..., Any], args: tuple[Any, ...], sending: int) -> None:
-    """Run a case in its process, and write how it ended."""
+def _run_and_exit(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]], sending: int) -> None:
+    """Run cases in their process, and write how each ended."""
     status = 1
     try:
         os.setpgid(0, 0)
-        limit(resource.RLIMIT_CPU, CPU_SECONDS)
         limit(resource.RLIMIT_CORE, 0)
-        limit(resource.RLIMIT_DATA, _data_bytes() + MEMORY_BYTES)
-        answer = pickle.dumps(outcome_of(function, args))
         with os.fdopen(sending, "wb") as pipe:
-            pipe.write(answer)
+            for args in cases:
+                used = resource.getrusage(resource.RUSAGE_SELF)
+                limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + CPU_SECONDS)
+                limit(resource.RLIMIT_DATA, _data_bytes() + MEMORY_BYTES)
+                _write_frame(pipe, pickle.dumps(outcome_of(function, args)))
         status = 0
     finally:
         if status:
@@ -220,8 +233,19 @@ def _write_frame(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read_frame(pipe: IO[bytes]) -> bytes | None:
-    length = pipe.read(8)
-    return pipe.read(int.from_bytes(length, "little")) if length else None
+    """Read what `_write_frame` wrote; None if the other end closed before all of it came."""
+    length = _read_exactly(pipe, 8)
+    return None if length is None else _read_exactly(pipe, int.from_bytes(length, "little"))
+
+
+def _read_exactly(pipe: IO[bytes], length: int) -> bytes | None:
+    data = b""
+    while len(data) < length:
+        part = pipe.read(length - len(data))
+        if not part:
+            return None
+        data += part
+    return data
 
 
 if __name__ == "__main__":

@@ -64,14 +64,16 @@ def faults(sandbox: Sandbox, name: str, path: Path, seeds: range) -> list[str]:
     sound = sandbox.run(read_damaged, file, sample.format, sample.data, options_of(0))
     assert sound.kind == "value", sound
     assert sound.value.count == ROWS
-    found = []
-    for seed in seeds:
-        data, what = damage(sample, seed)
-        options = options_of(seed)
-        outcome = sandbox.run(read_damaged, file, sample.format, data, options)
-        if said := fault(sample, sound.value, outcome, options):
-            found.append(f"{name!r}, seed {seed} ({what}), as {options['output_format']}: {said}")
-    return found
+    damages = [damage(sample, seed) for seed in seeds]
+    options = [options_of(seed) for seed in seeds]
+    outcomes = sandbox.run_all(
+        read_damaged, [(file, sample.format, data, how) for (data, _), how in zip(damages, options, strict=True)]
+    )
+    return [
+        f"{name!r}, seed {seed} ({what}), as {how['output_format']}: {said}"
+        for seed, (_, what), how, outcome in zip(seeds, damages, options, outcomes, strict=True)
+        if (said := fault(sample, sound.value, outcome, how))
+    ]
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -377,6 +377,8 @@ _offsets = many(whole)
 def _deletes_info(raw: Raw) -> DeletesInfo:
     offset, length = (_maybe(raw, name) for name in ("content_offset", "content_size_in_bytes"))
     target = raw.get("referenced_data_file")
+    if raw.get("content") == EQUALITY_DELETES and not raw.get("equality_ids"):
+        raise unfit("equality_ids", "the ids of its key columns", raw.get("equality_ids"))
     low, high = (by_id(raw, name).get(_FILE_PATH_ID) for name in ("lower_bounds", "upper_bounds"))
     return DeletesInfo(
         key_ids=tuple(_offsets(raw.get("equality_ids") or [], "equality_ids")),

@@ -17,7 +17,9 @@ from tests.fuzz.cases import Rows
 from torch_table_loader import IcebergDataset
 
 
-def read_table(root: str, sound: str, location: str, damaged: tuple[str, bytes] | None, options: dict[str, Any]) -> Rows:
+def read_table(
+    root: str, sound: str, location: str, damaged: tuple[str, bytes] | None, options: dict[str, Any]
+) -> Rows:
     """Put a table as it was, damage one of its files, and read it.
 
     Args:

@@ -184,8 +184,10 @@ def _with_checksums(path: Path) -> None:
 
 def _body(data: bytes, place: str) -> int:
     """So many of a file's first bytes are damaged: of Parquet those that checksums protect."""
-    return len(data) if place not in ("position deletes", "equality deletes") else (
-        len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    return (
+        len(data)
+        if place not in ("position deletes", "equality deletes")
+        else (len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
     )
 
 

@@ -45,8 +45,9 @@ def fault(lake: Lake, place: str, data: bytes, sound: Outcome, outcome: Outcome)
     """Say how an outcome breaks the law; nothing if it does not."""
     if outcome.kind == "ours":
         names = [path.name for path in lake.sound.rglob("*") if path.is_file()]
-        gone = outcome.error in ("MissingFileError", "StorageError", "ConfigError")
-        return "" if gone or any(name in outcome.text for name in names) else f"names no file: {outcome.text}"
+        # A damaged path is named as it is: there is nothing, or something that is not a file.
+        path = outcome.error in ("MissingFileError", "StorageError", "ConfigError") or "expected a file" in outcome.text
+        return "" if path or any(name in outcome.text for name in names) else f"names no file: {outcome.text}"
     if outcome.kind != "value":
         return f"{outcome.kind}: {outcome.error} {outcome.text}\n{outcome.trace}"
     if outcome.value == sound.value or is_another(lake, place, data):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow.compute as pc
 import pytest
 
 from tests.iceberg import IcebergWriter, some
@@ -317,3 +318,16 @@ def test_records_of_another_kind(tmp_path: Path) -> None:
         with pytest.raises(TableError, match=path.name):
             read(location)
         path.write_bytes(data)
+
+
+def test_a_partition_value_of_another_type_rules_nothing_out(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, partition_by=2)
+    table.append([{"x": x, "k": 1, "s": "s"} for x in range(5)], partition=1)
+    table.commit()
+    path = Files(table.metadata).manifests[0]
+    schema, header, rows = decoded(path.read_bytes())
+    [partition] = [each for each in schema["fields"][-1]["type"]["fields"] if each["name"] == "partition"]
+    partition["type"]["fields"] = [{"name": "p", "type": "string"}]
+    rows[0]["data_file"]["partition"] = {"p": "one"}
+    path.write_bytes(encoded(schema, header, rows))
+    assert read(table.metadata, filters=pc.field("k") == 1) == [0, 1, 2, 3, 4]

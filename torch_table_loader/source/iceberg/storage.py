@@ -287,8 +287,8 @@ def read_whole(storage: Storage, path: str) -> bytes:
 def too_large(path: str, got: str) -> TableError:
     """Make the error of a metadata file that would take all memory."""
     return TableError(
-        f"{shown_url(path)} must be a file of the table's metadata, of at most {MOST_BYTES >> 20} MiB, got {got}; where "
-        "it is sound, let the table's snapshots expire, or rewrite its manifests into smaller ones"
+        f"{shown_url(path)} must be a file of the table's metadata, of at most {MOST_BYTES >> 20} MiB, got {got}; "
+        "where it is sound, let the table's snapshots expire, or rewrite its manifests into smaller ones"
     )
 
 

@@ -321,7 +321,12 @@ class IcebergWriter:
             }
             for entry in entries
         ]
-        _write_avro(path, _manifest_entry(kind), rows)
+        header = {
+            "format-version": str(self.version),
+            "partition-spec-id": "0",
+            "content": "deletes" if deletes else "data",
+        }
+        _write_avro(path, _manifest_entry(kind), rows, header)
         return {
             "manifest_path": f"file://{path}",
             "manifest_length": path.stat().st_size,
@@ -329,6 +334,12 @@ class IcebergWriter:
             "content": int(deletes),
             "sequence_number": self.sequence,
             "min_sequence_number": 1,
+            "added_files_count": len(rows),
+            "existing_files_count": 0,
+            "deleted_files_count": 0,
+            "added_rows_count": sum(entry["record_count"] for entry in entries),
+            "existing_rows_count": 0,
+            "deleted_rows_count": 0,
         }
 
 
@@ -365,9 +376,11 @@ def _avro_schema(schema: pa.Schema) -> dict[str, Any]:
     return {"type": "record", "name": "row", "fields": fields}
 
 
-def _write_avro(path: Path, schema: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+def _write_avro(
+    path: Path, schema: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], header: dict[str, str] | None = None
+) -> None:
     with path.open("wb") as target:
-        fastavro.writer(target, fastavro.parse_schema(dict(schema)), rows, codec="deflate")
+        fastavro.writer(target, fastavro.parse_schema(dict(schema)), rows, codec="deflate", metadata=header)
 
 
 def _optional(name: str, kind: Any) -> dict[str, Any]:
@@ -425,6 +438,8 @@ _MANIFEST_FILE = {
         {"name": "content", "type": "int"},
         {"name": "sequence_number", "type": "long"},
         {"name": "min_sequence_number", "type": "long"},
+        *({"name": f"{what}_files_count", "type": "int"} for what in ("added", "existing", "deleted")),
+        *({"name": f"{what}_rows_count", "type": "long"} for what in ("added", "existing", "deleted")),
     ],
 }
 

@@ -275,7 +275,10 @@ def _estimate(
     if filters is not None:
         check_filter(filters, snapshot.schema)
     layout = _lay_out(files, list(map(estimated_groups, files)), None, deletes, split_deletes=split_deletes)
-    return _snapshot_table(snapshot, layout, LazyFooters(files, inspect), deletes)
+    metas = LazyFooters(files, inspect)
+    # Nobody will open a file that is said to be empty: only here it is noticed if it is not.
+    in_parallel(metas.__getitem__, [index for index, file in enumerate(files) if file.num_rows == 0])
+    return _snapshot_table(snapshot, layout, metas, deletes)
 
 
 def _snapshot_table(

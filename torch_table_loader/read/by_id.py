@@ -168,7 +168,7 @@ def _absent(column: Column, columns: FileColumns, name: str) -> _Source:
         )
     try:
         constant = _scalar(value, column.type)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, ArithmeticError) as error:
         raise TableError(
             f"column {column.name!r} must be {column.type}, but {'the partition' if in_partition else 'the default'} "
             f"of {name} says {value!r}; mend the table"

@@ -136,13 +136,23 @@ def _can_pass(known: Any, filters: Any, schema: pa.Schema) -> bool:
 
 
 def _known_values(file: DataFile, absent: Iterable[str], schema: pa.Schema) -> Any:
-    known = [
-        _equals(name, pa.scalar(value, schema.field(name).type))
-        for name, value in file.partition
-        if name in schema.names and value == value  # noqa: PLR0124 - NaN equals nothing, and so says nothing
-    ]
+    said = [(name, _as_type(value, schema.field(name).type)) for name, value in file.partition if name in schema.names]
+    known = [_equals(name, value) for name, value in said if value is not None]
     known += [pc.field(name).is_null() for name in sorted(absent)]
     return reduce(and_, known) if known else None
+
+
+def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
+    """Give a partition value as its column's type; None if that says nothing: NaN, or a value of another type.
+
+    Where the file lacks the column, reading refuses such a value.
+    """
+    if value != value:  # noqa: PLR0124 - NaN equals nothing
+        return None
+    try:
+        return pa.scalar(value, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
 
 
 def _equals(name: str, value: pa.Scalar) -> Any:

@@ -62,12 +62,12 @@ def parse_vector(blob: bytes, delete: DeleteFile) -> NDArray[np.int64]:
     if zlib.crc32(body) != int.from_bytes(blob[-4:], "big"):
         raise _broken(delete, "a blob whose checksum holds", "another checksum")
     try:
-        positions = np.array(_bitmap(body[4:]).to_array(), dtype=np.int64)
-    except (ValueError, OverflowError) as error:
+        bitmap = _bitmap(body[4:])
+        if len(bitmap) != delete.num_rows:  # before it is unpacked: a few bytes may hold any number of positions
+            raise _broken(delete, f"the {delete.num_rows} positions that the manifest says", f"{len(bitmap)}")
+        return np.array(bitmap.to_array(), dtype=np.int64)
+    except (ValueError, OverflowError, IndexError) as error:
         raise _broken(delete, "a roaring bitmap", f"bytes that do not parse ({error})") from error
-    if len(positions) != delete.num_rows:
-        raise _broken(delete, f"the {delete.num_rows} positions that the manifest says", f"{len(positions)}")
-    return positions
 
 
 def _bitmap(data: bytes) -> Any:

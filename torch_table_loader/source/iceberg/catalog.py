@@ -122,7 +122,8 @@ def open_table(at: TableAddress) -> OpenTable:
         return OpenTable(name, metadata, storage)
     found = table if isinstance(table, Table) else _from_catalog(table, catalog_config)
     # pyiceberg reads metadata of version 3, and refuses to write it: its base class does.
-    metadata = TableMetadata(json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True)))
+    said = json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True))
+    metadata = TableMetadata(said, shown_url(found.metadata_location))
     provider = credentials or _reloading(table, catalog_config)
     location = found.metadata_location or metadata.location
     storage = IcebergStorage(location, {**_storage_properties(found), **given}, options, overrides, provider, allowed)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, NamedIds
+from torch_table_loader.source.iceberg.checked import shown
 
 ROW_ID = Column(2147483540, "_row_id", pa.int64())
 LAST_UPDATED = Column(2147483539, "_last_updated_sequence_number", pa.int64())
@@ -37,8 +38,10 @@ _PRIMITIVES = {
     "binary": pa.binary(),
     "unknown": pa.null(),
 }
-_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)")
-_FIXED = re.compile(r"fixed\[\s*(\d+)\s*\]")
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)")
+_FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]")
+_MOST_DIGITS = 38
+_MOST_FIXED = 1 << 30
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -86,18 +89,12 @@ def all_columns(columns: Sequence[Column]) -> Iterator[Column]:
 
 
 def read_name_mapping(text: str) -> NamedIds:
-    """Read the property ``schema.name-mapping.default``.
+    """Read the property ``schema.name-mapping.default``, which `shape.check_metadata` has checked.
 
     >>> read_name_mapping('[{"field-id": 1, "names": ["a", "b"]}]').ids["b"][0]
     1
     """
-    try:
-        return _named_ids(json.loads(text))
-    except (ValueError, TypeError, KeyError) as error:
-        raise TableError(
-            "the table's property schema.name-mapping.default must be a JSON list of names and field ids, and does not "
-            f"parse ({error}); mend it"
-        ) from error
+    return _named_ids(json.loads(text))
 
 
 def contradicts(names: NamedIds, parents: Mapping[int, int], parent: int = 0) -> bool:
@@ -144,8 +141,17 @@ def _named_ids(entries: Sequence[Mapping[str, Any]]) -> NamedIds:
 def _column(field_id: int, name: str, kind: Any, required: bool, field: Mapping[str, Any]) -> Column:
     children = _children(kind)
     arrow = _nested(kind, children) if isinstance(kind, Mapping) else primitive(kind)
-    default = read_value(field.get("initial-default"), arrow)
-    return Column(field_id, name, arrow, required, default, children)
+    return Column(field_id, name, arrow, required, _default(name, field.get("initial-default"), arrow), children)
+
+
+def _default(name: str, value: Any, kind: pa.DataType) -> Any:
+    try:
+        return read_value(value, kind)
+    except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise TableError(
+            f"the initial-default of the column {name!r} must be a value of the type {kind}, got {shown(value)}; mend "
+            "the table's schema"
+        ) from error
 
 
 def _children(kind: Any) -> tuple[Column, ...]:
@@ -179,9 +185,9 @@ def primitive(kind: str) -> pa.DataType:
     """
     if kind in _PRIMITIVES:
         return _PRIMITIVES[kind]
-    if match := _DECIMAL.fullmatch(kind):
+    if (match := _DECIMAL.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
         return pa.decimal128(int(match[1]), int(match[2]))
-    if match := _FIXED.fullmatch(kind):
+    if (match := _FIXED.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_FIXED:
         return pa.binary(int(match[1]))
     raise UnreadableTypeError(kind)
 

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import io
-import zlib
+import datetime as dt
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
-import fastavro
-
-from torch_table_loader.errors import MissingFileError, TableError
+from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.clients import STAT_THREADS
-from torch_table_loader.source.iceberg.storage import read_whole
+from torch_table_loader.source.iceberg.avro_files import REMEDY, read_records
+from torch_table_loader.source.iceberg.checked import many, mapping, text, torn, unfit, unlike, whole
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.source.iceberg.metadata import Snapshot
 
 DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
-_DELETED = 2
+_EXISTING, _ADDED, _DELETED = 0, 1, 2
+_STATUS_NAMES = ("existing", "added", "deleted")
 
-_TORN = (ValueError, KeyError, TypeError, EOFError, IndexError, zlib.error)
-"""What fastavro raises of bytes that are no Avro, or are cut short."""
+_MOST = 1 << 46
+"""No file has more rows or bytes."""
+
+_UNKNOWN_ROWS = -1
+"""What older versions of Spark's migration write of Avro files."""
+
+_VERSIONS = ("1", "2", "3")
+_PARTITION_VALUES = (type(None), bool, int, float, str, bytes, Decimal, UUID, dt.date, dt.time)
 
 _FILE_PATH_ID = 2147483546
 """The column of a position delete file that names the data file."""
-
-_LOST = "; restore it, or read a snapshot that does not need it"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +48,9 @@ class Manifest:
         sequence_number: of the commit that added it.
         partitions: what its partition values lie between, one summary a field of the spec; empty if not said.
         first_row_id: from which rows of its files are counted (v3).
+        counts: files and rows of its entries of each status (existing, added, deleted); None where the list does not
+            say them.
+        num_bytes: its size, if the list says it.
         listed: False where nothing but its path is known (v1).
     """
 
@@ -52,6 +60,8 @@ class Manifest:
     sequence_number: int = 0
     partitions: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     first_row_id: int | None = None
+    counts: tuple[tuple[int | None, int | None], ...] = field(default=(), repr=False)
+    num_bytes: int | None = None
     listed: bool = True
 
 
@@ -69,7 +79,7 @@ class Entry:
         partition: its partition values, in the order of the spec's fields.
         sequence_number: the data sequence number.
         first_row_id: of its first row, if rows are counted.
-        num_rows: its rows.
+        num_rows: its rows; None where the manifest does not know.
         num_bytes: its size in the store.
         split_offsets: where row groups begin, in bytes, if the writer said so.
         deletes: what else is said of a delete file; None of a data file.
@@ -83,7 +93,7 @@ class Entry:
     partition: tuple[Any, ...]
     sequence_number: int
     first_row_id: int | None
-    num_rows: int
+    num_rows: int | None
     num_bytes: int
     split_offsets: tuple[int, ...] = ()
     deletes: DeletesInfo | None = None
@@ -157,18 +167,51 @@ def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
         return []
     if snapshot.manifest_list is None:
         return [Manifest(path, spec_id=-1, listed=False) for path in snapshot.manifests]
-    rows, _ = _read_avro(storage, snapshot.manifest_list, "manifest list")
-    return [
-        Manifest(
-            path=row["manifest_path"],
-            spec_id=row.get("partition_spec_id") or 0,
-            deletes=row.get("content") == 1,
-            sequence_number=row.get("sequence_number") or 0,
-            partitions=tuple(row.get("partitions") or ()),
-            first_row_id=row.get("first_row_id"),
-        )
-        for row in rows
-    ]
+    path = snapshot.manifest_list
+    rows, _, _ = read_records(storage, path, "manifest list")
+    try:
+        manifests = [_manifest(row) for row in rows]
+        _check_list(manifests, snapshot)
+    except TableLoaderError:
+        raise
+    except Exception as error:
+        what = f"the manifest list {shown_url(path)} must say of each manifest what the format demands, and does not"
+        raise torn(what, error, REMEDY) from error
+    return manifests
+
+
+def _check_list(manifests: Sequence[Manifest], snapshot: Snapshot) -> None:
+    """Refuse a manifest that is listed twice, and a list that ends before its first manifest.
+
+    Writers count the files of snapshots wrongly, so that nothing else can be said of that count.
+    """
+    unlike((manifest.path for manifest in manifests), "manifest_path", shown_url)
+    if not manifests and snapshot.num_files:
+        raise ValueError(f"it lists no manifest, and the snapshot has total-data-files {snapshot.num_files}")
+
+
+def _manifest(row: Mapping[str, Any]) -> Manifest:
+    counts = tuple((_count(row, f"{name}_files_count"), _count(row, f"{name}_rows_count")) for name in _STATUS_NAMES)
+    return Manifest(
+        path=text(row.get("manifest_path"), "manifest_path"),
+        spec_id=whole(row.get("partition_spec_id"), "partition_spec_id", 0),
+        deletes=whole(row.get("content") or 0, "content", 0, 1) == 1,
+        sequence_number=whole(row.get("sequence_number") or 0, "sequence_number", 0),
+        partitions=tuple(mapping(each, "partitions") for each in row.get("partitions") or ()),
+        first_row_id=_maybe(row, "first_row_id"),
+        counts=counts,
+        num_bytes=_maybe(row, "manifest_length"),
+    )
+
+
+def _count(row: Mapping[str, Any], name: str) -> int | None:
+    """Read a count, which some writers call otherwise."""
+    name = name if name in row else name.replace("_files_", "_data_files_")
+    return None if row.get(name) is None else whole(row[name], name)
+
+
+def _maybe(row: Mapping[str, Any], name: str) -> int | None:
+    return None if row.get(name) is None else whole(row[name], name, 0)
 
 
 def read_manifests(
@@ -213,72 +256,142 @@ def read_manifests(
 def _entries(
     storage: Storage, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]
 ) -> Iterator[tuple[Entry, Raw]]:
-    rows, metadata = _read_avro(storage, manifest.path, "manifest")
-    spec_id = manifest.spec_id if manifest.listed else int(metadata.get("partition-spec-id") or 0)
-    next_row_id = manifest.first_row_id
-    partitions: dict[Hashable, tuple[Any, ...]] = {}
-    for row in rows:
-        if row["status"] == _DELETED:
-            continue
-        raw = row["data_file"]
-        sequence_number = row.get("sequence_number")
-        first_row_id = raw.get("first_row_id")
-        if first_row_id is None and next_row_id is not None and not manifest.deletes:
-            first_row_id = next_row_id
-            next_row_id += raw["record_count"]
-        content = int(raw.get("content") or DATA)
-        values = tuple((raw.get("partition") or {}).values())
+    rows, header, num_bytes = read_records(storage, manifest.path, "manifest")
+    what = f"the manifest {shown_url(manifest.path)} must fit its list and the format, and does not"
+    reading = _Reading(manifest, spans)
+    try:
+        reading.open(header)
+        for row in rows:
+            live = reading.entry(row)
+            if live is not None:
+                yield live
+        reading.close(num_bytes)
+    except TableLoaderError:
+        raise
+    except Exception as error:
+        raise torn(what, error, REMEDY) from error
+
+
+class _Reading:
+    """Turns the records of one manifest into entries, and checks them."""
+
+    def __init__(self, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]) -> None:
+        self._manifest = manifest
+        self._spans = spans
+        self._spec_id = manifest.spec_id
+        self._next_row_id = manifest.first_row_id
+        self._partitions: dict[Hashable, tuple[Any, ...]] = {}
+        self._files = [0, 0, 0]
+        self._rows = [0, 0, 0]
+
+    def open(self, header: Mapping[str, str]) -> None:
+        """Compare what the header of the file says with what the list does."""
+        version, content, spec_id = (header.get(name) for name in ("format-version", "content", "partition-spec-id"))
+        if version is not None and version not in _VERSIONS:
+            raise unfit("format-version", "one of 1, 2 and 3", version)
+        own = "deletes" if self._manifest.deletes else "data"
+        if content is not None and content != own:
+            raise ValueError(f"its header says that it lists {content}, and its manifest list says {own}")
+        if not self._manifest.listed:
+            self._spec_id = int(spec_id or 0)
+        elif spec_id is not None and int(spec_id) != self._spec_id:
+            raise unfit("partition-spec-id", f"{self._spec_id}, as its manifest list says", spec_id)
+
+    def entry(self, row: Mapping[str, Any]) -> tuple[Entry, Raw] | None:
+        """Read a record; None of a file that is deleted."""
+        status = whole(row.get("status"), "status", _EXISTING, _DELETED)
+        raw = mapping(row.get("data_file"), "data_file")
+        num_rows = whole(raw.get("record_count"), "record_count", _UNKNOWN_ROWS, _MOST)
+        self._files[status] += 1
+        self._rows[status] += num_rows
+        if status == _DELETED:
+            return None
+        content = whole(raw.get("content") or DATA, "content", DATA, EQUALITY_DELETES)
+        if (content != DATA) != self._manifest.deletes:
+            raise unfit("content", "1 or 2, of deletes" if self._manifest.deletes else "0, of data", content)
+        form = text(raw.get("file_format"), "file_format").upper()
+        if form == "PUFFIN" and content != POSITION_DELETES:
+            raise unfit("file_format", "a format of rows", form)
+        if num_rows == _UNKNOWN_ROWS and content != DATA:
+            raise unfit("record_count", "the number of the deletes", num_rows)
         entry = Entry(
-            path=str(raw["file_path"]),
+            path=text(raw.get("file_path"), "file_path"),
             content=content,
-            format=str(raw["file_format"]).upper(),
-            spec_id=spec_id,
-            partition=partitions.setdefault(partition_key(values), values),
-            sequence_number=manifest.sequence_number if sequence_number is None else sequence_number,
-            first_row_id=first_row_id,
-            num_rows=int(raw["record_count"]),
-            num_bytes=int(raw["file_size_in_bytes"]),
-            split_offsets=tuple(raw.get("split_offsets") or ()),
+            format=form,
+            spec_id=self._spec_id,
+            partition=self._partition(raw),
+            sequence_number=self._sequence_number(row, status),
+            first_row_id=self._first_row_id(raw, num_rows),
+            num_rows=None if num_rows == _UNKNOWN_ROWS else num_rows,
+            num_bytes=whole(raw.get("file_size_in_bytes"), "file_size_in_bytes", 0, _MOST),
+            split_offsets=tuple(_offsets(raw.get("split_offsets") or [], "split_offsets")),
             deletes=None if content == DATA else _deletes_info(raw),
-            spans=spans(raw),
+            spans=self._spans(raw),
         )
-        yield entry, raw
+        return entry, raw
+
+    def close(self, num_bytes: int) -> None:
+        """Refuse a manifest that ends too early.
+
+        Tables exist whose lists count fewer entries than there are, so that nothing can be said of more.
+        """
+        counts = self._manifest.counts
+        for status, (files, rows) in enumerate(counts):
+            name = _STATUS_NAMES[status]
+            if files is not None and self._files[status] < files:
+                raise ValueError(f"its list counts {files} {name} files, and it has {self._files[status]} {name} ones")
+            if rows is not None and self._rows[status] < rows:
+                raise ValueError(f"its list has {name}_rows_count {rows}, and its files have {self._rows[status]} rows")
+        length = self._manifest.num_bytes
+        if all(files is None for files, _ in counts) and length is not None and num_bytes < length:
+            raise ValueError(f"its list says that it has {length} bytes, and it has {num_bytes}")
+
+    def _partition(self, raw: Raw) -> tuple[Any, ...]:
+        values = tuple(mapping(raw.get("partition") or {}, "partition").values())
+        for value in values:
+            if not isinstance(value, _PARTITION_VALUES):
+                raise unfit("partition", "of plain values", value)
+        return self._partitions.setdefault(partition_key(values), values)
+
+    def _sequence_number(self, row: Mapping[str, Any], status: int) -> int:
+        most, said = self._manifest.sequence_number, row.get("sequence_number")
+        if said is None and status == _EXISTING and most:
+            raise ValueError("sequence_number must be there of a file that an earlier commit added, and is missing")
+        if said is None:
+            return most
+        return whole(said, "sequence_number", 0, most if self._manifest.listed else _MOST)
+
+    def _first_row_id(self, raw: Raw, num_rows: int) -> int | None:
+        own, following = _maybe(raw, "first_row_id"), self._next_row_id
+        if own is not None or following is None or self._manifest.deletes:
+            return own
+        if num_rows == _UNKNOWN_ROWS:
+            raise unfit("record_count", "known, since rows are counted by it", num_rows)
+        self._next_row_id = following + num_rows
+        return following
+
+
+_offsets = many(whole)
 
 
 def _deletes_info(raw: Raw) -> DeletesInfo:
-    offset, length, target = (
-        raw.get(name) for name in ("content_offset", "content_size_in_bytes", "referenced_data_file")
-    )
+    offset, length = (_maybe(raw, name) for name in ("content_offset", "content_size_in_bytes"))
+    target = raw.get("referenced_data_file")
+    if raw.get("content") == EQUALITY_DELETES and not raw.get("equality_ids"):
+        raise unfit("equality_ids", "the ids of its key columns", raw.get("equality_ids"))
     low, high = (by_id(raw, name).get(_FILE_PATH_ID) for name in ("lower_bounds", "upper_bounds"))
     return DeletesInfo(
-        key_ids=tuple(raw.get("equality_ids") or ()),
-        target=None if not target else str(target),
+        key_ids=tuple(_offsets(raw.get("equality_ids") or [], "equality_ids")),
+        target=None if not target else text(target, "referenced_data_file"),
         blob=None if offset is None or length is None else (offset, length),
-        paths=(low, high),
+        paths=(_bytes(low), _bytes(high)),
     )
 
 
-def _read_avro(storage: Storage, path: str, what: str) -> tuple[Iterator[dict[str, Any]], Mapping[str, Any]]:
-    try:
-        data = read_whole(storage, path)
-    except MissingFileError as error:
-        raise MissingFileError(f"the {what} {shown_url(path)} is gone{_LOST}", shown_url(path)) from error
-    try:
-        reader = fastavro.reader(io.BytesIO(data))
-    except _TORN as error:
-        raise _torn(path, what, error) from error
-
-    def rows() -> Iterator[dict[str, Any]]:
-        try:
-            yield from cast("Iterator[dict[str, Any]]", reader)
-        except _TORN as error:
-            raise _torn(path, what, error) from error
-
-    return rows(), reader.metadata
-
-
-def _torn(path: str, what: str, error: Exception) -> TableError:
-    return TableError(f"the {what} {shown_url(path)} must be an Avro file, and does not parse ({error}){_LOST}")
+def _bytes(value: Any) -> bytes | None:
+    if value is not None and not isinstance(value, bytes):
+        raise unfit("a bound", "bytes", value)
+    return value
 
 
 __all__ = [

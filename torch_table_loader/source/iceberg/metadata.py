@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import datetime as dt
 import gzip
+import io
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.iceberg.storage import read_whole
+from torch_table_loader.source.iceberg.checked import mapping, shown, torn
+from torch_table_loader.source.iceberg.shape import NO_SNAPSHOT, check_metadata
+from torch_table_loader.source.iceberg.storage import MOST_BYTES, read_whole, too_large
 from torch_table_loader.spelling import nearest
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
 
-NO_SNAPSHOT = -1
+_REMEDY = "restore the file, or let the table's catalog point to an older one"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +33,7 @@ class Snapshot:
         schema_id: the schema to read it as.
         manifest_list: where its manifests are listed; None where `manifests` names them (v1).
         manifests: paths of manifests.
+        num_files: data files that its summary counts, if it does.
     """
 
     id: int | None
@@ -38,6 +41,7 @@ class Snapshot:
     schema_id: int
     manifest_list: str | None = None
     manifests: tuple[str, ...] = ()
+    num_files: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,18 +50,24 @@ class TableMetadata:
 
     Args:
         raw: the metadata's JSON (https://iceberg.apache.org/spec/#table-metadata).
+        place: the file that it is from, as messages may show it.
     """
 
     raw: Mapping[str, Any] = field(repr=False)
+    place: str
 
     def __post_init__(self) -> None:
         """Refuse what is no metadata, or of a version that this library does not know."""
         version = self.raw.get("format-version")
-        if version not in (1, 2, 3):
+        if version not in (1, 2, 3) or not isinstance(version, int) or isinstance(version, bool):
             raise TableError(
-                f"expected Iceberg metadata of format version 1, 2 or 3, got {version!r}; "
+                f"{self.place}: expected Iceberg metadata of format version 1, 2 or 3, got {shown(version)}; "
                 "upgrade torch-table-loader, or check the metadata file"
             )
+        try:
+            check_metadata(self.raw)
+        except (ValueError, RecursionError) as error:
+            raise torn(f"{self.place} must be as the Iceberg format says, and is not", error, _REMEDY) from error
 
     @property
     def uuid(self) -> str:
@@ -84,7 +94,7 @@ class TableMetadata:
     @property
     def current_schema_id(self) -> int:
         """The id of the schema that the table has now."""
-        if "current-schema-id" in self.raw:
+        if self.raw.get("schemas") and self.raw.get("current-schema-id") is not None:
             return int(self.raw["current-schema-id"])
         return int(next(iter(self.schemas)))
 
@@ -160,14 +170,7 @@ class TableMetadata:
             return Snapshot(None, None, schema_id if schema_id in self.schemas else self.current_schema_id)
         for raw in self.raw.get("snapshots") or []:
             if raw["snapshot-id"] == snapshot_id:
-                own = raw.get("schema-id", self.current_schema_id) if schema_id is None else schema_id
-                return Snapshot(
-                    snapshot_id,
-                    raw.get("timestamp-ms"),
-                    own if own in self.schemas else self.current_schema_id,
-                    raw.get("manifest-list"),
-                    tuple(raw.get("manifests") or ()),
-                )
+                return self._read(raw, schema_id)
         known = self.snapshot_ids
         logged = any(entry["snapshot-id"] == snapshot_id for entry in self.raw.get("snapshot-log") or [])
         shown = ", ".join(map(str, known[-5:])) or "none"
@@ -175,6 +178,31 @@ class TableMetadata:
             f"the table has no snapshot {snapshot_id}: "
             + ("it has expired" if logged else "it has expired, or is of another table")
             + f"; the newest of {len(known)} are {shown}"
+        )
+
+    def _read(self, raw: Mapping[str, Any], schema_id: int | None) -> Snapshot:
+        """Read a snapshot, as its own schema or another."""
+        number, wanted = raw["snapshot-id"], raw.get("schema-id") if schema_id is None else schema_id
+        if wanted is None or (schema_id is not None and wanted not in self.schemas):
+            wanted = self.current_schema_id
+        if wanted not in self.schemas:
+            raise TableError(
+                f"{self.place}: the snapshot {number} is of the schema-id {wanted}, and the table has only the schemas "
+                f"{', '.join(map(str, sorted(self.schemas)))}; {_REMEDY}"
+            )
+        if raw.get("manifest-list") is None and raw.get("manifests") is None:
+            raise TableError(
+                f"{self.place}: the snapshot {number} must name its manifest-list, and names none, so that its files "
+                f"are not known; {_REMEDY}, or read another snapshot"
+            )
+        num_files = (raw.get("summary") or {}).get("total-data-files")
+        return Snapshot(
+            number,
+            raw.get("timestamp-ms"),
+            wanted,
+            raw.get("manifest-list"),
+            tuple(raw.get("manifests") or ()),
+            None if num_files is None else int(num_files),
         )
 
     def _ref(self, kind: str, name: str) -> int:
@@ -215,14 +243,23 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
     """
     data = read_whole(storage, location)
     try:
-        raw = dict(json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data))
-        raw["location"] = str(raw["location"])
-    except (ValueError, TypeError, KeyError, OSError, EOFError, zlib.error) as error:
-        raise TableError(
-            f"{shown_url(location)} must be the metadata.json of an Iceberg table, and does not parse ({error}); "
-            "pass the path of a file such as table/metadata/v3.metadata.json"
-        ) from error
-    return TableMetadata(raw)
+        raw = mapping(json.loads(_decompressed(data, location)), "the file")
+    except TableError:
+        raise
+    except Exception as error:  # gzip, zlib and json raise errors of many kinds
+        what = f"{shown_url(location)} must be the metadata.json of an Iceberg table, and does not parse"
+        raise torn(what, error, "pass the path of a file such as table/metadata/v3.metadata.json") from error
+    return TableMetadata(raw, shown_url(location))
+
+
+def _decompressed(data: bytes, location: str) -> bytes:
+    if data[:2] != b"\x1f\x8b":
+        return data
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as source:
+        data = source.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise too_large(location, "more, once decompressed")
+    return data
 
 
 def _milliseconds(as_of: dt.datetime | str | int) -> int:
@@ -241,7 +278,10 @@ def _milliseconds(as_of: dt.datetime | str | int) -> int:
 
 
 def _shown_time(milliseconds: int) -> str:
-    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
+    try:
+        return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
+    except (ValueError, OverflowError, OSError):  # no calendar has it
+        return f"{milliseconds} ms"
 
 
 __all__ = ["NO_SNAPSHOT", "Snapshot", "TableMetadata", "read_metadata"]

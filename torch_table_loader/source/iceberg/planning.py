@@ -20,6 +20,7 @@ FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin
 _MAY_HIDE = frozenset("@?#")
 """Without one of these a URL has no login, query or fragment."""
 
+_REWRITE = "the writer broke the format: write the table's metadata again, or read an older snapshot"
 _Scope = tuple[int, tuple[Any, ...]]
 """Spec and partition values."""
 
@@ -52,7 +53,26 @@ class Naming:
 
     def is_unpartitioned(self, entry: Entry) -> bool:
         """Whether an entry's spec has no field that divides rows."""
-        return all(each["transform"] == "void" for each in self.specs.get(entry.spec_id, ()))
+        return all(each["transform"] == "void" for each in self.fields_of(entry))
+
+    def fields_of(self, entry: Entry) -> Sequence[Mapping[str, Any]]:
+        """The fields of an entry's partition spec.
+
+        Raises:
+            TableError: the table has no such spec, or the entry has not one value for each of its fields.
+        """
+        fields = self.specs.get(entry.spec_id)
+        if fields is None:
+            raise TableError(
+                f"the manifest of {self.name_of(entry.path)} must be of a partition spec of the table, which has "
+                f"{', '.join(map(str, sorted(self.specs))) or 'none'}, got {entry.spec_id}; {_REWRITE}"
+            )
+        if len(fields) != len(entry.partition):
+            raise TableError(
+                f"the manifest must give {self.name_of(entry.path)} a partition value for each of the {len(fields)} "
+                f"fields of the partition spec {entry.spec_id}, got {len(entry.partition)}; {_REWRITE}"
+            )
+        return fields
 
     def file_of(self, entry: Entry, name: str | None = None, deletes: tuple[DeleteFile, ...] = ()) -> DataFile:
         """Make a file of an entry.
@@ -81,10 +101,10 @@ class Naming:
         return known
 
     def _constants(self, entry: Entry) -> dict[int, Any]:
-        fields = self.specs.get(entry.spec_id, ())
+        fields = self.fields_of(entry)
         return {
             field["source-id"]: constant(value)
-            for field, value in zip(fields, entry.partition, strict=False)
+            for field, value in zip(fields, entry.partition, strict=True)
             if field["transform"] == "identity"
         }
 
@@ -170,6 +190,11 @@ class DeleteIndex:
                 f"{self._naming.name_of(entry.path)} must have at most one deletion vector in a snapshot, got "
                 f"{len(found)}; the writer broke the format: write the table's deletes again"
             )
+        if found and entry.num_rows is not None and (found[0].num_rows or 0) > entry.num_rows:
+            raise TableError(
+                f"the deletion vector of {self._naming.name_of(entry.path)} must delete at most its {entry.num_rows} "
+                f"rows, got {found[0].num_rows}; the writer broke the format: write the table's deletes again"
+            )
         if not found:
             found = list(self._by_path.get(entry.path, none).since(number))
             found += [each for each in self._positions.get(scope, none).since(number) if _may_name(each, entry.path)]
@@ -186,15 +211,17 @@ class DeleteIndex:
 
     def _make(self, entry: Entry) -> DeleteFile:
         file, said = self._naming.file_of(entry), entry.deletes
-        assert said is not None  # noqa: S101 of a delete file it is there
+        num_rows = entry.num_rows
+        assert said is not None  # noqa: S101 of a delete file both are there
+        assert num_rows is not None  # noqa: S101
         if entry.content == EQUALITY_DELETES:
             if not said.key_ids:
                 raise TableError(f"the equality delete file {file.name} must name its key columns, and names none")
             everywhere = self._naming.is_unpartitioned(entry)
-            return DeleteFile(file, "equality", entry.num_rows, said.key_ids, everywhere=everywhere)
+            return DeleteFile(file, "equality", num_rows, said.key_ids, everywhere=everywhere)
         if file.format == "puffin":
-            return DeleteFile(file, "vector", entry.num_rows, blob=said.blob)
-        return DeleteFile(file, "position", entry.num_rows)
+            return DeleteFile(file, "vector", num_rows, blob=said.blob)
+        return DeleteFile(file, "position", num_rows)
 
 
 def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> tuple[DataFile, ...]:
@@ -204,13 +231,23 @@ def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> t
         data: entries of the snapshot's data manifests.
         deletes: finds their deletes.
         naming: makes files of them.
+
+    Raises:
+        TableError: a file is there twice, and so would its rows be.
     """
     files: list[DataFile] = []
     seen: dict[str, int] = {}
+    paths: set[str] = set()
     for entry in sorted(data, key=lambda each: (each.sequence_number, each.path)):
         name = naming.name_of(entry.path)
+        if entry.path in paths:
+            raise TableError(
+                f"a data file must be in a snapshot once, and its manifests list {name} twice, so that its rows would "
+                "come twice; delete the file from the table and add it once, or read an older snapshot"
+            )
+        paths.add(entry.path)
         seen[name] = times = seen.get(name, 0) + 1
-        unique = name if times == 1 else f"{name}#{times}"  # a file that was added twice is read twice
+        unique = name if times == 1 else f"{name}#{times}"  # two roots have a file of one name
         files.append(naming.file_of(entry, unique, deletes.deletes_of(entry)))
     return tuple(files)
 

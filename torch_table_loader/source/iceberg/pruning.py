@@ -6,8 +6,10 @@ import datetime as dt
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from pyiceberg.expressions.visitors import (
     _InclusiveMetricsEvaluator,
@@ -17,7 +19,20 @@ from pyiceberg.expressions.visitors import (
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, IcebergType, LongType, TimestampType, TimestamptzType
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+    UUIDType,
+)
 
 from torch_table_loader.source.iceberg.manifests import DATA, by_id
 
@@ -38,6 +53,18 @@ _UNDECIDED = (
 )
 """What an evaluator raises where statistics are of another type than the column (it was promoted), or not there."""
 
+_VALUE_TYPES: dict[type[IcebergType], tuple[type, ...]] = {
+    BooleanType: (bool,),
+    FloatType: (float,),
+    DoubleType: (float,),
+    DecimalType: (Decimal,),
+    StringType: (str,),
+    BinaryType: (bytes,),
+    FixedType: (bytes,),
+    UUIDType: (bytes, UUID),
+}
+"""Of partition values; those of all other types are whole numbers."""
+
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -57,7 +84,7 @@ class Pruner:
         self._types = {field_id: schema.find_field(field_id).field_type for field_id in schema.field_ids}
         self._metrics = _InclusiveMetricsEvaluator(schema, expression)
         self._manifest: dict[int, Any] = {}
-        self._partition: dict[int, Any] = {}
+        self._partition: dict[int, tuple[Any, tuple[tuple[type, ...], ...]]] = {}
         self._lock = threading.Lock()  # pyiceberg's evaluators keep what they look at in themselves
         for spec_id, fields in specs.items():
             try:
@@ -65,7 +92,8 @@ class Pruner:
                 projected = inclusive_projection(schema, spec)(expression)
                 self._manifest[spec_id] = manifest_evaluator(spec, schema, projected)
                 partition = Schema(*spec.partition_type(schema).fields)
-                self._partition[spec_id] = expression_evaluator(partition, projected, case_sensitive=True)
+                types = tuple(_VALUE_TYPES.get(type(field.field_type), (int,)) for field in partition.fields)
+                self._partition[spec_id] = expression_evaluator(partition, projected, case_sensitive=True), types
             except _UNDECIDED:  # a spec over a column that is gone
                 continue
 
@@ -88,8 +116,8 @@ class Pruner:
         """
         try:
             with self._lock:
-                by_partition = self._partition.get(entry.spec_id)
-                if by_partition is not None and not by_partition(_Values(entry.partition)):
+                by_partition, types = self._partition.get(entry.spec_id, (None, ()))
+                if by_partition is not None and not by_partition(_Values(entry.partition, types)):
                     return False
         except _UNDECIDED:
             pass
@@ -105,11 +133,15 @@ class Pruner:
 class _Values:
     """Partition values, as pyiceberg's evaluators take them: dates and times as numbers."""
 
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._values = [_internal(value) for value in values]
+    def __init__(self, values: Sequence[Any], types: Sequence[tuple[type, ...]]) -> None:
+        self._values = values
+        self._types = types
 
     def __getitem__(self, place: int) -> Any:
-        return self._values[place]
+        value = _internal(self._values[place])
+        if value is not None and not isinstance(value, self._types[place]):
+            raise TypeError(f"a partition value of the type {type(value).__name__}")
+        return value
 
 
 def _internal(value: Any) -> Any:

@@ -26,6 +26,7 @@ from torch_table_loader.source.iceberg.filters import iceberg_schema, make_prune
 from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
+from torch_table_loader.source.iceberg.shape import NAME_MAPPING
 from torch_table_loader.source.iceberg.spans import KeySpans
 
 if TYPE_CHECKING:
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 _Plan = tuple[list["Entry"], tuple[str, ...]]
 """The files of a snapshot that a filter leaves, and what there is to say of them."""
-
-_NAME_MAPPING = "schema.name-mapping.default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class IcebergSource:
             TableError: a manifest is gone or torn, or a column cannot be read.
         """
         struct = metadata.schemas[snapshot.schema_id]
-        current = _columns(struct, columns)
+        current = _columns(struct, columns, metadata.place)
         naming, notes = _naming(metadata, current)
         ice = iceberg_schema(struct)
         rows = row_filter(filters, scan_filter, ice)
@@ -171,10 +170,10 @@ def _files(entries: Sequence[Entry], naming: Naming, storage: IcebergStorage) ->
     return tuple(replace(file, version=storage.version(file.path)) for file in files)
 
 
-def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None) -> list[Column]:
+def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None, place: str) -> list[Column]:
     """Read the columns of a schema; those of the rows' lineage come after them, where they are wanted."""
     current, unreadable = read_columns(struct)
-    _refuse_unreadable(unreadable, wanted)
+    _refuse_unreadable(unreadable, wanted, place)
     lineage = [column for column in LINEAGE if wanted is not None and column.name in wanted]
     return current + [column for column in lineage if column.name not in {own.name for own in current}]
 
@@ -185,12 +184,12 @@ def _identity_columns(metadata: TableMetadata, current: Sequence[Column]) -> lis
     return [column for column in current if column.field_id in ids]
 
 
-def _refuse_unreadable(unreadable: Mapping[str, str], columns: Sequence[str] | None) -> None:
+def _refuse_unreadable(unreadable: Mapping[str, str], columns: Sequence[str] | None, place: str) -> None:
     wanted = [name for name in unreadable if columns is None or name in columns]
     if wanted:
         raise TableError(
-            f"column {wanted[0]!r} is of the type {unreadable[wanted[0]]}, which this library does not read; "
-            "name other columns in columns="
+            f"column {wanted[0]!r} is of the type {unreadable[wanted[0]]}, which this library does not read, as "
+            f"{place} says; name other columns in columns="
         )
 
 
@@ -214,7 +213,7 @@ def _naming(metadata: TableMetadata, current: Sequence[Column]) -> tuple[Naming,
 
 def _names(metadata: TableMetadata, current: Sequence[Column]) -> tuple[NamedIds | None, tuple[str, ...]]:
     """Read the name mapping; one that contradicts the schemas gives way to the names that the table has now."""
-    text = metadata.properties.get(_NAME_MAPPING)
+    text = metadata.properties.get(NAME_MAPPING)
     if text is None:
         return None, ()
     names = read_name_mapping(text)
@@ -223,7 +222,7 @@ def _names(metadata: TableMetadata, current: Sequence[Column]) -> tuple[NamedIds
         parents |= parents_of(read_columns(schema)[0])
     if not contradicts(names, parents):
         return names, ()
-    note = f"the property {_NAME_MAPPING} contradicts the table's schemas; files without field ids are read by name"
+    note = f"the property {NAME_MAPPING} contradicts the table's schemas; files without field ids are read by name"
     return names_of(current), (note,)
 
 

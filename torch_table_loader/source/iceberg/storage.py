@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_table_loader.contracts import Storage, renewing
-from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.address import HTTP_PROTOCOLS
@@ -263,14 +263,33 @@ class IcebergStorage:
         )
 
 
+MOST_BYTES = 256 << 20
+"""What a file of the table's metadata may hold; it is read whole."""
+
+
 def read_whole(storage: Storage, path: str) -> bytes:
-    """Read a file of the table's metadata."""
+    """Read a file of the table's metadata.
+
+    Raises:
+        TableError: there is none, or it is larger than any that is read.
+        StorageError: the store failed.
+    """
 
     def whole() -> bytes:
         with storage.open(path) as source:
+            if (size := source.size()) > MOST_BYTES:
+                raise too_large(path, f"{size >> 20} MiB")
             return bytes(source.read())
 
     return renewing(storage, whole)
+
+
+def too_large(path: str, got: str) -> TableError:
+    """Make the error of a metadata file that would take all memory."""
+    return TableError(
+        f"{shown_url(path)} must be a file of the table's metadata, of at most {MOST_BYTES >> 20} MiB, got {got}; "
+        "where it is sound, let the table's snapshots expire, or rewrite its manifests into smaller ones"
+    )
 
 
 def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
@@ -306,4 +325,13 @@ def _is_refusal(error: BaseException) -> bool:
     return False
 
 
-__all__ = ["EXPIRY", "IcebergStorage", "Provider", "read_overrides", "read_whole", "s3_options"]
+__all__ = [
+    "EXPIRY",
+    "MOST_BYTES",
+    "IcebergStorage",
+    "Provider",
+    "read_overrides",
+    "read_whole",
+    "s3_options",
+    "too_large",
+]

@@ -1,0 +1,177 @@
+"""Checks of values that table metadata holds. Each raises a ValueError that says what was expected, and what came.
+
+Whoever reads a file turns these errors into a `TableError` that names the file: see `torn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
+
+from torch_table_loader.errors import TableError
+
+Check = Callable[[Any, str], Any]
+"""Takes a value and its place in the file, and returns the value."""
+
+_LONG = 1 << 63
+_MOST_DEPTH = 64
+_SHOWN = 80
+
+
+def shown(value: Any) -> str:
+    """Write a value for a message, cut where it is long.
+
+    >>> shown("x" * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…"
+    """
+    if isinstance(value, int) and abs(value) >= 1 << 128:
+        return "a number of very many digits"
+    text = repr(value) if not isinstance(value, dict | list) else f"a {type(value).__name__} of {len(value)}"
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def unfit(place: str, expected: str, value: Any) -> ValueError:
+    """Make the error of a value that is not what it must be."""
+    return ValueError(f"{place} must be {expected}, got {shown(value)}")
+
+
+def whole(value: Any, place: str, least: int = -_LONG, most: int = _LONG - 1) -> int:
+    """Take a whole number.
+
+    >>> whole(3, "a count", 0)
+    3
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise unfit(place, "a whole number", value)
+    if not least <= value <= most:
+        raise unfit(place, f"a whole number from {least} to {most}", value)
+    return value
+
+
+def text(value: Any, place: str) -> str:
+    """Take a text that is not empty, and that a file system and a message can hold."""
+    if not isinstance(value, str) or not value:
+        raise unfit(place, "a text that is not empty", value)
+    if not value.isascii():
+        value.encode("utf-8")  # a lone surrogate is a ValueError of its own
+    return value
+
+
+def flag(value: Any, place: str) -> bool:
+    """Take true or false."""
+    if not isinstance(value, bool):
+        raise unfit(place, "true or false", value)
+    return value
+
+
+def anything(value: Any, _: str) -> Any:
+    """Take any value."""
+    return value
+
+
+def mapping(value: Any, place: str) -> Mapping[str, Any]:
+    """Take an object of JSON, or a record."""
+    if not isinstance(value, dict):
+        raise unfit(place, "an object", value)
+    return value
+
+
+def many(check: Check) -> Check:
+    """Make the check of a list whose values pass another check."""
+
+    def check_all(value: Any, place: str) -> Any:
+        if not isinstance(value, list):
+            raise unfit(place, "a list", value)
+        for number, each in enumerate(value):
+            check(each, f"{place}[{number}]")
+        return value
+
+    return check_all
+
+
+def named(check: Check) -> Check:
+    """Make the check of an object whose values pass another check, whatever their names."""
+
+    def check_all(value: Any, place: str) -> Any:
+        for name, each in mapping(value, place).items():
+            check(each, f"{place}.{name}")
+        return value
+
+    return check_all
+
+
+def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
+    """Make the check of an object by the names of its values.
+
+    Args:
+        required: what must be there.
+        optional: what may be missing, or null.
+    """
+
+    def check_all(value: Any, place: str) -> Any:
+        held = mapping(value, place)
+        before = f"{place}." if place else ""
+        for name, check in required.items():
+            if name not in held:
+                raise ValueError(f"{before}{name} must be there, and is missing")
+            check(held[name], before + name)
+        for name, check in (optional or {}).items():
+            if held.get(name) is not None:
+                check(held[name], before + name)
+        return value
+
+    return check_all
+
+
+def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = shown) -> None:
+    """Refuse two values that are equal.
+
+    Args:
+        values: which.
+        place: where in the file they are.
+        show: writes one for a message.
+
+    >>> unlike([1, 2], "snapshot-id")
+    """
+    seen: set[Hashable] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"{place} must be another one each time, got {show(value)} twice")
+        seen.add(value)
+
+
+def deeper(depth: int, place: str) -> int:
+    """Count how deep types are nested, and refuse what no schema needs."""
+    if depth >= _MOST_DEPTH:
+        raise ValueError(f"{place[:_SHOWN]}… must be a type at most {_MOST_DEPTH} deep, got a deeper one")
+    return depth + 1
+
+
+def torn(what: str, error: Exception, remedy: str) -> TableError:
+    """Make the error of a metadata file that cannot be used.
+
+    Args:
+        what: the file, and what it must be.
+        error: what decoding or checking it raised.
+        remedy: what to do.
+    """
+    said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    return TableError(f"{what} ({said.splitlines()[0][:400] if said else type(error).__name__}); {remedy}")
+
+
+__all__ = [
+    "Check",
+    "anything",
+    "deeper",
+    "flag",
+    "many",
+    "mapping",
+    "named",
+    "record",
+    "shown",
+    "text",
+    "torn",
+    "unfit",
+    "unlike",
+    "whole",
+]

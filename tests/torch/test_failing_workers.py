@@ -220,8 +220,6 @@ def test_an_error_in_the_last_rows_of_any_lane_is_no_hang(
         drain(make(tmp_path, batch_size=4, **options))
 
 
-
-
 def sends_much(batch: Any) -> Any:
     """Make a result that does not fit a pipe."""
     return bytes(3_000_000)
@@ -323,7 +321,9 @@ def test_a_worker_that_cannot_start_is_a_worker_error(table: Path, method: str) 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_collate_fn_that_does_not_pickle_is_refused_at_construction(table: Path, method: str) -> None:
     for collate_fn in (lambda batch: batch, Holder(threading.Lock())):
-        with pytest.raises(ConfigError, match=rf"collate_fn must pickle to reach worker processes that start by {method}"):
+        with pytest.raises(
+            ConfigError, match=rf"collate_fn must pickle to reach worker processes that start by {method}"
+        ):
             make(table, "process", collate_fn=collate_fn, multiprocessing_context=method)
         make(table, "thread", collate_fn=collate_fn, multiprocessing_context=method)
     counter = get_context(method).Value("i")  # pickles, but only while a process starts
@@ -349,7 +349,7 @@ def test_a_result_that_does_not_pickle_is_no_hang(table: Path) -> None:
         list(make(table, "process", collate_fn=returns_a_lambda))
 
 
-class Strange(Exception):
+class StrangeError(Exception):
     """An error that its own arguments do not make again."""
 
     def __init__(self, row: int, reason: str) -> None:
@@ -368,11 +368,11 @@ class RaisesAt:
             return batch
         if self.local:
 
-            class LocalError(Strange):
+            class LocalError(StrangeError):
                 pass
 
             raise LocalError(self.row, "refused")
-        raise Strange(self.row, "refused")
+        raise StrangeError(self.row, "refused")
 
 
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
@@ -383,10 +383,12 @@ def test_an_error_of_the_collate_fn_says_which_batch(table: Path, worker_type: s
     rows = [as_values(batch).rows for batch in make(table, **options)]
     for step in (0, 5, len(rows) - 1):
         loader = make(table, collate_fn=RaisesAt(rows[step][0]), **options)
-        with pytest.raises(Strange, match=rf"row {rows[step][0]}: refused") as caught:
+        with pytest.raises(StrangeError, match=rf"row {rows[step][0]}: refused") as caught:
             list(loader)
         assert caught.value.row == rows[step][0]
-        told = re.search(r"rank 1, epoch 0, batch \d+ of worker \d, which is step (\d+)", "".join(caught.value.__notes__))
+        told = re.search(
+            r"rank 1, epoch 0, batch \d+ of worker \d, which is step (\d+)", "".join(caught.value.__notes__)
+        )
         assert told is not None
         assert int(told[1]) == step
         if worker_type == "process":
@@ -397,7 +399,7 @@ def test_an_error_of_a_batch_that_nobody_counted_says_which(table: Path) -> None
     options: dict[str, Any] = {"filters": pc.field("k") < 7, "count_filtered": False}
     rows = [as_values(batch).rows for batch in make(table, **options)]
     for row, said in ((rows[0][0], "batch 0 of worker 0"), (rows[-1][-1], "of what all workers left over")):
-        with pytest.raises(Strange) as caught:
+        with pytest.raises(StrangeError) as caught:
             list(make(table, collate_fn=RaisesAt(row), **options))
         assert said in "".join(caught.value.__notes__)
 

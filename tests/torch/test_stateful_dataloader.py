@@ -33,7 +33,7 @@ def table(tmp_path: Path) -> Path:
 
 def open_table(table: Path, order: str, **options: Any) -> Any:
     if order == "mixture":
-        rows = {"shuffle": "rows", "row_store": "memory"}
+        rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"}
         sources = {name: StructuredDataset(str(table), "parquet", **rows) for name in ("one", "two")}
         return MixedDataset(sources, {"one": 2, "two": 1}, batch_size=7, **options)
     return StructuredDataset(str(table), "parquet", batch_size=7, **ORDERS[order], **options)

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.agreement import Agreement
 from torch_table_loader.engine.job import Job
-from torch_table_loader.engine.lane_iterator import LaneIterator, Taken
+from torch_table_loader.engine.lane_iterator import LaneIterator, Taken, WorkersLane
 from torch_table_loader.engine.lengths import UNCOUNTED, steps_of
 from torch_table_loader.engine.ranks import resolve_ranks
 from torch_table_loader.engine.row_job import RowJob, with_batch_size
@@ -238,7 +238,8 @@ class RankDataset(IterableDataset[Any]):
         self._restored, self._goes_on = None, False
         self._job.begin(cursor)
         self._taken = Taken(cursor, cursor.stage.steps)
-        return LaneIterator(job.work(cursor), 0 if info is None else info.id, self._taken)
+        work = job.work(cursor)
+        return LaneIterator(work, 0, self._taken) if info is None else WorkersLane(work, info.id, self._taken)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Show the options in the signature of an ``__init__``, where help() and inspect look for them."""

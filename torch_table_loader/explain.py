@@ -95,6 +95,7 @@ class Explanation:
         """Lay the plan out for reading."""
         live = "unknown" if self.live_rows is None else f"{self.live_rows:,}"
         steps = "unknown" if self.steps is None else f"{self.steps:,}"
+        footers = f"{self.footer_bytes:,}"
         collated = f", plus up to {self.collated_batches:,} collated batches" if self.collated_batches else ""
         lines = [
             (
@@ -104,7 +105,7 @@ class Explanation:
             f"pruned     {self.pruned_files:,} files, {self.pruned_row_groups:,} row groups",
             f"splits     {self.splits:,} by {self.strategy}",
             f"epoch {self.epoch}    rank {self.rank} of {self.num_ranks}: {steps} steps of {self.batch_size:,} rows",
-            f"memory     {self.memory_bound:,} bytes of rows in flight at most{collated}; {self.footer_bytes:,} of footers",
+            f"memory     {self.memory_bound:,} bytes of rows in flight at most{collated}; {footers} of footers",
             f"workers    {len(self.workers)}, served by {self.servers} threads or processes",
         ]
         lines += [

@@ -75,7 +75,7 @@ class LoaderOptions:
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process".
         even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
-        prefetch_batches: finished batches of a lane that wait at most; None: 2 with a `collate_fn`, else those of 2 reads.
+        prefetch_batches: finished batches of a lane that wait at most; None: 2 with `collate_fn`, else 2 reads' worth.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
         ragged: how lists come: "nested", "pad" or "offsets".
         strings: "list" or "codes".

@@ -349,7 +349,7 @@ def test_a_result_that_does_not_pickle_is_no_hang(table: Path) -> None:
         list(make(table, "process", collate_fn=returns_a_lambda))
 
 
-class Strange(Exception):
+class StrangeError(Exception):
     """An error that its own arguments do not make again."""
 
     def __init__(self, row: int, reason: str) -> None:
@@ -368,11 +368,11 @@ class RaisesAt:
             return batch
         if self.local:
 
-            class LocalError(Strange):
+            class LocalError(StrangeError):
                 pass
 
             raise LocalError(self.row, "refused")
-        raise Strange(self.row, "refused")
+        raise StrangeError(self.row, "refused")
 
 
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
@@ -383,7 +383,7 @@ def test_an_error_of_the_collate_fn_says_which_batch(table: Path, worker_type: s
     rows = [as_values(batch).rows for batch in make(table, **options)]
     for step in (0, 5, len(rows) - 1):
         loader = make(table, collate_fn=RaisesAt(rows[step][0]), **options)
-        with pytest.raises(Strange, match=rf"row {rows[step][0]}: refused") as caught:
+        with pytest.raises(StrangeError, match=rf"row {rows[step][0]}: refused") as caught:
             list(loader)
         assert caught.value.row == rows[step][0]
         told = re.search(
@@ -399,7 +399,7 @@ def test_an_error_of_a_batch_that_nobody_counted_says_which(table: Path) -> None
     options: dict[str, Any] = {"filters": pc.field("k") < 7, "count_filtered": False}
     rows = [as_values(batch).rows for batch in make(table, **options)]
     for row, said in ((rows[0][0], "batch 0 of worker 0"), (rows[-1][-1], "of what all workers left over")):
-        with pytest.raises(Strange) as caught:
+        with pytest.raises(StrangeError) as caught:
             list(make(table, collate_fn=RaisesAt(row), **options))
         assert said in "".join(caught.value.__notes__)
 

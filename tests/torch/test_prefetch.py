@@ -33,7 +33,7 @@ class Counting:
     """A collate_fn that counts its calls, in whatever process they are made."""
 
     def __init__(self) -> None:
-        self._calls = torch.zeros(16, dtype=torch.int64).share_memory_()
+        self._calls = torch.zeros(16, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:

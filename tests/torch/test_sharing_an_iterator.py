@@ -36,18 +36,19 @@ def threads_change_often() -> Iterator[None]:
 
 def share(batches: Iterator[Any], num_threads: int = 4) -> tuple[list[Any], list[BaseException]]:
     """Take all batches in several threads; gives them, and what ended each thread but the end of the epoch."""
-    taken: list[Any] = []
+    taken: list[list[Any]] = []
     errors: list[BaseException] = []
 
     def consume() -> None:
+        own: list[Any] = []
+        taken.append(own)
         try:
-            for batch in batches:
-                taken.append(batch)
-        except BaseException as error:
+            own.extend(batches)
+        except Exception as error:  # noqa: BLE001 whatever it is, the test looks at it
             errors.append(error)
 
     in_threads(consume, num_threads)
-    return taken, errors
+    return [batch for each in taken for batch in each], errors
 
 
 def in_threads(work: Callable[[], None], num_threads: int) -> None:
@@ -130,12 +131,12 @@ def waits(batch: Any) -> Any:
 
 
 def test_a_twin_of_an_error_says_the_same() -> None:
-    class Strange(ValueError):
+    class StrangeError(ValueError):
         def __init__(self, one: int, two: int) -> None:
             super().__init__(f"{one} and {two}")
             self.one = one
 
-    strange = Strange(1, 2)
+    strange = StrangeError(1, 2)
     strange.add_note("noted")
     for error in (strange, FileNotFoundError(2, "gone", "a.parquet"), UnicodeDecodeError("utf-8", b"a", 0, 1, "bad")):
         twin: Any = twin_of(error)

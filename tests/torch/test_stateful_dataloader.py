@@ -33,7 +33,7 @@ def table(tmp_path: Path) -> Path:
 
 def open_table(table: Path, order: str, **options: Any) -> Any:
     if order == "mixture":
-        rows = {"shuffle": "rows", "row_store": "memory"}
+        rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"}
         sources = {name: StructuredDataset(str(table), "parquet", **rows) for name in ("one", "two")}
         return MixedDataset(sources, {"one": 2, "two": 1}, batch_size=7, **options)
     return StructuredDataset(str(table), "parquet", batch_size=7, **ORDERS[order], **options)
@@ -130,7 +130,7 @@ def test_a_state_of_another_table_is_refused(table: Path, tmp_path: Path, num_wo
     write_table(tmp_path / "other", [[50], [60]])
     again = loader_of(open_table(tmp_path / "other", "table"), num_workers)
     again.load_state_dict(state)
-    with pytest.raises(ResumeError, match="fingerprint"):
+    with pytest.raises(ResumeError, match="speaks of another table"):
         next(iter(again))
 
 

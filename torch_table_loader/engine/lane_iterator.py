@@ -1,4 +1,4 @@
-"""A lane in a worker of the caller's own DataLoader, which torchdata's StatefulDataLoader can save and go on from."""
+"""A lane for the caller's own DataLoader; torchdata's StatefulDataLoader can save it and go on from there."""
 
 from __future__ import annotations
 
@@ -76,6 +76,10 @@ class LaneIterator(Iterator[Any]):
         batches = source.rest.batches(self._work.plan.batch_size)
         return [collated(self._work, batch, self._lane, self._taken.batches) for batch in batches]
 
+
+class WorkersLane(LaneIterator):
+    """A lane in a worker process, with a state; in the process of the caller the dataset has it."""
+
     def state_dict(self) -> dict[str, int]:
         """Say how many batches of the lane were given."""
         return {
@@ -106,4 +110,4 @@ class LaneIterator(Iterator[Any]):
             self._begin(state["batches"])
 
 
-__all__ = ["LaneIterator"]
+__all__ = ["LaneIterator", "Taken", "WorkersLane"]

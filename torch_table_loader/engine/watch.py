@@ -15,12 +15,12 @@ from multiprocessing.connection import wait
 from pickle import PicklingError
 from typing import Any
 
-from torch.utils.data._utils.signal_handling import _remove_worker_pids
+import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_table_loader.errors import ConfigError, WorkerError
 
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: "where that was the kernel for want of memory, take fewer workers, a smaller batch_size, "
     'shuffle_buffer_size or prefetch_batches, or worker_type="thread"',
     signal.SIGBUS: "shared memory may be full: make /dev/shm larger (docker run --shm-size=...), take fewer workers or "
@@ -45,7 +45,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
             WorkerError: they cannot be started.
         """
         try:
-            super().__init__(loader)  # type: ignore[no-untyped-call]
+            super().__init__(loader)
         except (OSError, EOFError, RuntimeError, AssertionError) as error:
             death = self.death()
             self._end_what_began()
@@ -59,7 +59,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         except BaseException:
             self._end_what_began()
             raise
-        _remove_worker_pids(id(self))  # torch's handler of SIGCHLD would raise where the main thread is
+        torch._C._remove_worker_pids(id(self))  # torch's handler of SIGCHLD would raise where the main thread is
         self._worker_pids_set = False
         self._watch: _Watch | None = None
         if os.name == "posix":
@@ -86,7 +86,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         """End the workers of a start that failed; torch would trip over what it has not made yet."""
         self._shutdown = True
         if getattr(self, "_worker_pids_set", False):
-            _remove_worker_pids(id(self))
+            torch._C._remove_worker_pids(id(self))
             self._worker_pids_set = False
         for worker in getattr(self, "_workers", []):
             worker.kill()

@@ -122,10 +122,8 @@ class Deletes:
 
     def _held(self, key: tuple[Any, ...], delete: DeleteFile, read: Callable[[], tuple[Any, int]]) -> Any:
         """Give what was read of a delete file, or read it."""
-        try:
+        with reading(self._storage, delete.file):  # decoders raise errors of many kinds for damaged bytes
             return self._cache.get(key, lambda: renewing(self._storage, read))
-        except Exception as error:  # decoders raise errors of many kinds for damaged bytes
-            raise as_reading_error(error, delete.file, is_local=self._storage.is_local) from error
 
     def _sized_vector(self, delete: DeleteFile) -> tuple[Any, int]:
         positions = read_vector(self._storage, delete)

@@ -29,9 +29,8 @@ NO_TEXT = b"\xff\xfe"
 
 
 def read_all(path: Path, form: str, **options: Any) -> list[Any]:
-    loader, _ = StructuredDataset.create_dataloader(
-        str(path), form, batch_size=7, **{"num_workers": 0, "output_format": "dict"} | options
-    )
+    given: Any = {"num_workers": 0, "output_format": "dict"} | options
+    loader, _ = StructuredDataset.create_dataloader(str(path), form, batch_size=7, **given)
     return list(loader)
 
 

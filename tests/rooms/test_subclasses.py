@@ -61,9 +61,9 @@ class Twice(Sized):
         super().__init__(path, num_workers=num_workers, **options)
 
     @classmethod
-    def create_dataloader(cls, path: str, **options: Any) -> Any:
+    def create_dataloader(cls, path: str, **options: Any) -> Any:  # type: ignore[override]
         """Make a loader that drops the last batch."""
-        return super().create_dataloader(path, drop_last=True, **options)
+        return super().create_dataloader(path, drop_last=True, **options)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
@@ -110,14 +110,15 @@ def test_they_open_and_make_loaders(table: str, tmp_path: Path) -> None:
     assert sizes(Sized.create_dataloader(table)) == [6, 6, 4]
     assert sizes(Sized.create_dataloader(table, 10, num_workers=0)) == [10, 6]
     assert sizes(Sized.create_dataloader(table, batch_size=8, format="parquet")) == [8, 8]
-    made = Named.create_dataloader(str(tmp_path), name="table", batch_size=16)
+    made: Any = Named.create_dataloader(str(tmp_path), name="table", batch_size=16)
     assert (sizes(made), made[1].name, made[1].options.shuffle) == ([16], "table", True)
     assert sizes(Closed.create_dataloader(table)) == [5, 5, 5, 1]
     assert sizes(Passing.create_dataloader(table, "parquet", batch_size=16)) == [16]
     assert sizes(Twice.create_dataloader(table)) == [6, 6]
     assert sizes(Record.create_dataloader(table, 12)) == [12, 4]
     assert sum(sizes(Blend.create_dataloader(table, batch_size=3))[:4]) == 12
-    for kind in (Bare, Sized, Closed, Passing, Twice, Record, Blend):
+    kinds: list[Any] = [Bare, Sized, Closed, Passing, Twice, Record, Blend]
+    for kind in kinds:
         made = kind.create_dataloader(table)
         assert type(made[1]) is kind
         if kind is not Blend:  # its sources are in memory, which another process would build again

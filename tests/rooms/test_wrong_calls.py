@@ -120,8 +120,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "said"), WRONG, ids=lambda value: str(value)[:60])
 def test_it_is_refused(table: str, options: dict[str, Any], said: str) -> None:
+    keywords: dict[str, Any] = {"path": table, "check_plan": False} | options
     with pytest.raises(TableLoaderError, match=said):
-        StructuredDataset.create_dataloader(**{"path": table, "check_plan": False} | options)
+        StructuredDataset.create_dataloader(**keywords)
 
 
 RIGHT: list[dict[str, Any]] = [
@@ -135,7 +136,7 @@ RIGHT: list[dict[str, Any]] = [
     {"shuffle": "rows", "shuffle_buffer_size": 0},
     {"split_strategy": TargetSizeStrategy("1KiB")},
     {"split_strategy": SizeBalancedStrategy("100 B")},
-    {"split_strategy": RowBalancedStrategy(np.int64(3))},
+    {"split_strategy": RowBalancedStrategy(np.int64(3))},  # type: ignore[arg-type]
 ]
 
 

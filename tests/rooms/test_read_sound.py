@@ -228,3 +228,16 @@ def test_stripes_of_orc_lie_in_the_file_each_at_its_own_place() -> None:
     for wrong in (Stripe(10, 3, 100), Stripe(10, 150, 20), Stripe(10, 160, 41), Stripe(10, 1 << 63, 1)):
         with pytest.raises(ValueError, match="a stripe of"):
             check_stripes([*stripes[:2], wrong], 200)
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")])
+def test_a_date_that_python_has_no_object_for_is_an_error_that_names_the_column(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
+    far = pa.array([1 << (30 if pa.types.is_date(kind) else 62)]).cast(
+        pa.int32() if pa.types.is_date(kind) else pa.int64()
+    )
+    pq.write_table(pa.table({"n": [1], "at": far.cast(kind)}), tmp_path / "x.parquet")
+    with pytest.raises(TableError, match=r"in columns \['at'\]"):
+        read_all(tmp_path / "x.parquet", "parquet")
+    assert len(read_all(tmp_path / "x.parquet", "parquet", output_format="torch")) == 1

@@ -58,7 +58,29 @@ class ArrowRows:
     def batches(self, batch_size: int) -> list[Any]:
         """Cut into record batches, or dicts of name to Python list."""
         cut = [self.batch.slice(start, batch_size) for start in range(0, self.num_rows, batch_size)]
-        return [piece.to_pydict() for piece in cut] if self._python else cut
+        return [_as_python(piece) for piece in cut] if self._python else cut
+
+
+def _as_python(batch: pa.RecordBatch) -> dict[str, list[Any]]:
+    try:
+        found: dict[str, list[Any]] = batch.to_pydict()
+    except (ValueError, OverflowError) as error:
+        raise TableError(
+            f"each value must have a Python object for it, which output_format='dict' gives, got {error} in columns "
+            f"{_without_objects(batch)}; mend the values, leave the columns out, or take output_format='arrow'"
+        ) from error
+    return found
+
+
+def _without_objects(batch: pa.RecordBatch) -> list[str]:
+    """Name the columns with a value that Python has no object for, such as a date after the year 9999."""
+    names = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.to_pylist()
+        except (ValueError, OverflowError):
+            names.append(name)
+    return names
 
 
 def _take(column: pa.Array, indices: NDArray[np.int64]) -> pa.Array:

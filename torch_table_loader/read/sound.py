@@ -43,9 +43,12 @@ def sound_text(batch: _Batch) -> _Batch:
         pa.ArrowInvalid: a text is not UTF-8, or an index is not in its dictionary.
     """
     for column in batch.columns:
-        if _holds_text(column.type):
-            for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
-                _checks(column.type)(chunk)
+        kind = column.type
+        if pt.is_primitive(kind) or not _holds_text(kind):
+            continue
+        check = _check_text if pt.is_string(kind) or pt.is_large_string(kind) else _checks(kind)
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else (column,):
+            check(chunk)
     return batch
 
 
@@ -74,10 +77,8 @@ def _holds_text(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _checks(kind: pa.DataType) -> _Check:
-    if pt.is_string(kind):
-        return lambda array: _check_text(array, pa.binary(), np.dtype(np.int32))
-    if pt.is_large_string(kind):
-        return lambda array: _check_text(array, pa.large_binary(), np.dtype(np.int64))
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        return _check_offsets_and_text
     if pt.is_dictionary(kind):
         return _check_dictionary
     return lambda array: array.validate(full=True)
@@ -92,13 +93,18 @@ def _check_dictionary(array: pa.DictionaryArray) -> None:
         array.validate(full=True)
 
 
-def _check_text(array: pa.Array, as_bytes: pa.DataType, offset: np.dtype[np.signedinteger]) -> None:
-    """Validate text. pyarrow looks at each string, which costs as much as decoding it: text in ASCII needs no look."""
-    array.view(as_bytes).validate(full=True)
+def _check_offsets_and_text(array: pa.Array) -> None:
+    array.view(pa.binary() if pt.is_string(array.type) else pa.large_binary()).validate(full=True)
+    _check_text(array)
+
+
+def _check_text(array: pa.Array) -> None:
+    """Check text whose offsets are right. pyarrow looks at each string, which takes long: ASCII needs no such look."""
     _, offsets, data = array.buffers()
     if data is None or not len(array):
         return
-    first, last = np.frombuffer(offsets, offset, len(array) + 1, array.offset * offset.itemsize)[[0, -1]]
+    dtype = np.dtype(np.int32 if pt.is_string(array.type) else np.int64)
+    first, last = np.frombuffer(offsets, dtype, len(array) + 1, array.offset * dtype.itemsize)[[0, -1]]
     # As signed bytes, all but ASCII is negative.
     if first < last and np.frombuffer(data, np.int8, last - first, first).min() < 0:
         array.validate(full=True)

@@ -44,7 +44,7 @@ def arguments(lake: Lake, place: str, data: bytes | None, seed: int) -> tuple[An
 def fault(lake: Lake, place: str, data: bytes, sound: Outcome, outcome: Outcome) -> str:
     """Say how an outcome breaks the law; nothing if it does not."""
     if outcome.kind == "ours":
-        names = [path.name for path in lake.sound.rglob("*") if path.is_file()]
+        names = [str(lake.root), *(path.name for path in lake.sound.rglob("*") if path.is_file())]
         # A damaged path is named as it is: there is nothing, or something that is not a file.
         path = outcome.error in ("MissingFileError", "StorageError", "ConfigError") or "expected a file" in outcome.text
         return "" if path or any(name in outcome.text for name in names) else f"names no file: {outcome.text}"

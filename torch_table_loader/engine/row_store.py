@@ -25,6 +25,7 @@ from torch_table_loader.engine.store_url import local_path, store_url
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.planning.chunks import Chunks
+from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.store.advice import LEAST_ROWS
 from torch_table_loader.store.build import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.opened import open_store
@@ -97,7 +98,7 @@ class StoreKeeper:
         chunks = Chunks.of(segments, max(1, CHUNK_BYTES // row_bytes))
         rows = int(segments.live.sum())
         self.spec = StoreSpec(
-            table.fingerprint,
+            content_key(table.fingerprint, table.files),
             None if options.filters is None else filter_key(options.filters, table.schema),
             schema,
             chunks.rows,

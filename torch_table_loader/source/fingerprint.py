@@ -40,4 +40,25 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
     return digest.hexdigest()
 
 
-__all__ = ["fingerprint"]
+def content_key(table: str, files: Sequence[DataFile]) -> str:
+    """Hash what tells a table's present files from all others, also from those that replace them under their names.
+
+    A fingerprint cannot: it stays the same where a file is written anew with as many bytes and rows, and another table
+    may have files of the same names and sizes. What is derived from a table and kept on disk goes by this key.
+
+    Args:
+        table: fingerprint of the table.
+        files: its data files.
+
+    Returns:
+        64 hexadecimal digits; `table` itself where the table's format promises that files never change.
+    """
+    if all(file.version.immutable for file in files):
+        return table
+    digest = hashlib.sha256(f"torch-table-loader content 1\n{table}\n".encode())
+    for version in (file.version for file in files):
+        digest.update(f"{version.mtime_ns} {version.etag!r}\n".encode())
+    return digest.hexdigest()
+
+
+__all__ = ["content_key", "fingerprint"]

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_table_loader.read.field_ids import LAST_UPDATED_FIELD, ROW_ID_FIELD, places_of
-from torch_table_loader.read.parquet_footer import check_types, has_known_width
+from torch_table_loader.read.parquet_statistics import refuse_unsafe
 
 if TYPE_CHECKING:
     from torch_table_loader.records import Column, DataFile, FileMeta
@@ -46,12 +46,12 @@ def groups_by_bounds(
         known: what holds for all rows of the file, as an expression; or None.
         can_pass: asks the filter.
     """
-    found, absent = _leaves(file, meta, parsed, used)
-    leaves = [leaf for leaf in found if has_known_width(parsed.schema.column(leaf.place))]
+    leaves, absent = _leaves(file, meta, parsed, used)
     facts = ([] if known is None else [known]) + [pc.field(name).is_null() for name in sorted(absent)]
     if facts and not can_pass(reduce(and_, facts)):
         return [False] * len(meta.group_rows)
-    check_types(parsed, (leaf.place for leaf in leaves), range(parsed.num_row_groups), file.name)
+    if meta.footer is not None and leaves:
+        refuse_unsafe(file.name, meta.footer, parsed, [leaf.place for leaf in leaves])
     told = [leaf for leaf in leaves if not _nan_passes(leaf, facts, can_pass)]
     kept: list[bool] = []
     for number in range(parsed.num_row_groups):

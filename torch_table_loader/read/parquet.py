@@ -14,11 +14,10 @@ from torch_table_loader.read.failures import as_reading_error, first_line
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
     check_footer,
-    check_types,
-    has_known_width,
     parse,
     read_footer,
 )
+from torch_table_loader.read.parquet_statistics import refuse_unsafe
 from torch_table_loader.read.prune import kept_row_groups
 from torch_table_loader.read.slices import taken
 from torch_table_loader.read.sound import sound_text
@@ -228,23 +227,17 @@ def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -
         for index in range(parsed.num_columns)
         if (leaf := parsed.schema.column(index)).max_repetition_level == 0
         and leaf.max_definition_level <= 1
-        and has_known_width(leaf)
         and leaf.path in meta.schema.names
         and not pa.types.is_nested(meta.schema.field(leaf.path).type)
     }
     wanted = {name: leaves[name] for name in columns if name in leaves}
-    numbers = [number for number, keep in enumerate(kept) if keep]
-    check_types(parsed, [index for index, _ in wanted.values()], numbers)
-    groups = [parsed.row_group(number) for number in numbers]
+    if not wanted:
+        return {}
+    chunks = refuse_unsafe("the file", meta.footer, parsed, [index for index, _ in wanted.values()])
+    groups = [group for group, keep in zip(chunks, kept, strict=True) if keep]
     return {
-        name: [_null_count(group.column(index)) if nullable else 0 for group in groups]
-        for name, (index, nullable) in wanted.items()
+        name: [group[index].nulls if nullable else 0 for group in groups] for name, (index, nullable) in wanted.items()
     }
-
-
-def _null_count(column: pq.ColumnChunkMetaData) -> int | None:
-    statistics = column.statistics
-    return int(statistics.null_count) if statistics is not None and statistics.has_null_count else None
 
 
 __all__ = ["ParquetFile", "ParquetReader", "refuse_duplicates"]

@@ -2,12 +2,12 @@
 
 pyarrow believes what a footer says. Counts that do not fit each other lose rows, and some damage ends the process:
 ``RowGroupMetaData.column`` lets a C++ exception out. So each footer is checked once, in an order in which nothing is
-touched before it is safe to touch. What is cheap is checked when a file is inspected, types where statistics are used.
+touched before it is safe to touch.
+`read/parquet_statistics.py` looks at statistics, where those are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import closing
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -26,9 +26,6 @@ MAGIC = b"PAR1"
 
 DAMAGE = (OSError, pa.ArrowException, ValueError, OverflowError, RecursionError, SystemError)
 """What pyarrow raises where a footer is damaged: ValueError includes UnicodeDecodeError."""
-
-_MOST_DIGITS = 76
-_WIDTHS = {"FLOAT16": 2, "UUID": 16}
 
 _TAIL_BYTES = 64 * 1024
 """What the first ranged read of a footer asks for; most footers are smaller."""
@@ -155,48 +152,6 @@ def _check_values(file: DataFile, parsed: pq.FileMetaData) -> None:
                 )
 
 
-def check_types(parsed: pq.FileMetaData, places: Iterable[int], groups: Iterable[int], name: str = "the file") -> None:
-    """Refuse column chunks of other types than the schema's, whose statistics must not be touched.
-
-    pyarrow looks at the type of a chunk only where it looks at its statistics, and ends the process.
-
-    Args:
-        parsed: a footer.
-        places: of the leaf columns of which statistics are wanted.
-        groups: row groups of which they are.
-        name: the file, for the message.
-
-    Raises:
-        TableError: names the column and the row group.
-    """
-    leaves = [(place, parsed.schema.column(place)) for place in places]
-    wanted = [(place, leaf.physical_type, leaf.path) for place, leaf in leaves]
-    for number in groups if wanted else ():
-        group = parsed.row_group(number)
-        for place, physical_type, path in wanted:
-            came = group.column(place).physical_type
-            if came != physical_type:
-                raise _untrue(name, f"{physical_type} in column {path!r}", f"{came} in row group {number}")
-
-
-def has_known_width(leaf: pq.ColumnSchema) -> bool:
-    """Say whether the width of a column's values follows from its type alone.
-
-    Where it does not, one flipped bit in the schema makes values wider than their statistics, and pyarrow ends the
-    process when it is asked for those: they are left alone.
-
-    Args:
-        leaf: a column of a footer's schema.
-    """
-    if leaf.physical_type != "FIXED_LEN_BYTE_ARRAY":
-        return True
-    kind = leaf.logical_type.type
-    if kind == "DECIMAL":
-        digits = int(leaf.precision)
-        return 0 < digits <= _MOST_DIGITS and int(leaf.length) == (10**digits - 1).bit_length() // 8 + 1
-    return bool(leaf.length == _WIDTHS.get(kind))
-
-
 class _Unread:
     """A file of a known size that has no bytes; it remembers whether any were asked for."""
 
@@ -236,4 +191,4 @@ def _untrue(name: str, expected: str, got: str) -> TableError:
     )
 
 
-__all__ = ["DAMAGE", "MAGIC", "check_footer", "check_types", "has_known_width", "parse", "read_footer"]
+__all__ = ["DAMAGE", "MAGIC", "check_footer", "parse", "read_footer"]

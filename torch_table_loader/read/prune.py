@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from torch_table_loader.read.bounds import groups_by_bounds
 from torch_table_loader.read.expressions import expression_columns
 from torch_table_loader.read.field_ids import found_by_name
-from torch_table_loader.read.parquet_footer import check_types, has_known_width
+from torch_table_loader.read.parquet_statistics import refuse_unsafe
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta
@@ -78,9 +78,8 @@ def kept_row_groups(
     if not _all_compare(meta.schema, schema, used & physical) or len(floats) > _MOST_FLOATS:
         return [True] * count
     leaves = [place for place in range(parsed.num_columns) if parsed.schema.column(place).path in used & physical]
-    if not all(has_known_width(parsed.schema.column(place)) for place in leaves):
-        return [True] * count
-    check_types(parsed, leaves, range(count), file.name)
+    if meta.footer is not None and leaves:
+        refuse_unsafe(file.name, meta.footer, parsed, leaves)
     kept = _groups_of_zeros(parsed, floats)
     for size in range(len(floats) + 1):
         for chosen in itertools.combinations(floats, size):

@@ -172,7 +172,7 @@ class _Walk:
         for _ in range(before[2][0] >> 4):
             longest = max(longest, data[path_stop])
             path_stop += 1 + data[path_stop]
-        if longest > 127 or physical >= len(_TYPES):
+        if longest > 127 or before[1][0] & 1 or physical >= len(_TYPES):  # an odd one is negative
             return None
         if physical in _REST and (rest := _REST[physical].match(data, path_stop)) is not None:
             self._place = rest.end()

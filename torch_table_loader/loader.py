@@ -245,29 +245,31 @@ class LoaderIterator(Iterator[Any]):
         """Give the next batch."""
         with self._turn:
             try:
-                return self._take()
+                entry = self._entry or self._enter()
+                batch = self._ahead.pop() if self._ahead else next(self._next)
+                self.progress.leg.batches += 1
+                if entry.runs and self._is_over():
+                    self._loader.end_of_dataloader = True
             except StopIteration:
-                if self._error is None or threading.current_thread() in self._told:
-                    raise
-            except BaseException as error:
-                self._error = twin_of(error)  # the error itself would keep the caller's frames
-                self._told.add(threading.current_thread())
-                self.close()
+                entry.leave()
+                self._raise_again()
                 raise
+            except BaseException as error:
+                self._fail(error)
+                raise
+            return batch
+
+    def _fail(self, error: BaseException) -> None:
+        """End with an error that this thread raises now, and each other that asks for a batch later."""
+        self._error = twin_of(error)  # the error itself would keep the caller's frames
+        self._told.add(threading.current_thread())
+        self.close()
+
+    def _raise_again(self) -> None:
+        """Raise the error that ended the iterator, where this thread was not told it."""
+        if self._error is not None and threading.current_thread() not in self._told:
             self._told.add(threading.current_thread())
             raise twin_of(self._error)
-
-    def _take(self) -> Any:
-        entry = self._enter() if self._entry is None else self._entry
-        try:
-            batch = self._ahead.pop() if self._ahead else next(self._next)
-        except StopIteration:
-            entry.leave()
-            raise
-        self.progress.count()
-        if entry.runs and self._is_over():
-            self._loader.end_of_dataloader = True
-        return batch
 
     def _enter(self) -> EpochOfAccelerate:
         """Follow an epoch that was set since ``iter()``, and say to Accelerate that the epoch begins."""

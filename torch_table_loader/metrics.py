@@ -94,7 +94,7 @@ class Metrics:
 
 
 @dataclass(slots=True)
-class _Leg:
+class Leg:
     """What was taken since the iterator began, or changed its course; one value, so that any thread may read it.
 
     Args:
@@ -103,7 +103,7 @@ class _Leg:
         longest: steps of the rank that takes most; None if nobody knows.
         clocks: what each lane has done.
         tally: what the consumer noted.
-        batches: taken since.
+        batches: taken since; the iterator counts.
         earlier: what was done before.
     """
 
@@ -134,37 +134,33 @@ class Progress:
         """
         self.resumed = resumed
         self._began = began
-        self._leg = _Leg(cursor, work.plan, longest, turns.clocks, turns.tally, 0, None)
+        self.leg = Leg(cursor, work.plan, longest, turns.clocks, turns.tally, 0, None)
 
     def go_on(self, cursor: Place, work: LaneWork, turns: BatchesInTurn, longest: int | None) -> None:
         """Count on from a position that changed while batches were taken."""
-        self._leg = _Leg(cursor, work.plan, longest, turns.clocks, turns.tally, 0, self.metrics())
-
-    def count(self) -> None:
-        """Note that a batch was taken."""
-        self._leg.batches += 1
+        self.leg = Leg(cursor, work.plan, longest, turns.clocks, turns.tally, 0, self.metrics())
 
     @property
     def cursor(self) -> Place:
         """Where the iterator began, or changed its course."""
-        return self._leg.cursor
+        return self.leg.cursor
 
     def now(self) -> Place:
         """Say where the job stands."""
-        leg = self._leg
+        leg = self.leg
         taken = leg.cursor.stage.steps + leg.batches
         return leg.cursor.after(taken, ended=leg.plan.counted and taken >= leg.plan.steps and leg.longest != taken)
 
     @property
     def left(self) -> int:
         """Batches that were not taken; 0 where nobody knows, or there is no end."""
-        leg = self._leg
+        leg = self.leg
         known = leg.plan.counted and not leg.plan.endless
         return max(0, leg.plan.steps - leg.cursor.stage.steps - leg.batches) if known else 0
 
     def metrics(self) -> Metrics:
         """Say what was done so far."""
-        leg = self._leg
+        leg = self.leg
         plan, batches, begun = leg.plan, leg.batches, leg.cursor.stage.steps
         short = leg.tally.short if leg.tally.taken == batches else 0  # a device reads ahead
         rows = batches * plan.batch_size - short

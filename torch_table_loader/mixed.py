@@ -14,7 +14,7 @@ from torch_table_loader.engine.mixed_state import MixedPosition, resumed
 from torch_table_loader.engine.mixed_work import common_form
 from torch_table_loader.engine.ranks import RankInfo, resolve_ranks
 from torch_table_loader.engine.row_job import RowJob, with_batch_size
-from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.explain_mixture import explain_mixture
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.loader import LoaderIterator
@@ -219,14 +219,19 @@ class _MixedIterator(LoaderIterator):
         self._weights = job.book.newest
         self._over = False
 
-    def _take(self) -> Any:
-        try:
+    def __next__(self) -> Any:
+        with self._turn:
             if not self._over:
-                self._heed()
-            return super()._take()
-        except BaseException:
-            self._over = True
-            raise
+                try:
+                    self._heed()
+                except BaseException as error:
+                    self._fail(error)
+                    raise
+            try:
+                return super().__next__()
+            except BaseException:
+                self._over = True
+                raise
 
     def _heed(self) -> None:
         """Go on with the newest weights, and compare with the other ranks those that begin to hold."""
@@ -239,11 +244,7 @@ class _MixedIterator(LoaderIterator):
         stands: Any = self.progress.now()
         if (cursor := self._mixed.current(stands)) is not stands:
             self.go_on(cursor)
-        try:
-            self._agreement.check_weights(cursor.epoch, cursor.consumed, cursor.mixture.weights, begins=begins)
-        except TableError:
-            self.close()
-            raise
+        self._agreement.check_weights(cursor.epoch, cursor.consumed, cursor.mixture.weights, begins=begins)
 
     def close(self) -> None:
         """End threads and processes now."""

@@ -15,8 +15,6 @@ from torch_table_loader import ConfigError, MixedDataset, ResumeError, Structure
 
 stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
-
 ORDERS: dict[str, dict[str, Any]] = {
     "table": {},
     "splits": {"shuffle": True, "split_rows": 20, "shuffle_buffer_size": 30},

@@ -195,6 +195,12 @@ def _chunks(batch: pa.RecordBatch, cuts: list[int]) -> list[pa.RecordBatch]:
 chunkings = st.lists(st.integers(0, 70), max_size=5)
 
 
+def _rest(exact: ExactBatches[Any], batch_size: int) -> list[Any]:
+    """Make the short last batch, if there is one."""
+    rest = exact.rest()
+    return [] if rest is None else rest.batches(batch_size)
+
+
 @settings(max_examples=120, deadline=None)
 @given(table=tables, policy=policies, cuts=chunkings, batch_size=st.integers(1, 40), packed=st.booleans())
 def test_all_batches_together_are_the_table(
@@ -205,8 +211,9 @@ def test_all_batches_together_are_the_table(
     batches = []
     for chunk in _chunks(table, cuts):
         rows = codec.decode(chunk)
-        batches += exact.push(codec.unpack(codec.pack(rows)) if packed else rows)
-    batches += exact.finish()
+        for run in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
+            batches += run.batches(batch_size)
+    batches += _rest(exact, batch_size)
     sizes = [len(_values(next(iter(batch.values())))) for batch in batches]
     assert sum(sizes) == table.num_rows
     assert all(size == batch_size for size in sizes[:-1])
@@ -227,8 +234,9 @@ def test_arrow_and_dict_batches_are_the_table(
 ) -> None:
     codec = make_codec(table.schema, TypePolicy(output_format="dict" if python else "arrow"))
     exact = ExactBatches(codec, batch_size)
-    batches = [batch for chunk in _chunks(table, cuts) for batch in exact.push(codec.decode(chunk))]
-    batches += exact.finish()
+    runs = [run for chunk in _chunks(table, cuts) for run in exact.push(codec.decode(chunk))]
+    batches = [batch for run in runs for batch in run.batches(batch_size)]
+    batches += _rest(exact, batch_size)
     plain = batches if python else [batch.to_pydict() for batch in batches]
     assert all(python or batch.schema.equals(table.schema) for batch in batches)
     sizes = [len(batch[table.schema.names[0]]) for batch in plain]
@@ -339,8 +347,9 @@ def test_writing_into_one_batch_changes_no_other(
     for chunk in _chunks(table, cuts):
         # A deep copy: the reader hands over memory that nobody else has.
         rows = codec.decode(_taken(chunk, range(chunk.num_rows)))
-        batches += exact.push(codec.unpack(codec.pack(rows)) if packed else rows)
-    batches += exact.finish()
+        for run in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
+            batches += run.batches(batch_size)
+    batches += _rest(exact, batch_size)
     before = [[tensor.clone() for tensor in _tensors(batch)] for batch in batches]
     for index, batch in enumerate(batches):
         for tensor in _tensors(batch):

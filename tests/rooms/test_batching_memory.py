@@ -111,11 +111,11 @@ def test_the_rest_does_not_keep_a_chunk_alive() -> None:
     for waiting in (ExactBatches(codec, 300), WindowShuffle(codec, 300, lambda _, size: np.arange(size))):
         chunk, watch = _watched_chunk(1000)
         ready = waiting.push(codec.decode(chunk))
-        assert len(ready) == 3
+        assert sum(rows.num_rows for rows in ready) == 900
         del chunk, ready
         gc.collect()
         assert watch() is None
-        assert waiting.finish()
+        assert waiting.rest() if isinstance(waiting, ExactBatches) else waiting.finish()
 
 
 class _Counting:
@@ -156,12 +156,11 @@ def test_the_rest_can_be_joined_by_someone_else() -> None:
     chunk = pa.record_batch({"x": np.arange(10)})
     codec = make_codec(chunk.schema, TypePolicy())
     exact = ExactBatches(codec, 4)
-    assert len(exact.push(codec.decode(chunk))) == 2
+    assert sum(len(run.batches(4)) for run in exact.push(codec.decode(chunk))) == 2
     rest = exact.rest()
     assert rest is not None
     assert rest.batches(4)[0]["x"].tolist() == [8, 9]
     assert exact.rest() is None
-    assert exact.finish() == []
 
 
 def test_a_block_is_one_flat_piece_with_aligned_columns(tmp_path: Path) -> None:

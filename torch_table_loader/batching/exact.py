@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from typing import Generic
 
 from torch_table_loader.batching.carry import Carry
 from torch_table_loader.batching.rows import R, RowsCodec
@@ -46,22 +46,13 @@ class ExactBatches(Generic[R]):
         self._carry.add(rows, stop)
         return ready
 
-    def push_runs(self, rows: R) -> list[R]:
-        """Take a chunk; give the rows of the full batches that are ready, no, one or two runs of whole batches."""
+    def push(self, rows: R) -> list[R]:
+        """Take a chunk; give the rows of the full batches that are ready, as no, one or two runs of whole batches."""
         return [parts[0] if len(parts) == 1 else self._codec.concat(parts) for parts in self.push_parts(rows)]
-
-    def push(self, rows: R) -> list[Any]:
-        """Take a chunk; give the full batches that are ready, as final outputs."""
-        return [batch for run in self.push_runs(rows) for batch in run.batches(self._batch_size)]
 
     def rest(self) -> R | None:
         """Give what remains as rows, fewer than `batch_size`; None if nothing does."""
         return self._carry.empty() if self._carry.num_rows else None
-
-    def finish(self) -> list[Any]:
-        """Give the short last batch as a final output, if there is one."""
-        rest = self.rest()
-        return [] if rest is None else rest.batches(self._batch_size)
 
 
 __all__ = ["ExactBatches"]

@@ -293,7 +293,7 @@ class LaneBatches:
         if rows is not None:
             self.clock.rows += rows.num_rows
             self.clock.num_bytes += rows.num_bytes
-            self._runs += self._cutter.push_runs(rows)
+            self._runs += self._cutter.push(rows)
             return
         self._done = True
         rest = self._cutter.rest()

@@ -101,7 +101,8 @@ $(LOWEST)/.ready: pyproject.toml constraints.txt strategies/pyproject.toml
 	@touch $@
 
 test-lowest: $(LOWEST)/.ready
-	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) -m "not slow and not kills and not heavy"
+	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) -m "not slow and not kills and not heavy" \
+	    --timeout 400 -o faulthandler_timeout=390
 
 test-all-deterministic: $(READY)
 	LAWS_EFFORT=3 $(PYTEST) -m "not kills and not heavy" -k "laws or slow" --timeout 900 -o faulthandler_timeout=890

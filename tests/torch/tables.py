@@ -76,7 +76,7 @@ def _write(path: Path, parts: list[pa.Table], form: str) -> None:
     elif form == "orc":
         pa.orc.write_table(whole, path)
     elif form == "csv":
-        pa.csv.write_csv(whole, path)
+        pa.csv.write_csv(whole.combine_chunks(), path)  # pyarrow 21 writes the header again behind empty chunks
     elif form == "json":
         path.write_text("".join(json.dumps(row) + "\n" for row in whole.to_pylist()))
     else:

@@ -160,7 +160,7 @@ class Agreement:
         """
         if self._store is None:
             return
-        self._settle(timedelta(milliseconds=1))
+        self._settle()
         self._begun[epoch, "exclusions"] += 1
         key = f"exclusions/{epoch}/{self._begun[epoch, 'exclusions']}"
         theirs = json.loads(self._first_said(key, json.dumps(digests)))
@@ -180,14 +180,17 @@ class Agreement:
         self._unsettled = f"{key}/verdict"
         self._settle(PATIENCE)
 
-    def _settle(self, patience: timedelta) -> None:
-        """Hear what came of the newest comparison of exclusions; forget it unless it takes longer than that."""
+    def _settle(self, patience: timedelta | None = None) -> None:
+        """Hear what came of the newest comparison of exclusions; forget it, unless nothing came in that time."""
         if self._unsettled is None:
             return
-        try:
-            self._store.wait([self._unsettled], patience)
-        except RuntimeError:  # what torch raises where the time is over
-            return
+        if not self._store.check([self._unsettled]):
+            if patience is None:
+                return
+            try:
+                self._store.wait([self._unsettled], patience)
+            except RuntimeError:  # what torch raises where the time is over
+                return
         verdict = str(self._store.get(self._unsettled), "utf-8")
         self._unsettled = None
         if verdict != AGREED:

@@ -50,8 +50,8 @@ class Side:
         command = [sys.executable, "-m", "bench.against", "--serve", str(checkout), "--case", case, "--data", str(data)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def epoch(self) -> float:
-        """Read one epoch; return its seconds."""
+    def epoch(self) -> tuple[float, float]:
+        """Read one epoch; return its seconds of wall time, and of CPU time."""
         assert self._process.stdin is not None  # noqa: S101 they were asked for
         assert self._process.stdout is not None  # noqa: S101
         self._process.stdin.write("go\n")
@@ -59,14 +59,15 @@ class Side:
         answer = self._process.stdout.readline()
         if not answer:
             raise RuntimeError(f"a side of the race ended with exit code {self._process.wait()}")
-        return float(answer)
+        wall, cpu = answer.split()
+        return float(wall), float(cpu)
 
     def close(self) -> None:
         """End the process."""
         self._process.communicate()
 
 
-def race(other: Path, case: str, data: Path, rounds: int) -> list[float]:
+def race(other: Path, case: str, data: Path, rounds: int) -> list[tuple[float, float]]:
     """Time both checkouts in turn.
 
     Args:
@@ -76,7 +77,7 @@ def race(other: Path, case: str, data: Path, rounds: int) -> list[float]:
         rounds: pairs.
 
     Returns:
-        Speed of this checkout over that of the other, pair by pair.
+        Time of the other checkout over that of this one, pair by pair: wall, and CPU.
     """
     sides = Side(ROOT, case, data), Side(other, case, data)
     try:
@@ -86,7 +87,8 @@ def race(other: Path, case: str, data: Path, rounds: int) -> list[float]:
         for turn in range(rounds):
             order = sides if turn % 2 else sides[::-1]
             seconds = {side: side.epoch() for side in order}
-            ratios.append(seconds[sides[1]] / seconds[sides[0]])
+            (own_wall, own_cpu), (wall, cpu) = seconds[sides[0]], seconds[sides[1]]
+            ratios.append((wall / own_wall, cpu / own_cpu))
         return ratios
     finally:
         for side in sides:
@@ -113,7 +115,7 @@ def serve(checkout: Path, case: str, data: Path) -> None:
         sample = measure(run)
         if sample.rows != table.num_rows:
             raise RuntimeError(f"an epoch must have {table.num_rows} rows, got {sample.rows}")
-        print(sample.seconds, flush=True)
+        print(sample.seconds, sample.cpu_seconds, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -133,10 +135,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in sorted({CASES[case][0] for case in asked.case or CASES}):
         build(name, asked.data)  # once, before two sides would
     print(f"speed of {ROOT} over {asked.other}: median of {asked.rounds} pairs (quartiles), {os.cpu_count()} cores")
+    print(f"{'':24s} {'by wall time':24s} by CPU time, which other work on the machine changes less")
     for case in asked.case or CASES:
         ratios = race(asked.other.resolve(), case, asked.data.resolve(), asked.rounds)
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"{case:24s} {middle:.3f} ({low:.3f} to {high:.3f})", flush=True)
+        quartiles = [statistics.quantiles(one, n=4) for one in zip(*ratios, strict=True)]
+        shown = [f"{middle:.3f} ({low:.3f} to {high:.3f})" for low, middle, high in quartiles]
+        print(f"{case:24s} {shown[0]:24s} {shown[1]}", flush=True)
 
 
 if __name__ == "__main__":

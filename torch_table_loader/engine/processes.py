@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.engine.carrying import carry_batch, carry_error
-from torch_table_loader.engine.crossing import Inbox, Outbox, Parcel, new_slots, shared_memory_named
+from torch_table_loader.engine.crossing import Inbox, Outbox, Parcel, new_slots
 from torch_table_loader.engine.watch import WatchedWorkers
 from torch_table_loader.engine.work import LaneBatches, LaneClock
 from torch_table_loader.errors import WorkerError
@@ -160,8 +160,7 @@ class ProcessServer:
             prefetch_factor=waiting,
             multiprocessing_context=context,
         )
-        with shared_memory_named():
-            self._messages: WatchedWorkers | None = WatchedWorkers(loader)
+        self._messages: WatchedWorkers | None = WatchedWorkers(loader)
 
     @property
     def clocks(self) -> list[LaneClock]:

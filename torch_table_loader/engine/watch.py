@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from torch_table_loader.errors import ConfigError, WorkerError
+from torch_table_loader.engine.crossing import shared_memory_named
+from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: "where that was the kernel for want of memory, take fewer workers, a smaller batch_size, "
@@ -43,9 +44,14 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 
         Raises:
             WorkerError: they cannot be started.
+            OutOfMemoryError: there is too little shared memory.
         """
         try:
-            super().__init__(loader)
+            with shared_memory_named():
+                super().__init__(loader)
+        except OutOfMemoryError:
+            self._end_what_began()
+            raise
         except (OSError, EOFError, RuntimeError, AssertionError) as error:
             death = self.death()
             self._end_what_began()

@@ -81,7 +81,7 @@ def _as_expression(filters: Any) -> str:
     if isinstance(filters, list | tuple):
         of_one = filters and isinstance(filters[0], str)
         listed = "[filters]" if of_one else "filters"
-        return f"; pyarrow.parquet.filters_to_expression({listed}) makes one of it"
+        return f"; pyarrow.parquet.filters_to_expression({listed}) turns it into one"
     if isinstance(filters, str):
         return "; write each comparison with pc.field(name), and join them with & and |"
     return "; what Python must decide row by row belongs into collate_fn=" if callable(filters) else ""

@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from tests.torch.tables import as_values, meant_warnings, write_table
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset
-
-stateful = pytest.importorskip("torchdata.stateful_dataloader")
 
 ORDERS: dict[str, dict[str, Any]] = {
     "table": {},
@@ -38,7 +37,7 @@ def open_table(table: Path, order: str, **options: Any) -> Any:
 
 
 def loader_of(dataset: Any, num_workers: int, **options: Any) -> Any:
-    return stateful.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, **options)
+    return StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers, **options)
 
 
 def rows(batches: Any) -> list[list[int]]:

@@ -181,7 +181,11 @@ class Agreement:
         self._settle(PATIENCE)
 
     def _settle(self, patience: timedelta | None = None) -> None:
-        """Hear what came of the newest comparison of exclusions; forget it, unless nothing came in that time."""
+        """Raise if the ranks differed in the newest comparison of exclusions.
+
+        Args:
+            patience: how long to wait for the result, which is otherwise looked for again later; None does not wait.
+        """
         if self._unsettled is None:
             return
         if not self._store.check([self._unsettled]):

@@ -1,9 +1,8 @@
 """Reads the footer of a Parquet file, and refuses one that cannot be true.
 
 pyarrow believes what a footer says. Counts that do not fit each other lose rows, and some damage ends the process:
-``RowGroupMetaData.column`` lets a C++ exception out. So each footer is checked once, in an order in which nothing is
-touched before it is safe to touch.
-`read/parquet_statistics.py` looks at statistics, where those are used.
+``RowGroupMetaData.column`` lets a C++ exception out. So each footer is checked once, and nothing is touched before it
+is known to be safe. `read/parquet_statistics.py` checks statistics where those are used.
 """
 
 from __future__ import annotations

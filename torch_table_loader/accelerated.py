@@ -76,6 +76,3 @@ def _gradient_state() -> Any:
     """Give Accelerate's gradient state; None where no Accelerator was made."""
     kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     return kind() if kind is not None and kind._shared_state else None
-
-
-__all__ = ["EpochOfAccelerate", "PreparedForAccelerate"]

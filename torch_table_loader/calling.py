@@ -18,6 +18,3 @@ def warn_caller(message: str) -> None:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
-
-
-__all__ = ["warn_caller"]

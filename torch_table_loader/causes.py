@@ -102,6 +102,3 @@ def _code(error: BaseException) -> str | None:
     """Return the word by which an AWS service names an error."""
     response = getattr(error, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
-
-
-__all__ = ["store_error_type"]

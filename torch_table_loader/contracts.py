@@ -265,18 +265,3 @@ class Generator(SplitStrategy, Protocol):
 
     generate: Any
     """``generate(files, num_workers, epoch[, num_ranks, rank]) -> list[Shard]``: pure; each row once."""
-
-
-__all__ = [
-    "Cutter",
-    "FormatReader",
-    "Generator",
-    "NullProvingReader",
-    "OpenFile",
-    "PartStorage",
-    "SnapshotSource",
-    "Source",
-    "SplitStrategy",
-    "Storage",
-    "ThinningFile",
-]

@@ -149,7 +149,7 @@ class RankDataset(IterableDataset[Any]):
         self._restored, self._begun = cursor, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Say what the job has done; see `TableLoader.state_dict`.
+        """Return what the job has done; see `TableLoader.state_dict`.
 
         Without a loader of its own: what this process has taken, or, in a worker of a StatefulDataLoader (whose
         iterator says that), where the epoch begins.
@@ -196,7 +196,7 @@ class RankDataset(IterableDataset[Any]):
             self._restored = None
 
     def metrics(self) -> Metrics:
-        """Say what this rank's newest iterator has done; see `Metrics`.
+        """Return what this rank's newest iterator has done; see `Metrics`.
 
         Raises:
             ConfigError: the dataset is iterated by a DataLoader of the caller's, whose workers we do not see.
@@ -222,7 +222,7 @@ class RankDataset(IterableDataset[Any]):
         return steps_of(self._job.planned(self.cursor).plan)
 
     def __iter__(self) -> Iterator[Any]:
-        """Give this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader.
+        """Return this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader.
 
         In the process of a loader of ours, they are that loader's batches from the start of the epoch.
         """
@@ -277,7 +277,7 @@ class TableDataset(SingleRows, RankDataset):
         write_files(path, self._job.table.files, self.options.storage_options)
 
     def explain(self) -> Explanation:
-        """Say what an epoch will read, and why; see `Explanation`."""
+        """Return what an epoch will read, and why; see `Explanation`."""
         job = self._job
         if isinstance(job, RowJob):
             return explain_rows(job, self.epoch)
@@ -352,6 +352,3 @@ class StructuredDataset(TableDataset):
         if cache is not None:
             cache.storage.close()
         super().__init__(job, agreement)
-
-
-__all__ = ["RankDataset", "StructuredDataset", "TableDataset", "open_share"]

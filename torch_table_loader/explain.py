@@ -228,6 +228,3 @@ def _notes(job: Job) -> list[str]:
     if job.strategy.form == "generator" and job.topology.num_ranks > 1:
         notes.append(f"{job.strategy.name} does not take ranks: every rank reads the whole table")
     return notes
-
-
-__all__ = ["Explanation", "WorkerLoad", "collated_ahead", "explain", "rows_in_flight"]

@@ -86,6 +86,3 @@ def _notes(job: MixedJob, epoch: int) -> list[str]:
         *stores,
         f"in every run of {mixture.block_rows:,} rows each source has its share; the epoch ends {ends[job.stop]}",
     ]
-
-
-__all__ = ["explain_mixture"]

@@ -58,6 +58,3 @@ def explain_rows(job: RowJob, epoch: int) -> Explanation:
             *([store.note] if store.note else []),
         ),
     )
-
-
-__all__ = ["explain_rows"]

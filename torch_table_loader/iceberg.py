@@ -177,6 +177,3 @@ def _refuse_others(options: LoaderOptions, footers: str) -> None:
         raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
     if footers == "lazy" and options.shuffle == "rows":
         raise ConfigError('footers="lazy" has no meaning with shuffle="rows", which reads every file; leave it out')
-
-
-__all__ = ["IcebergDataset"]

@@ -134,6 +134,3 @@ else:
             returns = inspect.signature(make).return_annotation
             call.__signature__ = inspect.signature(cls.__init__).replace(return_annotation=returns)
             return MethodType(call, cls)
-
-
-__all__ = ["check_names", "make_options", "shown_classmethod", "with_options"]

@@ -137,7 +137,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Say what the job has done, as plain data that is the same on every rank.
+        """Return what the job has done, as plain data that is the same on every rank.
 
         It speaks of the newest iterator (what the trainer took, never what was read ahead), or of the position at
         which the next one begins, where that was loaded or set since.
@@ -172,7 +172,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         self._source.set_epoch(epoch)
 
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
-        """Say which rows batch `step` of the current epoch delivers on this rank, without reading data.
+        """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
         Args:
             step: counted as the state counts: from 0 at the epoch's start, or where topology or weights last changed.
@@ -186,7 +186,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         return list(self._source.job.rows_of(self._cursor(), step))
 
     def metrics(self) -> Metrics:
-        """Say what the newest iterator has done."""
+        """Return what the newest iterator has done."""
         if self._newest is None:
             raise ConfigError("metrics speak of an iterator, and none has begun; iterate the loader first")
         return self._newest.metrics()
@@ -242,7 +242,7 @@ class LoaderIterator(Iterator[Any]):
         return work, job.planned(cursor).longest
 
     def __next__(self) -> Any:
-        """Give the next batch."""
+        """Return the next batch."""
         with self._turn:
             try:
                 entry = self._entry or self._enter()
@@ -342,6 +342,3 @@ def _check_processes(job: RankShare[Any]) -> None:
             f"collate_fn must pickle to reach worker processes that start by {method}, and {collate_fn!r} does not: "
             f'{error}; make it a function of a module, or pass worker_type="thread"'
         ) from error
-
-
-__all__ = ["LoaderIterator", "TableLoader"]

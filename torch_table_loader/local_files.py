@@ -185,14 +185,3 @@ def _unsafe(path: Path, kind: str) -> StorageError:
         f"{str(path)!r} must be what this library made there, got {kind}; it is not touched: find out who made it, "
         "remove it, or name another folder"
     )
-
-
-__all__ = [
-    "allocate",
-    "check_owned",
-    "make_folder",
-    "new_file",
-    "open_regular",
-    "read_regular",
-    "stat_regular",
-]

@@ -79,7 +79,7 @@ class MapView(torch.utils.data.Dataset[Any]):
         return self._rows(indices).batches(len(indices))[0]
 
     def row_ids(self, indices: Sequence[int] | None = None) -> NDArray[np.int64]:
-        """Give the row ids at some places, as `exclude` takes them.
+        """Return the row ids at some places, as `exclude` takes them.
 
         Args:
             indices: places; None for all, in canonical order.
@@ -132,6 +132,3 @@ def _first(batch: Any) -> Any:
     if isinstance(batch, tuple):
         return batch
     return batch[0]
-
-
-__all__ = ["MapView"]

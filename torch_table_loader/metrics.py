@@ -146,7 +146,7 @@ class Progress:
         return self.leg.cursor
 
     def now(self) -> Place:
-        """Say where the job stands."""
+        """Return where the job stands."""
         leg = self.leg
         taken = leg.cursor.stage.steps + leg.batches
         return leg.cursor.after(taken, ended=leg.plan.counted and taken >= leg.plan.steps and leg.longest != taken)
@@ -159,7 +159,7 @@ class Progress:
         return max(0, leg.plan.steps - leg.cursor.stage.steps - leg.batches) if known else 0
 
     def metrics(self) -> Metrics:
-        """Say what was done so far."""
+        """Return what was done so far."""
         leg = self.leg
         plan, batches, begun = leg.plan, leg.batches, leg.cursor.stage.steps
         short = leg.tally.short if leg.tally.taken == batches else 0  # a device reads ahead
@@ -178,6 +178,3 @@ class Progress:
             ),
         )
         return since if leg.earlier is None else since.after(leg.earlier)
-
-
-__all__ = ["LaneMetrics", "Metrics", "Progress"]

@@ -172,7 +172,7 @@ class MixedDataset(RankDataset):
         return [(self._job.sources[name], ids) for name, ids in row_ids.items()]
 
     def explain(self) -> Explanation:
-        """Say what an epoch will read, and why; see `Explanation`."""
+        """Return what an epoch will read, and why; see `Explanation`."""
         return explain_mixture(self._job, self.epoch)
 
     @property
@@ -274,6 +274,3 @@ def _common_ranks(jobs: Mapping[str, RowJob]) -> RankInfo:
         said = "; ".join(f"{name!r} is rank {rank} of {ranks}" for name, (rank, ranks) in found.items())
         raise ConfigError(f"the sources speak of different ranks: {said}; pass num_ranks= and rank= to the mixture")
     return RankInfo(*next(iter(found.values())), "the sources")
-
-
-__all__ = ["MixedDataset", "MixedKeywords"]

@@ -339,7 +339,7 @@ class LoaderKeywords(TypedDict, total=False):
 
 
 def defaults() -> dict[str, Any]:
-    """Give every option's default by name.
+    """Return every option's default by name.
 
     >>> defaults()["batch_size"]
     1024
@@ -379,17 +379,3 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
     if most is not None and number > most:
         raise ConfigError(f"{name} must be at most {most}, got {number}")
     return number
-
-
-__all__ = [
-    "DEFAULT_LANES",
-    "EvenRanks",
-    "LoaderKeywords",
-    "LoaderOptions",
-    "OutputFormat",
-    "RaggedLayout",
-    "StringLayout",
-    "WorkerType",
-    "defaults",
-    "integer",
-]

@@ -137,12 +137,12 @@ class FileVersion:
     local: LocalVersion | None = field(default=None, compare=False)
 
     def holds(self, now: FileVersion) -> bool:
-        """Say whether the file is still this one, by what the store says of it now."""
+        """Return whether the file is still this one, by what the store says of it now."""
         return self.immutable or (self == now and same_local(self.local, now.local))
 
 
 def same_local(was: LocalVersion | None, now: LocalVersion | None) -> bool:
-    """Say whether nothing speaks against two local versions being one: those of two machines do not compare."""
+    """Return whether nothing speaks against two local versions being one: those of two machines do not compare."""
     return was is None or now is None or was.machine != now.machine or was == now
 
 
@@ -316,24 +316,3 @@ class ReadTask:
     segments: tuple[Segment, ...]
     skip: int = 0
     take: int = -1
-
-
-__all__ = [
-    "Column",
-    "DataFile",
-    "DataFileInfo",
-    "DeleteFile",
-    "FileColumns",
-    "FileMeta",
-    "FileVersion",
-    "LocalVersion",
-    "NamedIds",
-    "ReadTask",
-    "RowGroupInfo",
-    "RowRange",
-    "Segment",
-    "Shard",
-    "Split",
-    "TableColumns",
-    "same_local",
-]

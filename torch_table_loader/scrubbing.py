@@ -118,6 +118,3 @@ def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
         elif value is None or isinstance(value, str | int | float | bool):
             found[str(name)] = value
     return found
-
-
-__all__ = ["HIDDEN", "public_options", "scrub", "secrets_of", "shown_url"]

@@ -44,7 +44,7 @@ class SingleRows:
         self._row_job("include").include(row_ids)
 
     def as_map(self) -> MapView:
-        """Give the table's live rows as a map-style dataset; see `MapView`."""
+        """Return the table's live rows as a map-style dataset; see `MapView`."""
         return MapView(self._row_job("as_map"))
 
     def _row_job(self, what: str) -> RowJob:
@@ -54,12 +54,9 @@ class SingleRows:
 
 
 def store_keeper(dataset: SingleRows) -> StoreKeeper:
-    """Give the keeper of a dataset's row store, which builds and opens it.
+    """Return the keeper of a dataset's row store, which builds and opens it.
 
     Args:
         dataset: with ``shuffle="rows"``.
     """
     return dataset._row_job("store_keeper").keeper
-
-
-__all__ = ["SingleRows", "store_keeper"]

@@ -36,6 +36,3 @@ def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
     """
     near = nearest(name, known, spare=spare)
     return f"; did you mean {', '.join(near)}?" if near else ""
-
-
-__all__ = ["did_you_mean", "nearest"]

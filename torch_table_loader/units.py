@@ -55,6 +55,3 @@ def parse_bytes(value: int | str, name: str = "a size") -> int:
     if num_bytes <= 0:
         raise ConfigError(f"{name} must be positive, got {value!r}")
     return num_bytes
-
-
-__all__ = ["parse_bytes", "whole"]

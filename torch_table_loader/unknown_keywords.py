@@ -155,6 +155,3 @@ def _hint(name: str, call: str, takes: Collection[str]) -> str:
         return f"{of_sources}= is for the sources of a mixture to say: pass it to each of them"
     near = nearest(name, takes, spare=0)
     return f"did you mean {near[0]}?" if near else f"help({call}) lists those that it takes"
-
-
-__all__ = ["refuse_unknown"]

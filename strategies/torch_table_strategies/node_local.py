@@ -61,7 +61,7 @@ class NodeLocal:
     def generate(
         self, files: Sequence[DataFileInfo], num_workers: int, epoch: int, num_ranks: int = 1, rank: int = 0
     ) -> list[Shard]:
-        """Give the rank its parts of its node's files."""
+        """Return the rank its parts of its node's files."""
         node, local_rank = divmod(rank, self.ranks_per_node)
         ranks_here = min(self.ranks_per_node, num_ranks - node * self.ranks_per_node)
         sizes = tuple((file.path, _rows_to_read(file)) for file in files)

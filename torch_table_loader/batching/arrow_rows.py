@@ -111,7 +111,7 @@ class ArrowCodec:
         return frozenset()
 
     def decode(self, batch: pa.RecordBatch) -> ArrowRows:
-        """Give a record batch the schema that all batches have."""
+        """Return a record batch the schema that all batches have."""
         if not batch.schema.equals(self._schema, check_metadata=True):
             check_columns(batch.schema, self._schema)
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) if batch.columns else batch
@@ -145,6 +145,3 @@ class ArrowCodec:
     def unpack(self, block: Block) -> ArrowRows:
         """View a block as rows."""
         return ArrowRows(ipc_read(pieces_of(block)[0]), python=self._python)
-
-
-__all__ = ["ArrowCodec", "ArrowRows"]

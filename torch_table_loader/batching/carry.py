@@ -40,23 +40,20 @@ class Carry(Generic[R]):
         self.num_rows += left
 
     def parts(self, rows: R, stop: int) -> list[R]:
-        """Give all that waits and the rows up to `stop`, as runs in order; nothing waits then."""
+        """Return all that waits and the rows up to `stop`, as runs in order; nothing waits then."""
         if stop:
             self._parts.append(rows.slice(0, stop))
         parts, self._parts, self.num_rows = self._parts, [], 0
         return parts
 
     def fill(self, rows: R, stop: int) -> R:
-        """Give what `parts` does, joined."""
+        """Return what `parts` does, joined."""
         return self._joined(self.parts(rows, stop))
 
     def empty(self) -> R:
-        """Give all that waits, joined; nothing waits then. At least one row must."""
+        """Return all that waits, joined; nothing waits then. At least one row must."""
         parts, self._parts, self.num_rows = self._parts, [], 0
         return self._joined(parts)
 
     def _joined(self, parts: list[R]) -> R:
         return parts[0] if len(parts) == 1 else self._codec.concat(parts)
-
-
-__all__ = ["Carry"]

@@ -21,7 +21,7 @@ _WRAPPERS = (pt.is_dictionary, pt.is_run_end_encoded, pt.is_list_view, pt.is_lar
 
 
 def is_wrapped(kind: pa.DataType) -> bool:
-    """Say whether `plain` has something to take off: an extension, a dictionary, run-ends, a list view."""
+    """Return whether `plain` has something to take off: an extension, a dictionary, run-ends, a list view."""
     return isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in _WRAPPERS)
 
 
@@ -34,7 +34,7 @@ def _unwrapped_once(kind: pa.DataType) -> pa.DataType:
 
 
 def unwrapped(kind: pa.DataType) -> pa.DataType:
-    """Give the type that `plain` leaves.
+    """Return the type that `plain` leaves.
 
     >>> unwrapped(pa.dictionary(pa.int8(), pa.string()))
     DataType(string)
@@ -101,7 +101,7 @@ def valid_mask(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def refuse_null(path: str, nulls: NDArray[np.bool_]) -> TableError:
-    """Say where the first null is, and what can be done."""
+    """Return where the first null is, and what can be done."""
     column, inside, _ = path.partition(".item")
     where = f"value {int(nulls.argmax())} of the lists" if inside else f"row {int(nulls.argmax())}"
     remedy = f"pass nulls={{{path!r}: fill}}" + ("" if inside else ' or nulls="mask"')
@@ -119,7 +119,7 @@ class Cell(Protocol):
         ...
 
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """Give the values, writable, and shared with nobody.
+        """Return the values, writable, and shared with nobody.
 
         Args:
             array: of this cell's type.
@@ -156,7 +156,7 @@ class FlatCell:
         return DenseKind(self.dtype)
 
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """Give the values; see `Cell`."""
+        """Return the values; see `Cell`."""
         if self.cast:
             array = array.cast(pa.float64())
         values = self._view(array, seen)
@@ -212,7 +212,7 @@ class GridCell:
         return DenseKind(self.item.kind.dtype, (self.size, *self.item.kind.inner))
 
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """Give the values; see `Cell`."""
+        """Return the values; see `Cell`."""
         length = len(array)
         nulls = null_mask(array) if array.null_count else None
         if nulls is not None and self.fill is None:
@@ -244,21 +244,5 @@ class PlainCell:
         return self.item.kind
 
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """Give the values; see `Cell`."""
+        """Return the values; see `Cell`."""
         return self.item.values(plain(array), seen, hidden)
-
-
-__all__ = [
-    "Cell",
-    "FlatCell",
-    "GridCell",
-    "PlainCell",
-    "bits",
-    "is_wrapped",
-    "null_mask",
-    "plain",
-    "refuse_null",
-    "relisted",
-    "unwrapped",
-    "valid_mask",
-]

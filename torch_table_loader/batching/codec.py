@@ -27,6 +27,3 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
     if policy.output_format in ("arrow", "dict"):
         return ArrowCodec(schema, python=policy.output_format == "dict")
     return TensorCodec(schema, policy)
-
-
-__all__ = ["make_codec"]

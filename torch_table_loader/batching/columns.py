@@ -46,7 +46,7 @@ class Column(Protocol):
     """Decodes one column of a record batch, or one child of a struct."""
 
     def shapes(self) -> list[Shape]:
-        """Give the keys that it adds to a batch, in order."""
+        """Return the keys that it adds to a batch, in order."""
         ...
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
@@ -293,19 +293,3 @@ class PlainColumn:
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         """Decode; see `Column`."""
         self.inner.into(plain(array), sink, seen)
-
-
-__all__ = [
-    "Branch",
-    "CodeListsColumn",
-    "CodesColumn",
-    "Column",
-    "Cut",
-    "FixedColumn",
-    "Leaf",
-    "ListsColumn",
-    "PlainColumn",
-    "Shape",
-    "StructColumn",
-    "TextColumn",
-]

@@ -25,7 +25,7 @@ class ExactBatches(Generic[R]):
         self._carry = Carry(codec)
 
     def push_parts(self, rows: R) -> list[list[R]]:
-        """Take a chunk; give what is ready, each as runs that follow one another, together a multiple of `batch_size`.
+        """Take a chunk; return what is ready, each as consecutive runs, together a multiple of `batch_size`.
 
         Args:
             rows: the next chunk.
@@ -47,12 +47,9 @@ class ExactBatches(Generic[R]):
         return ready
 
     def push(self, rows: R) -> list[R]:
-        """Take a chunk; give the rows of the full batches that are ready, as no, one or two runs of whole batches."""
+        """Take a chunk; return the rows of the full batches that are ready, as no, one or two runs of whole batches."""
         return [parts[0] if len(parts) == 1 else self._codec.concat(parts) for parts in self.push_parts(rows)]
 
     def rest(self) -> R | None:
-        """Give what remains as rows, fewer than `batch_size`; None if nothing does."""
+        """Return what remains as rows, fewer than `batch_size`; None if nothing does."""
         return self._carry.empty() if self._carry.num_rows else None
-
-
-__all__ = ["ExactBatches"]

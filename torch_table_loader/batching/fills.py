@@ -149,6 +149,3 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5])) or "none"
-
-
-__all__ = ["check_names", "fixed_fill", "list_fill", "text_fill", "vocabulary_array"]

@@ -235,7 +235,7 @@ class TextKind:
 
 
 def ipc_size(batch: pa.RecordBatch) -> int:
-    """Say how many bytes `ipc_write` fills."""
+    """Return how many bytes `ipc_write` fills."""
     sink = pa.MockOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -255,15 +255,3 @@ def ipc_read(piece: NDArray[np.uint8]) -> pa.RecordBatch:
     """View what `ipc_write` wrote."""
     with pa.ipc.open_stream(pa.py_buffer(piece)) as reader:
         return reader.read_next_batch()
-
-
-__all__ = [
-    "DenseKind",
-    "Kind",
-    "Lists",
-    "ListsKind",
-    "TextKind",
-    "ipc_read",
-    "ipc_size",
-    "ipc_write",
-]

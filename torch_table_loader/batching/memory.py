@@ -57,7 +57,7 @@ class Arena:
         self._at = 0
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Give the next array, its values undefined."""
+        """Return the next array, its values undefined."""
         kind = np.dtype(dtype)
         start, num_bytes = self._at, prod(shape) * kind.itemsize
         self._at += aligned(num_bytes)
@@ -81,6 +81,3 @@ def joined(parts: Sequence[NDArray[Any]], new: NewArray = new_array) -> NDArray[
     """
     first = parts[0]
     return np.concatenate(parts, out=new((sum(map(len, parts)), *first.shape[1:]), first.dtype))
-
-
-__all__ = ["Arena", "NewArray", "aligned", "joined", "new_array"]

@@ -163,21 +163,3 @@ def cut_codes_arrays(data: pa.Array, batch_size: int) -> list[Codes]:
 def cut_codes_tensors(data: pa.Array, batch_size: int) -> list[Codes]:
     """Cut strings into `Codes` with a tensor, each batch with its own dictionary."""
     return [Codes(torch.from_numpy(codes), values) for codes, values in cut_codes_arrays(data, batch_size)]
-
-
-__all__ = [
-    "Codes",
-    "Padded",
-    "Ragged",
-    "cut_arrays",
-    "cut_codes_arrays",
-    "cut_codes_tensors",
-    "cut_nested",
-    "cut_padded_arrays",
-    "cut_padded_tensors",
-    "cut_ragged_arrays",
-    "cut_ragged_tensors",
-    "cut_tensors",
-    "cut_text_lists",
-    "cut_texts",
-]

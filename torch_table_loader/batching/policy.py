@@ -80,6 +80,3 @@ class TypePolicy:
     def ragged_layout(self) -> RaggedLayout:
         """The layout of lists, the default resolved."""
         return self.ragged or ("offsets" if self.output_format == "numpy" else "nested")
-
-
-__all__ = ["TypePolicy"]

@@ -136,6 +136,3 @@ def pieces_of(block: Block) -> list[NDArray[np.uint8]]:
     flat: NDArray[np.uint8] = block.data.numpy()
     starts, _ = piece_starts(block.sizes)
     return [flat[start : start + size] for start, size in zip(starts, block.sizes, strict=True)]
-
-
-__all__ = ["Allocate", "Block", "Rows", "RowsCodec", "new_block", "piece_starts", "pieces_of"]

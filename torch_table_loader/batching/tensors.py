@@ -172,6 +172,3 @@ def check_columns(came: pa.Schema, expected: pa.Schema) -> None:
             raise TableError(
                 f"column {wanted.name!r}: expected type {wanted.type}, got {entry.type}; was the file rewritten?"
             )
-
-
-__all__ = ["TensorCodec", "TensorRows", "check_columns"]

@@ -112,7 +112,7 @@ def _refuses_nulls(column: Column) -> bool:
 
 
 def refuses_any_null(column: Column) -> bool:
-    """Say whether a null in a column, at whatever depth, would be an error."""
+    """Return whether a null in a column, at whatever depth, would be an error."""
     if isinstance(column, PlainColumn):
         return refuses_any_null(column.inner)
     if isinstance(column, StructColumn):
@@ -276,7 +276,7 @@ def unsupported(path: str, kind: pa.DataType, remedy: str) -> ConfigError:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Say whether values become Python strings or bytes.
+    """Return whether values become Python strings or bytes.
 
     >>> is_text(pa.string()), is_text(pa.binary(4)), is_text(pa.int8())
     (True, True, False)
@@ -299,6 +299,3 @@ def _becomes_float(kind: pa.DataType) -> bool:
 
 def _wide(kind: pa.DataType) -> pa.DataType:
     return pa.large_string() if _is_string(kind) else pa.large_binary()
-
-
-__all__ = ["choose", "is_text", "refuses_any_null"]

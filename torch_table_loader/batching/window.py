@@ -40,7 +40,7 @@ class WindowShuffle(Generic[R]):
         self._carry = Carry(codec)
 
     def push(self, rows: R) -> list[R]:
-        """Take a chunk; give the windows that are full, permuted, each one run of its own memory."""
+        """Take a chunk; return the windows that are full, permuted, each one run of its own memory."""
         ready: list[R] = []
         start = 0
         while rows.num_rows - start >= self._window - self._carry.num_rows:
@@ -54,13 +54,10 @@ class WindowShuffle(Generic[R]):
         return ready
 
     def finish(self) -> list[R]:
-        """Give the short last window, permuted, if there is one."""
+        """Return the short last window, permuted, if there is one."""
         return [self._permuted(self._carry.empty())] if self._carry.num_rows else []
 
     def _permuted(self, rows: R) -> R:
         order = self._permutation_of(self._index, rows.num_rows)
         self._index += 1
         return rows.take(order)
-
-
-__all__ = ["WindowShuffle"]

@@ -180,6 +180,3 @@ def open_loader(typed: argparse.Namespace, **own: Any) -> tuple[TableLoader, Str
         own: keywords that the command sets by itself, and that win.
     """
     return StructuredDataset.create_dataloader(**{**loader_keywords(typed), "check_plan": False, **own})
-
-
-__all__ = ["TABLE", "Argument", "add_arguments", "comma_separated", "loader_keywords", "open_loader", "storage_option"]

@@ -208,6 +208,3 @@ def _bar(runs: int, *, quiet: bool) -> Callable[[], None]:
             bar.close()
 
     return tick
-
-
-__all__ = ["Duel", "add_parser", "measure", "run"]

@@ -122,6 +122,3 @@ def _build_over(cluster: RayCluster, keeper: StoreKeeper) -> list[str]:
         return ["it was there already"]
     built = build_over_ray(cluster, keeper, keeper.place)
     return [f"{node} built {count} of {len(keeper.spec.chunk_rows)} chunks" for node, count in sorted(built.items())]
-
-
-__all__ = ["add_builder_arguments", "build_store"]

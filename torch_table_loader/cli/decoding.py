@@ -118,6 +118,3 @@ class _Work:
     def _take(self) -> tuple[int, int] | None:
         with self._taking:
             return next(self._left, None)
-
-
-__all__ = ["decode_row_groups", "scan"]

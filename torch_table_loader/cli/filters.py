@@ -78,6 +78,3 @@ def parse_value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-__all__ = ["parse_filter", "parse_filters", "parse_value"]

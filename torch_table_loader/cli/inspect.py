@@ -94,7 +94,7 @@ def run(typed: argparse.Namespace) -> None:
 
 
 def tell(job: Job, asked: LoaderOptions, epoch: int, most: int) -> Iterator[str]:
-    """Give the printed tables one by one.
+    """Return the printed tables one by one.
 
     Args:
         job: rank 0's, of Arrow batches; it is planned for every rank.
@@ -125,7 +125,7 @@ def tell(job: Job, asked: LoaderOptions, epoch: int, most: int) -> Iterator[str]
 
 
 def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
-    """Say what the loader makes of a column: its form, or why it is refused.
+    """Return what the loader makes of a column: its form, or why it is refused.
 
     Args:
         table: surveyed.
@@ -158,7 +158,7 @@ def _for_columns(asked: LoaderOptions, names: Collection[str]) -> LoaderOptions:
 
 
 def _together(table: Table, schema: pa.Schema, asked: LoaderOptions, verdicts: Sequence[str]) -> list[str]:
-    """Say what the loader refuses of columns that it takes one by one: two under one name, a fill for none."""
+    """Return what the loader refuses of columns that it takes one by one: two under one name, a fill for none."""
     taken = [field for field, told in zip(schema, verdicts, strict=True) if not told.startswith(REFUSED)]
     left = set(schema.names) - {field.name for field in taken}
     fills = asked.nulls if isinstance(asked.nulls, Mapping) else {}
@@ -287,6 +287,3 @@ def _fold(which: Any, ranks: Sequence[Any]) -> list[int | None]:
 
 def _more(rows: Sequence[object], most: int) -> str:
     return f"… and {len(rows) - most:,} more (--lines 0 shows all)" if len(rows) > most else ""
-
-
-__all__ = ["Load", "add_parser", "bytes_of", "run", "tell", "verdict"]

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         return typed
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, and where help is."""
+        """Return what is wrong in one line, and where help is."""
         say("error", f"{message} (see {self.prog} --help)")
         raise SystemExit(USAGE_ERROR)
 

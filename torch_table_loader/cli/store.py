@@ -95,7 +95,7 @@ def _prune(typed: argparse.Namespace) -> None:
 
 
 def _stores(folder: Path) -> Iterator[tuple[Path, Manifest | None, str]]:
-    """Give each store, its manifest, and what is wrong with that."""
+    """Return each store, its manifest, and what is wrong with that."""
     places = sorted(folder.glob(f"{_PREFIX}*")) if folder.is_dir() else []
     for place in filter(Path.is_dir, places):
         try:
@@ -113,9 +113,6 @@ def _fault_of(place: Path, manifest: Manifest) -> str:
 
 
 def _is_going_on(place: Path) -> bool:
-    """Say whether a builder gave a sign of life in the last minutes."""
+    """Return whether a builder gave a sign of life in the last minutes."""
     newest = max((path.stat().st_mtime for path in (place / "leases").glob("*")), default=0.0)
     return time.time() - newest < 300
-
-
-__all__ = ["add_parser"]

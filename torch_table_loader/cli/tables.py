@@ -44,6 +44,3 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-__all__ = ["render"]

@@ -223,7 +223,7 @@ class Agreement:
             )
 
     def _first_said(self, key: str, value: str) -> str:
-        """Give what the first rank said; without a store, what is said here."""
+        """Return what the first rank said; without a store, what is said here."""
         return value if self._store is None else str(self._store.compare_set(key, "", value), "utf-8")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -256,6 +256,3 @@ class Agreement:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-__all__ = ["Agreement"]

@@ -109,9 +109,6 @@ def _rebuilt(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[
 
 
 def _args_of(error: BaseException) -> tuple[Any, ...]:
-    """Give what the error was made of; an OSError hides its file name from `args`."""
+    """Return what the error was made of; an OSError hides its file name from `args`."""
     made_of: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args
     return tuple(made_of)
-
-
-__all__ = ["Carried", "carry_batch", "carry_error", "twin_of"]

@@ -45,6 +45,3 @@ def _where(work: LaneWork, lane: int | None, number: int) -> str:
 def step_of(plan: Steps, lane: int, number: int) -> int:
     """Find the step in which a lane delivers its batch `number`, from 0; as `rows_of` counts steps."""
     return bisect_right(range(plan.steps + 1), number, key=lambda step: plan.batches_before(step)[lane]) - 1
-
-
-__all__ = ["collated", "step_of"]

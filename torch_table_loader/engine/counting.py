@@ -173,6 +173,3 @@ class LiveCounter:
             if (live >= 0).all():
                 entry = CacheEntry(self._table.metas[number], {self._key: tuple(live.tolist())})
                 self._cache.put(layout.files[number], entry)
-
-
-__all__ = ["LiveCounter", "Progress"]

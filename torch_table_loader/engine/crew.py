@@ -87,6 +87,3 @@ def _dismiss(idle: list[_Hand]) -> None:
     for hand in ended:
         if hand.thread is not threading.current_thread():  # the collector runs where it likes
             hand.thread.join()
-
-
-__all__ = ["Crew"]

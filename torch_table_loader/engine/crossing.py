@@ -144,6 +144,3 @@ def shared_memory_named() -> Iterator[None]:
             "more (docker run --shm-size), take fewer workers, a smaller batch_size or prefetch_batches, or "
             'worker_type="thread"'
         ) from error
-
-
-__all__ = ["Inbox", "Outbox", "Parcel", "new_slots", "shared_memory_named"]

@@ -207,7 +207,7 @@ class BatchMover(Iterator[Any]):
         self._end: Exception | None = None
 
     def __next__(self) -> Any:
-        """Give the next batch."""
+        """Return the next batch."""
         while self._end is None and len(self._sent) <= self._ahead:
             self._send_next()
         if not self._sent:
@@ -284,6 +284,3 @@ def mapped(value: Any, kind: Any, function: Callable[[Any], Any]) -> Any:
         entries = [mapped(entry, kind, function) for entry in value]
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
     return value
-
-
-__all__ = ["BATCHES_AHEAD", "BatchMover", "Copier", "CudaCopier", "Mark", "check_placing", "mapped", "moved"]

@@ -26,7 +26,7 @@ class ExclusionBook:
         self._lock = threading.Lock()
 
     def of(self, epoch: int) -> ExclusionVersions:
-        """Say what is excluded from an epoch: what it began with if it runs, else the newest."""
+        """Return what is excluded from an epoch: what it began with if it runs, else the newest."""
         with self._lock:
             began, running = self._running
             return ExclusionVersions(running if began == epoch else self.newest, self.newest)
@@ -85,6 +85,3 @@ def warn_of_undone(here: ExclusionBook, loaded: ExclusionBook, where: str = "") 
         f"the state that was loaded brings its own exclusions: {', '.join(said)}; call exclude() and include() after "
         "load_state_dict() for what is to hold in the epochs to come"
     )
-
-
-__all__ = ["ExclusionBook", "warn_of_undone"]

@@ -118,7 +118,7 @@ def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) ->
 
 
 def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
-    """Say the shape of a job."""
+    """Return the shape of a job."""
     return Topology(
         num_ranks,
         options.lanes,
@@ -164,6 +164,3 @@ def planner_of(
 def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
     """Add the column that says which rows are padding, where batches have it."""
     return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
-
-
-__all__ = ["codec_of", "columns_of", "counter_of", "planner_of", "strategy_of", "topology_of", "with_padding"]

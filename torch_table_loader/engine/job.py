@@ -140,7 +140,7 @@ class Job:
         )
 
     def with_lanes(self, lanes: int) -> Job:
-        """Give the same job with another number of lanes."""
+        """Return the same job with another number of lanes."""
         if lanes == self.topology.lanes:
             return self
         return replace(self, planner=self.planner.with_lanes(lanes))
@@ -243,7 +243,7 @@ class Job:
         )
 
     def rows_of(self, cursor: Cursor, step: int) -> list[RowSpan | LiveSpan]:
-        """Say which rows a batch delivers; see `TableLoader.rows_of`."""
+        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         planned = self.planned(cursor)
         key = (self.topology.shuffle_buffer_size, self.options.shuffle_seed, cursor.epoch)
         live_before = self.planner.live_before
@@ -265,6 +265,3 @@ class Job:
                 f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
                 f"{remedy}"
             )
-
-
-__all__ = ["Job"]

@@ -56,7 +56,7 @@ class LaneIterator(Iterator[Any]):
             next(self)
 
     def __next__(self) -> Any:
-        """Give the next batch."""
+        """Return the next batch."""
         while not self._ready:
             if self._source is None:
                 raise StopIteration
@@ -81,7 +81,7 @@ class WorkersLane(LaneIterator):
     """A lane in a worker process, with a state; in the process of the caller the dataset has it."""
 
     def state_dict(self) -> dict[str, int]:
-        """Say how many batches of the lane were given."""
+        """Return how many batches of the lane were given."""
         return {
             "worker": self._lane,
             "workers": self._work.lanes,
@@ -108,6 +108,3 @@ class WorkersLane(LaneIterator):
         if state["batches"] != self._taken.batches:
             self._close()
             self._begin(state["batches"])
-
-
-__all__ = ["LaneIterator", "Taken", "WorkersLane"]

@@ -16,6 +16,3 @@ def steps_of(plan: Steps) -> int:
     if plan.endless or not plan.counted:
         raise TypeError(ENDLESS if plan.endless else UNCOUNTED)
     return plan.steps
-
-
-__all__ = ["ENDLESS", "UNCOUNTED", "steps_of"]

@@ -53,6 +53,3 @@ def _cgroup_cpus(root: Path) -> int | None:
     if quota in ("max", "-1"):
         return None
     return max(1, -(-int(quota) // int(period)))
-
-
-__all__ = ["ranks_on_this_node", "servers_for", "usable_cpus"]

@@ -90,7 +90,7 @@ def _cgroup_mounts(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _inside(path: str, mounted: str) -> PurePosixPath:
-    """Say where a cgroup is below the mount; a path that leads out of what is mounted means the mount itself."""
+    """Return where a cgroup is below the mount; a path that leads out of what is mounted means the mount itself."""
     own = PurePosixPath(path)
     if ".." in own.parts or not own.is_relative_to(mounted):
         return PurePosixPath()
@@ -126,6 +126,3 @@ def _number(text: str) -> int | None:
     with suppress(ValueError):
         return int(text)
     return None
-
-
-__all__ = ["available_memory"]

@@ -146,11 +146,11 @@ class MixedJob:
         return {**said["options"], **tables, "weights": dict(self.given)}
 
     def with_lanes(self, lanes: int) -> MixedJob:
-        """Give the same job with another number of lanes, which decides no batch."""
+        """Return the same job with another number of lanes, which decides no batch."""
         return self._changed(topology=replace(self.topology, lanes=lanes))
 
     def with_sources(self, sources: Mapping[str, RowJob]) -> MixedJob:
-        """Give the same job over other versions of its sources."""
+        """Return the same job over other versions of its sources."""
         both = {**self.sources, **sources}
         return self._changed(sources=both, columns=common_columns(both, self.options))
 
@@ -272,7 +272,7 @@ class MixedJob:
         return work_of(self, cursor, self.feed(cursor))
 
     def feed(self, cursor: MixedCursor) -> MixedFeed:
-        """Give the rows of an epoch by their place in the mixture's order."""
+        """Return the rows of an epoch by their place in the mixture's order."""
         numbers = {name: number for number, name in enumerate(self.sources)}
         feeds = []
         for name in cursor.mixture.names:
@@ -284,7 +284,7 @@ class MixedJob:
         return MixedFeed(cursor.mixture, tuple(feeds))
 
     def rows_of(self, cursor: MixedCursor, step: int) -> list[SourceRow]:
-        """Say which rows a batch delivers; see `TableLoader.rows_of`."""
+        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         cursor = self.current(cursor)
         places, real = self.planned(cursor).plan.step(step)
         source, turn = cursor.mixture.take(places[:real])
@@ -299,6 +299,3 @@ class MixedJob:
     def _rows(self, versions: Mapping[str, ExclusionVersions]) -> dict[str, int]:
         """Count what is left of each source in an epoch."""
         return {name: job.remaining(versions[name].running).num_rows for name, job in self.sources.items()}
-
-
-__all__ = ["MixedJob", "WeightBook"]

@@ -198,6 +198,3 @@ def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
 
 def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
     return [[name, value] for name, value in sorted(values.items())]
-
-
-__all__ = ["MixedPosition", "check_mixture", "resumed", "write_mixed_state"]

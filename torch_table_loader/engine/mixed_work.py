@@ -64,7 +64,7 @@ class MixedFeed:
     sources: tuple[SourceFeed, ...]
 
     def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
-        """Give the rows of blocks that come after each other, each as one array a column, `source` among them.
+        """Return the rows of blocks that come after each other, each as one array a column, `source` among them.
 
         A source without weight is never opened.
         """
@@ -78,7 +78,7 @@ class MixedFeed:
             yield [*_joined(parts, source), pa.array(numbers[source])], note
 
     def _of(self, number: int, found: Iterator[tuple[Place, Any]]) -> Iterator[list[pa.Array]]:
-        """Give what each block has of one source; a block that has nothing of it counts too, lest one look too far."""
+        """Yield the rows that each block has of one source; blocks without any count too, lest one look too far."""
         entry = self.sources[number]
         turns = ((place.turn[place.source == number], None) for place, _ in found)
         for columns, _ in entry.feed.columns(turns, _BLOCKS_AHEAD):
@@ -154,7 +154,7 @@ def _same(one: Any, two: Any) -> bool:
 
 
 def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:
-    """Say where a source has each column of the mixture but `source`."""
+    """Return where a source has each column of the mixture but `source`."""
     return tuple(own.get_field_index(name) for name in columns.names[:-1])
 
 
@@ -181,15 +181,3 @@ def check_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> 
         raise ConfigError(f"weights must name every source, and {missing[0]!r} is not in it; 0 leaves a source out")
     if unknown := [name for name in weights if name not in sources]:
         raise ConfigError(f"weights names {unknown[0]!r}, and the sources are {', '.join(map(repr, sources))}")
-
-
-__all__ = [
-    "FORM_OPTIONS",
-    "SOURCE_COLUMN",
-    "MixedFeed",
-    "SourceFeed",
-    "check_names",
-    "common_columns",
-    "common_form",
-    "places_of",
-]

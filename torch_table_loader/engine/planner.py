@@ -252,6 +252,3 @@ def _stage_start(cursor: Cursor) -> Cursor:
 
 def _windows(consumed: Consumption) -> tuple[Window, ...]:
     return tuple(entry.window for entry in consumed.windows)
-
-
-__all__ = ["PlannedEpoch", "Planner"]

@@ -193,7 +193,7 @@ class ProcessServer:
         return came if isinstance(came, list) else came.batches(self._work.plan.batch_size)
 
     def rest(self, lane: int) -> Rows | None:
-        """Give the rows that a lane which is done left over."""
+        """Return the rows that a lane which is done left over."""
         return self._rest[lane]
 
     def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 they hold the epoch that they began with
@@ -218,6 +218,3 @@ class ProcessServer:
             self._ready[lane].append(rows)
         elif message.batch is not None:
             self._ready[lane].append(message.batch)
-
-
-__all__ = ["ProcessServer"]

@@ -13,6 +13,3 @@ def progress_bar(label: str, *, show: bool) -> Callable[[Iterable[Any], int | No
     from tqdm.auto import tqdm
 
     return lambda items, total: tqdm(items, desc=label, total=total)
-
-
-__all__ = ["progress_bar"]

@@ -170,6 +170,3 @@ def _warn_alone(job: RankInfo) -> None:
             f"this loader reads the whole table (num_ranks=1) in a job of {job.num_ranks} ranks ({job.origin} says); "
             'pass num_ranks="auto", or num_ranks= and rank=, to give each rank its part'
         )
-
-
-__all__ = ["DATA_PARALLEL_DIMS", "RankInfo", "resolve_ranks"]

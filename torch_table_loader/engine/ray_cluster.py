@@ -152,7 +152,7 @@ def _on_node(work: Callable[..., R], *arguments: Any) -> tuple[str, R]:
 
 
 def _build_share(keeper: StoreKeeper, place: str, mark: str) -> int:
-    """Build with one thread until the store is whole; give the number of chunks that were built here."""
+    """Build with one thread until the store is whole; return the number of chunks that were built here."""
     if not Path(mark).exists():
         raise StorageError(
             f"the Ray node on {socket.gethostname()} does not see {Path(mark).parent}; pass --store a folder that all "
@@ -171,6 +171,3 @@ def _mark(folder: Path) -> Iterator[Path]:
         yield mark
     finally:
         mark.unlink(missing_ok=True)
-
-
-__all__ = ["RayCluster", "build_over_ray", "ray_cluster"]

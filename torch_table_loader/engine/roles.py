@@ -137,11 +137,11 @@ class LaneWork(Protocol):
         ...
 
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
-        """Give a lane's rows in the order in which they are delivered, from its batch `start` on."""
+        """Return a lane's rows in the order in which they are delivered, from its batch `start` on."""
         ...
 
     def joining(self, start: int) -> JoiningWork | None:
-        """Give the work itself, where whoever has what all lanes left over makes the rank's last batches of it."""
+        """Return the work itself, where whoever has what all lanes left over makes the rank's last batches of it."""
         ...
 
 
@@ -149,7 +149,7 @@ class JoiningWork(LaneWork, Protocol):
     """Work whose lanes may be read to their very end; what they leave over makes the last batches."""
 
     def rows_to_the_end(self, lane: int, start: int) -> Iterator[Rows]:
-        """Give a lane's rows, its tail included."""
+        """Return a lane's rows, its tail included."""
         ...
 
     def tails(self, rests: Sequence[Rows]) -> list[Rows]:
@@ -194,7 +194,7 @@ class RankShare(Protocol[P]):
         ...
 
     def with_lanes(self, lanes: int) -> RankShare[P]:
-        """Give the same share with another number of lanes."""
+        """Return the same share with another number of lanes."""
         ...
 
     def start(self, epoch: int) -> P:
@@ -226,7 +226,7 @@ class RankShare(Protocol[P]):
         ...
 
     def rows_of(self, cursor: P, step: int) -> Sequence[RowSpan | LiveSpan | SourceRow]:
-        """Say which rows a batch delivers; see `TableLoader.rows_of`."""
+        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         ...
 
     def close_clients(self) -> None:
@@ -243,12 +243,9 @@ class TableShare(RankShare[P], Protocol[P]):
         ...
 
     def with_lanes(self, lanes: int) -> TableShare[P]:
-        """Give the same share with another number of lanes."""
+        """Return the same share with another number of lanes."""
         ...
 
     def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[P], P]:
         """Find where a state says to go on. Raises ResumeError where it does not fit."""
         ...
-
-
-__all__ = ["JoiningWork", "LaneWork", "Place", "Planned", "RankShare", "Steps", "TableShare"]

@@ -119,7 +119,7 @@ class RowJob:
         return batches_of_a_gather(self.row_bytes, self.options.batch_size)
 
     def with_lanes(self, lanes: int) -> RowJob:
-        """Give the same job with another number of lanes, which decides no batch."""
+        """Return the same job with another number of lanes, which decides no batch."""
         return replace(self, topology=replace(self.topology, lanes=lanes))
 
     @cached_property
@@ -201,13 +201,13 @@ class RowJob:
         return work_of(self, cursor, self.feed(cursor))
 
     def feed(self, cursor: RowCursor) -> RowFeed:
-        """Give the rows of an epoch by their place in its order."""
+        """Return the rows of an epoch by their place in its order."""
         remaining = self._some(cursor.exclusions.running)
         key = derive_key(self.options.shuffle_seed, cursor.epoch, "rows")
         return RowFeed(RowOrder(Permutation(remaining.num_rows, key), remaining), self.keeper, self.options.row_id)
 
     def rows_of(self, cursor: RowCursor, step: int) -> list[RowSpan]:
-        """Say which rows a batch delivers; see `TableLoader.rows_of`."""
+        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         places, real = self.planned(cursor).plan.step(step)
         ids = self.feed(cursor).ids(places[:real])
         layout = self.table.layout
@@ -269,6 +269,3 @@ def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> L
         return options
     own = options.batch_size if given else None
     return replace(options, batch_size=rank_batch_size(own, options.global_batch_size, num_ranks))
-
-
-__all__ = ["PlannedRows", "RowJob", "warn_of_uneven_steps", "with_batch_size"]

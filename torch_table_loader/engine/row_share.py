@@ -111,6 +111,3 @@ def work_of(share: RowShare, cursor: EpochPlace, feed: Feed) -> RowWork:
         block_batches=block_batches,
         blocks_ahead=blocks_ahead,
     )
-
-
-__all__ = ["PlannedRows", "RowShare", "blocks_of", "planned_rows", "schema_of", "work_of"]

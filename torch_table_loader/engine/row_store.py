@@ -261,7 +261,7 @@ class StoreKeeper:
             yield from self._reader.read(task)
 
     def build_share(self, place: Path, threads: int) -> list[int]:
-        """Build the store in a folder together with all who are at it; give the chunks that this process built.
+        """Build the store in a folder together with all who are at it; return the chunks that this process built.
 
         Args:
             place: the store's folder.
@@ -307,7 +307,7 @@ class StoreKeeper:
 
 
 def default_folder() -> Path:
-    """Say where stores are kept if the caller names no place."""
+    """Return where stores are kept if the caller names no place."""
     if given := os.environ.get(CACHE_VARIABLE):
         return Path(given).expanduser().absolute() / "row-stores"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -329,7 +329,7 @@ def _check_owner(place: Path) -> None:
 
 
 def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
-    """Say whether what this process holds is there in its workers too."""
+    """Return whether what this process holds is there in its workers too."""
     if options.worker_type == "thread" or options.num_workers == 0:
         return True
     if not fork_safe:
@@ -337,6 +337,3 @@ def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     given = options.multiprocessing_context
     method = given if isinstance(given, str) else (given or multiprocessing).get_start_method()
     return bool(method == "fork")
-
-
-__all__ = ["CACHE_VARIABLE", "StoreKeeper", "crosses_by_fork", "default_folder"]

@@ -53,7 +53,7 @@ class RowOrder:
     remaining: Remaining
 
     def take(self, places: Ints) -> Ints:
-        """Give the row of the store at each place of the order."""
+        """Return the row of the store at each place of the order."""
         return self.remaining.select(self.permutation.take(places))
 
 
@@ -61,7 +61,7 @@ class Order(Protocol):
     """Which row of a store comes at each place."""
 
     def take(self, places: Ints) -> Ints:
-        """Give the row of the store at each place of the order."""
+        """Return the row of the store at each place of the order."""
         ...
 
 
@@ -80,7 +80,7 @@ class RowFeed:
     row_id: bool
 
     def columns(self, blocks: Iterator[tuple[Ints, T]], ahead: int | None = None) -> Iterator[tuple[list[pa.Array], T]]:
-        """Give the rows of blocks that come after each other, each as one array a column.
+        """Return the rows of blocks that come after each other, each as one array a column.
 
         Args:
             blocks: the places of each, and a note of the caller's.
@@ -92,7 +92,7 @@ class RowFeed:
             yield [*columns, pa.array(stored.ids(rows))] if self.row_id else columns, note
 
     def ids(self, places: Ints) -> Ints:
-        """Give the row ids at some places; the store is opened only where it alone knows them."""
+        """Return the row ids at some places; the store is opened only where it alone knows them."""
         found = self._found(places)
         return self.keeper.rows().ids(found) if self.keeper.spec.keeps_ids else found
 
@@ -105,7 +105,7 @@ class Feed(Protocol):
     """Where the rows of an epoch come from: one store, or several."""
 
     def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
-        """Give the rows of blocks that come after each other, each as one array a column.
+        """Return the rows of blocks that come after each other, each as one array a column.
 
         Args:
             blocks: the places of each in the epoch's order, and a note of the caller's.
@@ -170,8 +170,5 @@ class RowWork:
             yield cast("Rows", self.codec.decode(batch))
 
     def _blocks(self, lane: int, start: int) -> Iterator[tuple[Ints, NDArray[np.bool_]]]:
-        """Give the places that are gathered together, and which of them are padding."""
+        """Return the places that are gathered together, and which of them are padding."""
         yield from map(self.plan.places_of, self.plan.steps_of(lane, start, self.gather_batches))
-
-
-__all__ = ["Feed", "RowFeed", "RowOrder", "RowWork"]

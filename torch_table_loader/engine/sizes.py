@@ -77,7 +77,7 @@ def width_of(kind: pa.DataType) -> int:
 
 
 def is_variable(kind: pa.DataType) -> bool:
-    """Say whether `width_of` has to guess.
+    """Return whether `width_of` has to guess.
 
     >>> is_variable(pa.int32()), is_variable(pa.struct([("tokens", pa.list_(pa.int32()))]))
     (False, True)
@@ -115,14 +115,3 @@ def blocks_of_a_process(
         return batches, BLOCKS_AHEAD
     batches = min(batches, prefetch_batches)
     return batches, -(-prefetch_batches // batches)
-
-
-__all__ = [
-    "BLOCKS_AHEAD",
-    "BLOCK_BYTES",
-    "batches_of_a_gather",
-    "blocks_of_a_process",
-    "is_variable",
-    "rows_of_a_read",
-    "width_of",
-]

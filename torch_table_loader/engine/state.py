@@ -164,6 +164,3 @@ def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
-
-
-__all__ = ["check_state", "check_version", "filter_key", "identity", "read_state", "write_state"]

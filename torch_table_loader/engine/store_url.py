@@ -70,8 +70,5 @@ def store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> 
 
 
 def local_path(row_store: str | os.PathLike[str]) -> str:
-    """Give the path of a ``file://`` URL; a path as it is."""
+    """Return the path of a ``file://`` URL; a path as it is."""
     return parse_address(row_store).path if "://" in str(row_store) else str(row_store)
-
-
-__all__ = ["StoreUrl", "local_path", "store_url"]

@@ -349,6 +349,3 @@ def _sharing_schemas(files: Sequence[DataFile], metas: Sequence[FileMeta], stora
             distinct.append(meta.schema)
         shared.append(meta if same is None else replace(meta, schema=same))
     return tuple(shared)
-
-
-__all__ = ["Table", "in_parallel", "survey"]

@@ -48,7 +48,7 @@ class CallerServer:
         return self._lanes[lane].next_block(self._prefetch)
 
     def rest(self, lane: int) -> Rows | None:
-        """Give the rows that a lane which is done left over."""
+        """Return the rows that a lane which is done left over."""
         return self._lanes[lane].rest
 
     def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 there is no thread to keep
@@ -122,7 +122,7 @@ class ThreadServer:
             return block
 
     def rest(self, lane: int) -> Rows | None:
-        """Give the rows that a lane which is done left over."""
+        """Return the rows that a lane which is done left over."""
         return self._lanes[lane].batches.rest
 
     def close(self, *, is_over: bool = False) -> None:
@@ -139,7 +139,7 @@ class ThreadServer:
             self._crew.dismiss()
 
     def _error_of(self, lane: _Lane) -> BaseException | None:
-        """Give a lane's own error; where its part of the tails is waited for, that of any lane, for it never comes."""
+        """Return a lane's own error; where its part of the tails is awaited, any lane's, since that part never comes."""
         if lane.error is not None or lane.done or not lane.read:
             return lane.error
         return next((other.error for other in self._lanes if other.error is not None), None)
@@ -237,12 +237,9 @@ def _hand_out(tails: list[Rows], lanes: list[LaneBatches]) -> None:
 
 
 def rests_of(lanes: list[LaneBatches]) -> list[Rows]:
-    """Give what the lanes left over, in lane order, reading lanes that have no full batch left to their end."""
+    """Return what the lanes left over, in lane order, reading lanes that have no full batch left to their end."""
     for lane in lanes:
         while lane.next_block() is not None:
             msg = "a lane made a full batch after the plan's last"
             raise AssertionError(msg)
     return [lane.rest for lane in lanes if lane.rest is not None]
-
-
-__all__ = ["CallerServer", "ThreadServer", "begin_lanes", "rests_of"]

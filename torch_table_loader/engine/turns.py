@@ -27,11 +27,11 @@ class LaneServer(Protocol):
         ...
 
     def take(self, lane: int) -> list[Any] | None:
-        """Give a lane's next block of batches; None when the lane is done. Raises what the lane raised."""
+        """Return a lane's next block of batches; None when the lane is done. Raises what the lane raised."""
         ...
 
     def rest(self, lane: int) -> Rows | None:
-        """Give the rows that a lane which is done left over; only where rows are not counted."""
+        """Return the rows that a lane which is done left over; only where rows are not counted."""
         ...
 
     def close(self, *, is_over: bool = False) -> None:
@@ -93,7 +93,7 @@ class BatchesInTurn(Iterator[Any]):
         return self._server.clocks
 
     def __next__(self) -> Any:
-        """Give the next batch; an error of a lane comes where its batch would have, and ends the epoch."""
+        """Return the next batch; an error of a lane comes where its batch would have, and ends the epoch."""
         if not self._close.alive:
             raise StopIteration
         ready = self._rotated() if self._schedule is None else self._ready_of(next(self._schedule, None))
@@ -175,6 +175,3 @@ class BatchesInTurn(Iterator[Any]):
             return False
         self._ready[lane].extend(block)
         return True
-
-
-__all__ = ["BatchesInTurn", "LaneServer", "Tally"]

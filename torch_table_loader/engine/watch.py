@@ -79,7 +79,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
 
     def death(self) -> WorkerError | None:
-        """Say how a worker ended before its work did, where one did; an error may come a moment before its end."""
+        """Return how a worker ended before its work did, where one did; an error may come a moment before its end."""
         workers = getattr(self, "_workers", [])
         working = getattr(self, "_workers_status", [True for _ in workers])
         ended = wait([worker.sentinel for worker, works in zip(workers, working, strict=False) if works], timeout=1)
@@ -138,7 +138,7 @@ class _Watch:
 
 
 def death_of(worker: Any) -> WorkerError:
-    """Say how a worker ended.
+    """Return how a worker ended.
 
     Args:
         worker: a process whose sentinel says that it has ended; its exit code is known a moment later.
@@ -155,6 +155,3 @@ def death_of(worker: Any) -> WorkerError:
         how, hint = f"ended with code {code}", _STARTING if code == 1 else ""
     said = f"worker process {worker.pid} {how} in the middle of the epoch"
     return WorkerError(f"{said}; {hint}" if hint else said)
-
-
-__all__ = ["WatchedWorkers", "death_of"]

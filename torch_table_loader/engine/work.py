@@ -321,6 +321,3 @@ class LaneBatches:
         self._done = True
         self._runs.clear()
         self._source.close()  # type: ignore[attr-defined]
-
-
-__all__ = ["PADDING_COLUMN", "EpochWork", "LaneBatches", "LaneClock"]

@@ -52,7 +52,7 @@ class Chunks:
         return tuple(np.diff(ends[self.offsets]).tolist())
 
     def tasks(self, chunk: int) -> list[ReadTask]:
-        """Say what is to be read for a chunk: one task a file."""
+        """Return what is to be read for a chunk: one task a file."""
         table, layout = self.segments, self.segments.splits.layout
         part = self.kept[int(self.offsets[chunk]) : int(self.offsets[chunk + 1])]
         file = np.searchsorted(layout.group_offsets, table.group[part], side="right") - 1
@@ -80,6 +80,3 @@ def whole_files(layout: TableLayout, *, filtered: bool) -> SegmentTable:
     files = np.arange(len(layout), dtype=np.int64)
     splits = SplitTable(layout, files, np.zeros_like(files), layout.file_rows)
     return SegmentTable.of(splits, filtered=filtered)
-
-
-__all__ = ["Chunks", "whole_files"]

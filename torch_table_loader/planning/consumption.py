@@ -60,7 +60,7 @@ class Consumption:
         return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
     def units(self, num_splits: int) -> Runs:
-        """Give what remains of open windows as pieces; window w stands for the split ``num_splits + w``."""
+        """Return what remains of open windows as pieces; window w stands for the split ``num_splits + w``."""
         return Runs.of(
             [
                 (num_splits + number, start, stop)
@@ -168,6 +168,3 @@ def _without(parts: Sequence[tuple[int, int]], used: Sequence[tuple[int, int]]) 
             if piece[0] < piece[1]
         ]
     return tuple(left)
-
-
-__all__ = ["Consumption", "OpenWindow", "PlacedPlan"]

@@ -110,6 +110,3 @@ class Cursor:
                 f"the state must hold epoch and history as state_dict() writes them, got {error!r}; "
                 "pass the value of state_dict() unchanged"
             ) from error
-
-
-__all__ = ["STATE_VERSION", "Cursor", "Stage"]

@@ -181,6 +181,3 @@ def _take_bytes(strategy: object, value: int | str) -> None:
 def _take_rows(strategy: object, value: int) -> None:
     """Check a target in rows, and keep it as an int."""
     object.__setattr__(strategy, "target_rows", integer(f"{type(strategy).__name__}: target_rows", value, least=1))
-
-
-__all__ = ["RoundRobinStrategy", "RowBalancedStrategy", "SizeBalancedStrategy", "TargetSizeStrategy", "as_layout"]

@@ -13,7 +13,7 @@ N = TypeVar("N", bound=np.integer)
 
 
 def distinct(numbers: NDArray[N]) -> NDArray[N]:
-    """Give the numbers of an array in ascending order, each once.
+    """Return the numbers of an array in ascending order, each once.
 
     `np.unique` does the same, but hashes since NumPy 2.3, which takes some fifty times as long for millions.
 
@@ -27,6 +27,3 @@ def distinct(numbers: NDArray[N]) -> NDArray[N]:
         numbers = np.sort(numbers)
         numbers = numbers[np.concatenate(([True], numbers[1:] != numbers[:-1]))]
     return numbers
-
-
-__all__ = ["distinct"]

@@ -187,7 +187,7 @@ def repeat_rows(order: Runs, count: int) -> Runs:
 
 
 def uneven_steps(steps: Sequence[int]) -> str | None:
-    """Say how steps differ over ranks, or None if they do not.
+    """Return how steps differ over ranks, or None if they do not.
 
     >>> uneven_steps([3, 2, 2])
     '3, 2, 2'
@@ -198,6 +198,3 @@ def uneven_steps(steps: Sequence[int]) -> str | None:
         return None
     shown = ", ".join(map(str, steps[:16]))
     return shown if len(steps) <= 16 else f"{shown}, … ({min(steps)} to {max(steps)} over {len(steps)} ranks)"
-
-
-__all__ = ["CutEpoch", "DealtEpoch", "epoch_order", "repeat_rows", "uneven_steps"]

@@ -174,7 +174,7 @@ class Remaining:
         return self.total - len(self.gone)
 
     def select(self, ranks: Ints) -> Ints:
-        """Give the place of each rank among what is left.
+        """Return the place of each rank among what is left.
 
         Args:
             ranks: int64, each in [0, num_rows).
@@ -184,7 +184,7 @@ class Remaining:
         return ranks + np.searchsorted(self._shifts, ranks, side="right")
 
     def rank(self, places: Ints) -> Ints:
-        """Give the rank among what is left of each place, none of which is gone."""
+        """Return the rank among what is left of each place, none of which is gone."""
         if not len(self.gone):
             return places
         return places - np.searchsorted(self.gone, places)
@@ -234,6 +234,3 @@ def _checked(row_ids: Any, num_rows: int) -> Ints:
             "them from the column row_id (row_id=True)"
         )
     return distinct(ids.astype(np.int64).reshape(-1))
-
-
-__all__ = ["ExclusionVersions", "Exclusions", "Remaining", "decode_ids", "encode_ids"]

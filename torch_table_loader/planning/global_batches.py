@@ -130,7 +130,7 @@ class GlobalBatches:
         return self.full_steps * self.batch_size + len(self.tail.places)
 
     def step(self, number: int) -> StepPlaces:
-        """Say what a step takes.
+        """Return what a step takes.
 
         Args:
             number: from 0 at the stage's start, below `steps`.
@@ -252,6 +252,3 @@ def steps_of_ranks(batches: GlobalBatches) -> list[int]:
     ranks, rest = batches.topology.num_ranks, batches.remainder
     with_tail = ranks if batches.topology.even_ranks == "pad" and rest else min(ranks, rest)
     return [batches.full_steps + 1] * with_tail + [batches.full_steps] * (ranks - with_tail)
-
-
-__all__ = ["ENDLESS", "GlobalBatches", "StepPlaces", "concat_places", "rank_batch_size", "steps_of_ranks"]

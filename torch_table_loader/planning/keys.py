@@ -26,12 +26,12 @@ U64: TypeAlias = NDArray[np.uint64]
 
 
 def u32(value: int) -> U32:
-    """Give the value as a 0-d array: numpy warns where products of scalars wrap, and reads scalars slower."""
+    """Return the value as a 0-d array: numpy warns where products of scalars wrap, and reads scalars slower."""
     return np.array(value, dtype=np.uint32)
 
 
 def u64(value: int) -> U64:
-    """Give the value as a 0-d array, as ``u32`` does."""
+    """Return the value as a 0-d array, as ``u32`` does."""
     return np.array(value, dtype=np.uint64)
 
 
@@ -167,7 +167,7 @@ def _int_bytes(value: int) -> bytes:
 
 
 def as_int(name: str, value: object) -> int:
-    """Give the value as an int, numpy's too; ConfigTypeError where it is no integer."""
+    """Return the value as an int, numpy's too; ConfigTypeError where it is no integer."""
     try:
         return operator.index(value)  # type: ignore[arg-type]  # the call is the check
     except TypeError:
@@ -179,6 +179,3 @@ def _check_words(name: str, words: tuple[int, ...], count: int, bits: int) -> No
         raise ConfigError(
             f"{name} must be {count} integers in [0, 2**{bits}), got {words!r}; use derive_key to make a key"
         )
-
-
-__all__ = ["U32", "U64", "Key", "as_int", "derive_key", "hashes_of", "keyed_hashes", "keyed_mix", "u32", "u64"]

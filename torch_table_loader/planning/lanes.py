@@ -146,7 +146,7 @@ class RankPlan:
         return taken
 
     def sections(self, lane: int, start: int = 0) -> list[Section]:
-        """Say what a lane reads.
+        """Return what a lane reads.
 
         Args:
             lane: which.
@@ -173,7 +173,7 @@ class RankPlan:
         return result
 
     def delivered(self, lane: int, batches: int) -> tuple[Section | None, Runs]:
-        """Say what a lane has delivered.
+        """Return what a lane has delivered.
 
         Args:
             lane: which.
@@ -192,7 +192,7 @@ class RankPlan:
         return body, Runs.concat([tails.slice(tail * size, (tail + 1) * size) for tail in numbers])
 
     def whole(self, lane: int, start: int) -> Section:
-        """Give all rows of a lane, those of its tail too, `start` batches of which were delivered before."""
+        """Return all rows of a lane, those of its tail too, `start` batches of which were delivered before."""
         rows = self.lanes[lane]
         return Section(self.lane_name(lane), rows, rows.num_rows, start * self.batch_size)
 
@@ -216,6 +216,3 @@ class RankPlan:
     def _tail_stream(self) -> tuple[Runs, Runs]:
         tails = self.tails()
         return tails, Runs.concat([tails, self.padding])
-
-
-__all__ = ["RankPlan", "Section", "longest_first"]

@@ -187,6 +187,3 @@ class TableLayout(Sequence[DataFileInfo]):
 
 def _flat(lists: Sequence[Sequence[Any]], count: int, dtype: type) -> NDArray[Any]:
     return np.fromiter((entry for entries in lists for entry in entries), dtype=dtype, count=count)
-
-
-__all__ = ["TableLayout"]

@@ -62,6 +62,3 @@ class MixedCursor(EpochPlace):
             mixture=mixture,
             rows=counts,
         )
-
-
-__all__ = ["MixedCursor"]

@@ -142,11 +142,11 @@ class Mixture:
         return tuple(counts.tolist())
 
     def places(self, start: int, stop: int) -> Place:
-        """Say what comes at the places [start, stop)."""
+        """Return what comes at the places [start, stop)."""
         return self.take(np.arange(start, stop, dtype=np.int64))
 
     def take(self, places: Ints) -> Place:
-        """Say what comes at each place.
+        """Return what comes at each place.
 
         Args:
             places: int64[n], none before the shares' start.
@@ -264,7 +264,7 @@ class SourceOrder:
     epoch: int
 
     def take(self, turns: Ints) -> Ints:
-        """Give the row of the store that comes after so many rows of the source.
+        """Return the row of the store that comes after so many rows of the source.
 
         Args:
             turns: int64[n], none negative.
@@ -281,7 +281,7 @@ class SourceOrder:
 
 
 def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
-    """Give the distinct numbers, rising, and which of them each is; without a sort where they are near each other."""
+    """Return the distinct numbers, rising, and which of them each is; without a sort where they are near each other."""
     low = int(numbers.min(initial=1 << 62))
     if int(numbers.max(initial=0)) - low >= 4 * len(numbers):
         return np.unique(numbers, return_inverse=True)
@@ -303,6 +303,3 @@ def _first(over: Any) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if over(middle) else (middle + 1, high)
     return low
-
-
-__all__ = ["BLOCK_ROWS", "Mixture", "Place", "Shares", "SourceOrder", "StopRule"]

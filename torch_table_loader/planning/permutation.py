@@ -73,7 +73,7 @@ class Permutation:
         return Permutation, (self.n, self.key)
 
     def take(self, positions: Ints) -> Ints:
-        """Give the item at each position.
+        """Return the item at each position.
 
         Args:
             positions: int64 (or an integer type that fits into it) of any shape, each in [0, n).
@@ -92,7 +92,7 @@ class Permutation:
         return self._network.forward(_checked("positions", positions, self.n))
 
     def slice(self, start: int, stop: int) -> Ints:
-        """Give the items at the positions from start to before stop.
+        """Return the items at the positions from start to before stop.
 
         Args:
             start: The first position, in [0, stop].
@@ -121,7 +121,7 @@ class Permutation:
         return self._network.forward(positions)
 
     def inverse(self, items: Ints) -> Ints:
-        """Give the position of each item.
+        """Return the position of each item.
 
         Args:
             items: int64 (or an integer type that fits into it) of any shape, each in [0, n).
@@ -291,6 +291,3 @@ def _checked(name: str, numbers: Ints, n: int) -> Ints:
             "was the permutation made for another table?"
         )
     return copy
-
-
-__all__ = ["Permutation"]

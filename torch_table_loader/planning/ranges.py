@@ -67,6 +67,3 @@ def in_windows(
             window, rows, aim = [], 0, min(2 * aim, most)
     if window:
         yield window
-
-
-__all__ = ["Ranges", "coalesce", "in_windows"]

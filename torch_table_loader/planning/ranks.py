@@ -98,7 +98,7 @@ def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64
 
 
 def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: int) -> Runs:
-    """Give one rank its pieces: every R-th, and under "balance" what moves between ranks.
+    """Return one rank its pieces: every R-th, and under "balance" what moves between ranks.
 
     Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
 
@@ -167,6 +167,3 @@ def _balanced(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     target = np.full(ranks, total // ranks, dtype=np.int64)
     target[np.argsort(-rows, kind="stable")[: total % ranks]] += 1
     return target
-
-
-__all__ = ["Quota", "Topology", "quota_of", "quotas", "rank_rows", "rank_runs", "sliced_rows"]

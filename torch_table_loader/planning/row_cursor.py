@@ -135,6 +135,3 @@ class RowPosition:
                 "next epoch"
             )
         return RowCursor(self.epoch, total, self.consumed, Stage(topology), self.exclusions)
-
-
-__all__ = ["EpochPlace", "RowCursor", "RowPosition"]

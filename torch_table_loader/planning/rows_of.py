@@ -51,7 +51,7 @@ def spans_of_batch(
     live_before: Callable[[int, int], int],
     step: int,
 ) -> list[RowSpan | LiveSpan]:
-    """Say which rows a batch holds.
+    """Return which rows a batch holds.
 
     Args:
         plan: the rank's.
@@ -86,7 +86,7 @@ def spans_of_batch(
 def _pieces(
     section: Section, stop: int, segments: SegmentTable, windows: tuple[Window, ...], keys: tuple[int | None, int, int]
 ) -> Iterator[tuple[SegmentTable, Runs]]:
-    """Give the rows [skip, stop) of a section in delivery order, without its padding."""
+    """Return the rows [skip, stop) of a section in delivery order, without its padding."""
     size, seed, epoch = keys
     for stretch in stretches(section, segments, size):
         end = min(stop - stretch.at, stretch.runs.num_rows)
@@ -108,7 +108,7 @@ def _pieces(
 
 
 def _rows(window: Window, places: NDArray[np.int64]) -> Runs:
-    """Give some rows of a window one by one."""
+    """Return some rows of a window one by one."""
     piece = np.searchsorted(window.runs.ends, places, side="right")
     row = window.runs.stop[piece] - (window.runs.ends[piece] - places)
     return Runs(window.runs.split[piece], row, row + 1)
@@ -131,6 +131,3 @@ def _spans(
                 base = live_before(first_group + segment.group, segment.row_start)
                 yield LiveSpan(name, segment.group, base + first, base + last - 1)
         at += segment.live
-
-
-__all__ = ["LiveSpan", "RowSpan", "SourceRow", "spans_of_batch"]

@@ -92,8 +92,5 @@ class Runs:
         return len(self.split)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """Give each piece as ``(split, start, stop)``."""
+        """Return each piece as ``(split, start, stop)``."""
         return zip(self.split.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)
-
-
-__all__ = ["Runs"]

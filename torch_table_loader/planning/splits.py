@@ -128,7 +128,7 @@ class SplitTable(Sequence[Split]):
     @overload
     def __getitem__(self, index: slice) -> list[Split]: ...
     def __getitem__(self, index: int | slice) -> Split | list[Split]:
-        """Give one split, or several."""
+        """Return one split, or several."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         start, stop = int(self.row_start[index]), int(self.row_stop[index])
@@ -234,7 +234,7 @@ class SegmentTable:
         return bases
 
     def task(self, split: int, start: int, stop: int) -> ReadTask:
-        """Say what is to be read for the live rows [start, stop) of a split.
+        """Return what is to be read for the live rows [start, stop) of a split.
 
         Args:
             split: which.
@@ -257,6 +257,3 @@ class SegmentTable:
 def _row(value: object, who: str) -> int:
     """Take a row number as the strategy gave it; a float would be cut off without a word."""
     return as_int(f"the offset or length of a row range of {who}", value)
-
-
-__all__ = ["SegmentTable", "SplitTable"]

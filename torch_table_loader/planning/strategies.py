@@ -196,7 +196,7 @@ def _form(given: Any) -> Form:
 
 
 def _calling(signature: inspect.Signature) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Say how `generate` takes what follows the files: which by place, which by name; None if it cannot be called.
+    """Return how `generate` takes what follows the files: which by place, which by name; None if it cannot be called.
 
     Parameters that are named as in the contract go by name, so that their order and defaults do not matter. Further
     ones with a default are the strategy's own: ``generate(files, num_workers, epoch, seed=0, salt=0)`` takes no ranks.
@@ -239,6 +239,3 @@ def _listed(answer: Any, who: str, what: str) -> Sequence[Any]:
     if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
         raise ConfigTypeError(f"{who} must return {what}, got {type(answer).__name__}")
     return list(answer)
-
-
-__all__ = ["ENTRY_POINT_GROUP", "Strategy", "resolve_strategy"]

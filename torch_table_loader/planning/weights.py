@@ -50,6 +50,3 @@ def _exact(weight: object) -> Fraction | None:
         return Fraction(weight) if isinstance(weight, Rational) else Fraction(str(weight))
     except ValueError:
         return None
-
-
-__all__ = ["smallest"]

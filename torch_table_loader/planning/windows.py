@@ -78,7 +78,7 @@ class Stretch:
     unit: int | None
 
     def window(self, number: int) -> Window:
-        """Give one of its windows."""
+        """Return one of its windows."""
         size = self.size or self.runs.num_rows
         return Window(self.segments, self.runs.slice(number * size, (number + 1) * size), self.window_name(number))
 
@@ -125,6 +125,3 @@ def _apart(runs: Runs, num_splits: int) -> Iterator[Runs]:
     borders = np.flatnonzero(is_unit[1:] | is_unit[:-1]) + 1
     for part in np.split(np.arange(len(runs)), borders):
         yield runs.take(part)
-
-
-__all__ = ["Stretch", "Window", "stretches"]

@@ -73,7 +73,7 @@ class AvroReader(WithoutStatistics):
 
 
 def arrow_schema(avro: Mapping[str, Any]) -> pa.Schema:
-    """Give the Arrow schema of an Avro record, field ids included where it has any.
+    """Return the Arrow schema of an Avro record, field ids included where it has any.
 
     >>> arrow_schema({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "int"]}]}).types
     [DataType(int32)]
@@ -197,6 +197,3 @@ def _fastavro() -> Any:
     except ImportError as error:
         raise MissingExtraError("Avro files need fastavro; pip install 'torch-table-loader[iceberg]'") from error
     return fastavro
-
-
-__all__ = ["AvroReader", "arrow_schema"]

@@ -134,6 +134,3 @@ def _value(leaf: _Leaf, raw: Any) -> pa.Scalar:
     if pa.types.is_timestamp(leaf.stored):
         return pa.scalar(raw, pa.int64()).cast(kind)
     return pa.scalar(raw, kind)
-
-
-__all__ = ["groups_by_bounds"]

@@ -271,6 +271,3 @@ def _repeated(kind: pa.DataType, column: Column, names: NamedIds | None, where: 
         )
 
     return convert
-
-
-__all__ = ["Convert", "IdConformer", "plan_by_id"]

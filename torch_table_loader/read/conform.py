@@ -126,6 +126,3 @@ def _constant(value: Any, field: pa.Field, name: str) -> pa.Scalar:
             f"partition column {field.name!r} must be read as {field.type}, but the path of {name} says {value!r}; "
             "pass schema= with a type that holds it"
         ) from error
-
-
-__all__ = ["Conformer", "conform_plan"]

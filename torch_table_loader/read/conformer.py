@@ -38,6 +38,3 @@ class FileConformer(ABC):
         Raises:
             TableError: a value does not fit the table's type, or a null stands where none may; names the column.
         """
-
-
-__all__ = ["FileConformer"]

@@ -85,6 +85,3 @@ def _read_options() -> csv.ReadOptions:
 def _parse_options() -> csv.ParseOptions:
     # Without it, a quoted line break at the edge of a block is an error or a wrong row.
     return csv.ParseOptions(newlines_in_values=True)
-
-
-__all__ = ["CsvReader"]

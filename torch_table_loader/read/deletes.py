@@ -80,7 +80,7 @@ class Deletes:
         return partial(Deletes, verify_checksums=self.verify_checksums), (self._storage, self._cache.most_bytes)
 
     def positions(self, file: DataFile) -> NDArray[np.int64]:
-        """Give the deleted rows of a data file that are known by position.
+        """Return the deleted rows of a data file that are known by position.
 
         Args:
             file: which.
@@ -99,7 +99,7 @@ class Deletes:
         return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))
 
     def equality(self, file: DataFile) -> list[EqualityKeys]:
-        """Give the keys whose rows are deleted from a data file.
+        """Return the keys whose rows are deleted from a data file.
 
         Raises:
             TableError: as `positions` does.
@@ -121,7 +121,7 @@ class Deletes:
         return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
 
     def _held(self, key: tuple[Any, ...], delete: DeleteFile, read: Callable[[], tuple[Any, int]]) -> Any:
-        """Give what was read of a delete file, or read it."""
+        """Return what was read of a delete file, or read it."""
         with reading(self._storage, delete.file):  # decoders raise errors of many kinds for damaged bytes
             return self._cache.get(key, lambda: renewing(self._storage, read))
 
@@ -169,7 +169,7 @@ class Deletes:
         return choose
 
     def _keys(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> KeySet:
-        """Give a set of the keys of some delete files, in the order of the plan, oldest first, and maybe more.
+        """Return a set of the keys of some delete files, in the order of the plan, oldest first, and maybe more.
 
         Of the deletes that may reach a data file those of later commits do: so what older files are asked for holds
         what newer ones are, and one set, made for the oldest, serves all.
@@ -265,6 +265,3 @@ def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-__all__ = ["CACHE_BYTES", "Deletes", "inside", "key_path"]

@@ -134,6 +134,3 @@ def _misfit(filters: Any, schema: pa.Schema, error: Exception) -> str:
         f"filters name the column {unknown[1]!r}, which the table does not have; "
         f"the nearest are {', '.join(map(repr, near))}"
     )
-
-
-__all__ = ["check_filter", "expression_columns", "row_mask"]

@@ -24,7 +24,7 @@ _DATA_MODULES = (
 
 
 def is_store_failure(error: BaseException, *, is_local: bool) -> bool:
-    """Say whether the store failed, not the data.
+    """Return whether the store failed, not the data.
 
     pyarrow raises OSError both for a page that does not decode and for a store that does not answer: the
     latter carries an errno or the store's own words. A client written in Python raises its own types.
@@ -141,13 +141,10 @@ def changed_error(file: DataFile, now: FileVersion) -> TableError:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Give the first line of an error's text, shortened.
+    r"""Return the first line of an error's text, shortened.
 
     >>> first_line(ValueError("bad page\nat offset 4"))
     'bad page'
     """
     lines = str(error).splitlines()
     return lines[0][:300] if lines else ""
-
-
-__all__ = ["as_reading_error", "changed_error", "first_line", "is_store_failure", "reading"]

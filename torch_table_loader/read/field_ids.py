@@ -22,12 +22,12 @@ Places = Mapping[int, int]
 
 
 def own_ids(file_schema: pa.Schema) -> dict[int, str]:
-    """Say what a file calls its top-level columns, by the ids that it holds itself."""
+    """Return what a file calls its top-level columns, by the ids that it holds itself."""
     return {field_id: file_schema.field(place).name for field_id, place in places(file_schema, None).items()}
 
 
 def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractSet[str]) -> bool:
-    """Say whether a file calls columns as the table does, so that its statistics can be asked by name.
+    """Return whether a file calls columns as the table does, so that its statistics can be asked by name.
 
     Args:
         file_schema: the file's own schema.
@@ -89,7 +89,7 @@ def _id_of(field: pa.Field) -> int | None:
 
 
 def has_ids(schema: pa.Schema) -> bool:
-    """Say whether a file was written with field ids."""
+    """Return whether a file was written with field ids."""
     return any(_id_of(field) is not None for field in _walk(schema))
 
 
@@ -100,7 +100,7 @@ def _walk(fields: Sequence[pa.Field]) -> Iterator[pa.Field]:
 
 
 def children_of(kind: pa.DataType) -> list[pa.Field]:
-    """Give the fields inside a type."""
+    """Return the fields inside a type."""
     if pa.types.is_struct(kind):
         return [kind.field(place) for place in range(kind.num_fields)]
     if pa.types.is_map(kind):
@@ -111,19 +111,6 @@ def children_of(kind: pa.DataType) -> list[pa.Field]:
 
 
 def inside_of(names: NamedIds, name: str) -> NamedIds | None:
-    """Give the names inside a column."""
+    """Return the names inside a column."""
     entry = names.ids.get(name)
     return None if entry is None else entry[1]
-
-
-__all__ = [
-    "LAST_UPDATED_FIELD",
-    "ROW_ID_FIELD",
-    "children_of",
-    "found_by_name",
-    "has_ids",
-    "inside_of",
-    "own_ids",
-    "places",
-    "places_of",
-]

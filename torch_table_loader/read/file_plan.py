@@ -78,13 +78,13 @@ class FilePlan(NamedTuple):
         return self.masks and self.knows_live and not self.conformer.counts_rows
 
     def live_bits(self, start: int, stop: int) -> pa.BooleanArray:
-        """Say which of the rows `start` to `stop` of the file no position deletes."""
+        """Return which of the rows `start` to `stop` of the file no position deletes."""
         live = self._not_at_positions(start, stop)
         packed = np.packbits(np.ones(stop - start, dtype=np.bool_) if live is None else live, bitorder="little")
         return pa.BooleanArray.from_buffers(pa.bool_(), stop - start, [None, pa.py_buffer(packed)])
 
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
-        """Say which rows of a batch live.
+        """Return which rows of a batch live.
 
         Args:
             batch: of the table's columns.
@@ -179,6 +179,3 @@ def _beyond_partition(
     constants = conform_plan(pa.schema([]), schema, file.partition, filter_columns, name=file.name)
     one_row = pa.record_batch([pa.nulls(1)], names=["none"])
     return None, not row_mask(constants.apply(one_row), filters)[0].as_py()
-
-
-__all__ = ["FilePlan", "plan_file"]

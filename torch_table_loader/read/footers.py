@@ -122,6 +122,3 @@ def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
     num_bytes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
     edges = [file.num_rows * upto // sum(num_bytes) for upto in accumulate(num_bytes, initial=0)]
     return tuple(stop - start for start, stop in pairwise(edges)), num_bytes
-
-
-__all__ = ["FOOTER_BYTES", "Footers", "LazyFooters", "check_rows", "estimated_groups"]

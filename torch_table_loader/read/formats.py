@@ -102,6 +102,3 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
             f"{list(rows)[:10]}; the file is damaged: write it again, or leave it out of the table"
         )
     return meta
-
-
-__all__ = ["COLUMNAR", "FORMATS", "INFERRED", "inspect_file", "reader_for"]

@@ -32,7 +32,7 @@ class Held:
         self._pid = os.getpid()
 
     def get(self, key: Any, make: Callable[[], tuple[Any, int]], serves: Callable[[Any], bool] = lambda _: True) -> Any:
-        """Give a value.
+        """Return a value.
 
         Args:
             key: names it.
@@ -66,6 +66,3 @@ class Held:
 
     def _let_go(self, key: Any) -> None:
         self.num_bytes -= self._values.pop(key, (None, 0))[1]
-
-
-__all__ = ["Held"]

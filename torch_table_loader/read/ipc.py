@@ -173,6 +173,3 @@ def _owned(batch: pa.RecordBatch) -> pa.RecordBatch:
     if all(buffer.is_mutable for buffer in buffers):
         return batch
     return batch.copy_to(pa.default_cpu_memory_manager())
-
-
-__all__ = ["IpcFile", "IpcReader"]

@@ -84,6 +84,3 @@ def check_blocks(blocks: list[Block], start: int, stop: int) -> None:
             raise ValueError(
                 f"its blocks must fill it, and between byte {before.stop} and byte {after.start} they do not"
             )
-
-
-__all__ = ["Block", "check_blocks", "read_blocks"]

@@ -91,11 +91,8 @@ def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
 
 
 def _as_json_reads(kind: pa.DataType) -> pa.DataType:
-    """Give the type to parse as; text that pyarrow's JSON parser does not turn into a type is cast later."""
+    """Return the type to parse as; text that pyarrow's JSON parser does not turn into a type is cast later."""
     kinds = pa.types
     if kinds.is_date(kind) or kinds.is_time(kind):
         return pa.string()
     return kind.value_type if kinds.is_dictionary(kind) else kind
-
-
-__all__ = ["JsonReader"]

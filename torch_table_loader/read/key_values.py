@@ -34,7 +34,7 @@ class KeyValues(Protocol):
         """Hash each value into what was hashed of the row so far."""
 
     def equal(self, rows: NDArray[np.intp], other: Any, places: NDArray[np.intp]) -> Mask:
-        """Say whether the values at `rows` are those of another of its kind at `places`."""
+        """Return whether the values at `rows` are those of another of its kind at `places`."""
 
 
 def key_values(column: pa.Array) -> KeyValues:
@@ -191,6 +191,3 @@ def _bytes_of(column: pa.LargeBinaryArray) -> tuple[NDArray[np.int64], NDArray[n
         text[:-8] = np.frombuffer(values, dtype=np.uint8)[offsets[0] : offsets[-1]]
     words: Words = np.ndarray((len(text) - 7,), dtype=np.dtype("<u8"), buffer=text.data, strides=(1,))
     return offsets[:-1] - offsets[0], np.diff(offsets), words
-
-
-__all__ = ["KeyValues", "integers", "key_values", "mixed"]

@@ -67,7 +67,7 @@ class KeySet:
 
 
 def _distinct(keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.int64]) -> list[Any]:
-    """Give the distinct keys, a column each, and for each its last commit."""
+    """Return the distinct keys, a column each, and for each its last commit."""
     names = [str(place) for place in range(len(keys))]
     table = pa.table([*keys, commits], names=[*names, "commit"])
     last = table.group_by(names, use_threads=False).aggregate([("commit", "max")])
@@ -178,6 +178,3 @@ def _hashes(values: Sequence[KeyValues], num_rows: int) -> NDArray[np.uint64]:
     for column in values:
         hashes = column.hashed(hashes)
     return hashes
-
-
-__all__ = ["KeySet"]

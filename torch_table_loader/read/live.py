@@ -30,13 +30,10 @@ class LivePlaces:
         self._ascending: pa.UInt32Array = pa.array([], pa.uint32())
 
     def among(self, start: int, stop: int) -> pa.UInt32Array:
-        """Give the live rows among rows `start` to `stop` of the file, counted from `start`."""
+        """Return the live rows among rows `start` to `stop` of the file, counted from `start`."""
         if not self._start <= start <= stop <= self._stop:
             self._start, self._stop = start, max(stop, min(start + _ROWS_AHEAD, self._plan.group_starts[-1]))
             self._bits = self._plan.live_bits(self._start, self._stop)
         if len(self._ascending) < stop - start:
             self._ascending = pa.array(np.arange(stop - start, dtype=np.uint32))
         return pc.filter(self._ascending.slice(0, stop - start), self._bits.slice(start - self._start, stop - start))
-
-
-__all__ = ["LivePlaces"]

@@ -42,7 +42,7 @@ class OrcReader:
         )
 
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Say whether the partition values let rows pass; ORC's own statistics are not used."""
+        """Return whether the partition values let rows pass; ORC's own statistics are not used."""
         return [partition_can_pass(file, filters, schema)] * len(meta.group_rows)
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
@@ -101,6 +101,3 @@ def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema]:
     if parsed.nrows != sum(stripe.num_rows for stripe in stripes) or parsed.nstripes != len(stripes):
         raise ValueError(f"its stripes do not add up to the {parsed.nrows} rows it says")
     return stripes, parsed.schema
-
-
-__all__ = ["OrcFile", "OrcReader"]

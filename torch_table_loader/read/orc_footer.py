@@ -192,6 +192,3 @@ def _lz4_length(chunk: bytes, place: int, length: int) -> tuple[int, int]:
         more = chunk[place] == 255
         place += 1
     return length, place
-
-
-__all__ = ["Postscript", "Stripe", "check_stripes", "read_postscript", "read_stripes"]

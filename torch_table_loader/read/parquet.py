@@ -71,7 +71,7 @@ class ParquetReader:
         )
 
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Say which row groups may hold a passing row: see `FormatReader.prune`."""
+        """Return which row groups may hold a passing row: see `FormatReader.prune`."""
         return kept_row_groups(file, meta, parse(_footer_of(file, meta)), filters, schema)
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
@@ -238,6 +238,3 @@ def _null_counts(meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -
     return {
         name: [group[index].nulls if nullable else 0 for group in groups] for name, (index, nullable) in wanted.items()
     }
-
-
-__all__ = ["ParquetFile", "ParquetReader", "refuse_duplicates"]

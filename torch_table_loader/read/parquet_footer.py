@@ -188,6 +188,3 @@ def _untrue(name: str, expected: str, got: str) -> TableError:
         f"{name} must have a Parquet footer with {expected}, got {got}; the footer is damaged: restore the file, "
         "write it again, or leave it out of the table"
     )
-
-
-__all__ = ["DAMAGE", "MAGIC", "check_footer", "parse", "read_footer"]

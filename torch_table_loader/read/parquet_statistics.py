@@ -304,6 +304,3 @@ def _number(varint: bytes) -> int:
         return varint[0] >> 1
     value = sum((byte & 127) << 7 * place for place, byte in enumerate(varint))
     return (value >> 1) ^ -(value & 1)
-
-
-__all__ = ["ChunkStatistics", "refuse_unsafe", "statistics_of"]

@@ -27,7 +27,7 @@ _MOST_FLOATS = 4
 
 
 def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
-    """Say whether a file's partition values leave any of its rows a chance to pass.
+    """Return whether a file's partition values leave any of its rows a chance to pass.
 
     Args:
         file: which, with its partition values.
@@ -142,7 +142,7 @@ def _known_values(file: DataFile, absent: Iterable[str], schema: pa.Schema) -> A
 
 
 def _as_type(value: Any, kind: pa.DataType) -> pa.Scalar | None:
-    """Give a partition value as its column's type; None if that says nothing: NaN, or a value of another type.
+    """Return a partition value as its column's type; None if that says nothing: NaN, or a value of another type.
 
     Where the file lacks the column, reading refuses such a value.
     """
@@ -169,6 +169,3 @@ def _statistics_compare(file_type: pa.DataType, table_type: pa.DataType) -> bool
     if file_type.equals(table_type):
         return True
     return bool(pa.types.is_integer(file_type) and pa.types.is_integer(table_type))
-
-
-__all__ = ["kept_row_groups", "partition_can_pass"]

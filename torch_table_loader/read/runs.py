@@ -214,6 +214,3 @@ def _inside(segment: Segment, group_starts: Sequence[int]) -> bool:
         and group_starts[segment.group] <= segment.row_start
         and segment.row_start <= segment.row_stop <= group_starts[segment.group + 1]
     )
-
-
-__all__ = ["Piece", "Run", "Walk", "fit_segments", "group_at", "plan_runs", "trim_segments"]

@@ -29,7 +29,7 @@ class WithoutStatistics:
     __slots__ = ()
 
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Say whether the partition values let rows pass: see `FormatReader.prune`."""
+        """Return whether the partition values let rows pass: see `FormatReader.prune`."""
         return [partition_can_pass(file, filters, schema)] * len(meta.group_rows)
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
@@ -90,13 +90,3 @@ def refuse_large_inference(file: DataFile, num_bytes: int) -> None:
             f"{file.name} must be at most {INFERENCE_BYTES} bytes for its types to be guessed, got {num_bytes} bytes; "
             "pass schema= with the types to read it as, and it is read in blocks"
         )
-
-
-__all__ = [
-    "INFERENCE_BYTES",
-    "Decode",
-    "SequentialFile",
-    "WithoutStatistics",
-    "one_group",
-    "refuse_large_inference",
-]

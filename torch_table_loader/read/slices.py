@@ -48,6 +48,3 @@ def rows_without_columns(num_rows: int) -> pa.RecordBatch:
     3
     """
     return pa.record_batch([pa.nulls(num_rows)], names=["none"]).select([])
-
-
-__all__ = ["bounded", "rows_without_columns", "taken"]

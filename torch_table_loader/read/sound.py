@@ -108,6 +108,3 @@ def _check_text(array: pa.Array) -> None:
     # As signed bytes, all but ASCII is negative.
     if first < last and np.frombuffer(data, np.int8, last - first, first).min() < 0:
         array.validate(full=True)
-
-
-__all__ = ["check_names", "sound", "sound_text"]

@@ -180,7 +180,7 @@ class TaskReader:
             return plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
 
     def _delivered(self, part: _Masked, start: int, stop: int, base: int | None) -> pa.RecordBatch:
-        """Give the live rows `start` to `stop` of a part."""
+        """Return the live rows `start` to `stop` of a part."""
         batch, mask = part.batch, part.mask
         if batch.num_columns > len(self._columns):
             batch = batch.select(self._columns)
@@ -289,6 +289,3 @@ def _find_damage(handle: OpenFile, groups: range, columns: Sequence[str], max_ro
             except Exception:  # noqa: BLE001 - what a decoder raises of damage, it raises here
                 return group, column
     return None
-
-
-__all__ = ["DEFAULT_MAX_ROWS", "ROW_ID", "TaskReader"]

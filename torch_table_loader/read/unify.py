@@ -246,5 +246,3 @@ _WITHIN: dict[str, Callable[[pa.DataType, pa.DataType, bool], pa.DataType]] = {
     "map": _maps,
     "other": _refuse,
 }
-
-__all__ = ["NamedSchema", "check_given_schema", "resolve_schema", "unify_schemas", "unify_types"]

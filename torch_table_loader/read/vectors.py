@@ -83,6 +83,3 @@ def _broken(delete: DeleteFile, expected: str, got: str) -> TableError:
         f"the deletion vector in {delete.file.name} must be {expected}, got {got}; the file is torn, or was not "
         "written as the format says: write the table's deletes again"
     )
-
-
-__all__ = ["parse_vector", "read_vector"]

@@ -125,6 +125,3 @@ class FileWalk:
         pieces = (piece._replace(row_start=max(piece.row_start, self.row)) for piece in run.pieces)
         groups = range(max(group_at(self.row, self._plan.group_starts), run.groups.start), run.groups.stop)
         return Run(groups, tuple(piece for piece in pieces if piece.row_start < piece.row_stop))
-
-
-__all__ = ["FileWalk"]

@@ -94,7 +94,7 @@ def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
 
 
 def filesystem_class(protocol: str) -> Any:
-    """Give the fsspec class of a protocol.
+    """Return the fsspec class of a protocol.
 
     Raises:
         ConfigError: fsspec does not know the protocol.
@@ -159,14 +159,3 @@ def _fsspec_address(protocol: str, url: str) -> Address:
     path = kind._strip_protocol(url)
     login = kind._get_kwargs_from_urls(url)
     return Address(protocol, path or "/", login)
-
-
-__all__ = [
-    "HTTP_PROTOCOLS",
-    "LOCAL_PROTOCOLS",
-    "S3_PROTOCOLS",
-    "Address",
-    "filesystem_class",
-    "parse_address",
-    "shown",
-]

@@ -129,6 +129,3 @@ def _nested(text: str) -> dict[str, str]:
     """Read the indented lines behind a setting."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-__all__ = ["configured_endpoint", "proxy_of", "region_through_proxy"]

@@ -331,6 +331,3 @@ def _region_of(bucket: str) -> str | None:
     except OSError:  # no such bucket, or no way to ask: the request itself will say so
         return None
     return region
-
-
-__all__ = ["STAT_THREADS", "ArrowS3Client", "Client", "Found", "FsspecClient", "LocalClient", "connect"]

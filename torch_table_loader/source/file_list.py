@@ -54,6 +54,3 @@ def _open(path: str, storage_options: Mapping[str, Any] | None) -> tuple[FileSto
     """Open the place of a list; storage options are for remote ones."""
     options = None if parse_address(path).protocol == "file" else storage_options
     return open_storage(path, options)
-
-
-__all__ = ["read_files", "write_files"]

@@ -59,6 +59,3 @@ def content_key(table: str, files: Sequence[DataFile]) -> str:
     for version in (file.version for file in files):
         digest.update(f"{version.mtime_ns} {version.etag!r}\n".encode())
     return digest.hexdigest()
-
-
-__all__ = ["content_key", "fingerprint"]

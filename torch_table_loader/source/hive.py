@@ -154,6 +154,3 @@ def _typed(kind: pa.Field, texts: dict[str | None, str]) -> dict[str | None, Any
                 "give the column another type in schema, or leave it out there"
             ) from error
     return values
-
-
-__all__ = ["NULL_SEGMENT", "PartitionValues", "decode_hive", "hive_root", "hive_segments"]

@@ -44,6 +44,3 @@ async def _drop_secrets(session: Any, context: Any, redirect: Any) -> None:  # n
     if not same:
         for name in [name for name in redirect.headers if name.lower() not in _HARMLESS]:
             redirect.headers.popall(name, None)
-
-
-__all__ = ["keeping_secrets_home"]

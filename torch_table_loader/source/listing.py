@@ -116,7 +116,7 @@ class _Listing:
 
 
 def is_hidden(name: str, allowed: str = "") -> bool:
-    """Say whether a relative name is one that readers of tables leave out, as Hive and Spark do.
+    """Return whether a relative name is one that readers of tables leave out, as Hive and Spark do.
 
     Args:
         name: '/'-separated, relative to the listed root.
@@ -169,7 +169,7 @@ def _static_root(pattern: str) -> str:
 
 
 def _root_of(storage: FileStorage, path: str) -> str:
-    """Give what names below `path` are relative to, without listing it."""
+    """Return what names below `path` are relative to, without listing it."""
     found = storage.stat(path)
     if found is not None:
         return path.rstrip("/") if found.is_dir else _parent(path)
@@ -223,7 +223,7 @@ def _glob(storage: FileStorage, pattern: str) -> _Listing:
 
 
 def _prefixes(name: str) -> Iterable[str]:
-    """Give a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
+    """Return a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
     yield name
     for index, character in enumerate(name):
         if character == "/":
@@ -269,7 +269,7 @@ def _below(storage: FileStorage, root: str, name: str) -> str:
 
 
 def _common_root(roots: Sequence[str]) -> str:
-    """Give the deepest directory that holds all roots.
+    """Return the deepest directory that holds all roots.
 
     >>> _common_root(["/t/day=1", "/t/day=2"]), _common_root(["/t", "/t/x"]), _common_root(["/t/ab", "/t/a"])
     ('/t', '/t', '/t')
@@ -314,6 +314,3 @@ def _nothing(storage: FileStorage, path: str) -> ConfigError:
     return MissingPathError(
         f"path matches nothing: {shown} is {what}; check the spelling, and that this machine can see it", shown
     )
-
-
-__all__ = ["PathSource", "is_hidden"]

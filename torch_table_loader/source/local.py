@@ -59,6 +59,3 @@ def _machine() -> str:
     except OSError:
         boot = ""
     return f"{socket.gethostname()} {boot}"
-
-
-__all__ = ["local_version", "unstable_devices"]

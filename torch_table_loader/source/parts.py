@@ -83,6 +83,3 @@ def _local_parts(path: str, parts: Sequence[tuple[int, int]]) -> list[bytes]:
         return [os.pread(file, stop - start, start) for start, stop in parts]
     finally:
         os.close(file)
-
-
-__all__ = ["PART_THREADS", "put_file", "read_parts"]

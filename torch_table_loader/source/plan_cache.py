@@ -77,7 +77,7 @@ class PlanCache:
         return cls(storage, root.rstrip("/"), scope)
 
     def get(self, file: DataFile) -> CacheEntry | None:
-        """Give what is known of a file; None if nothing is, or if its version cannot be told."""
+        """Return what is known of a file; None if nothing is, or if its version cannot be told."""
         key = self._key(file)
         data = None if key is None else self._read(key)
         if key is None or data is None:
@@ -90,7 +90,7 @@ class PlanCache:
         return entry if same_local(local, file.version.local) else None
 
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
-        """Give what is known of each file, asking for several at once."""
+        """Return what is known of each file, asking for several at once."""
         with ThreadPoolExecutor(STAT_THREADS) as pool:
             return list(pool.map(self.get, files))
 
@@ -112,7 +112,7 @@ class PlanCache:
             list(pool.map(lambda pair: self.put(*pair), entries))
 
     def get_note(self, key: str) -> bytes | None:
-        """Give what `put_note` kept; None if there is nothing, or something torn.
+        """Return what `put_note` kept; None if there is nothing, or something torn.
 
         Args:
             key: says in full what the note depends on, but for where the table is.
@@ -199,6 +199,3 @@ def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, LocalVersion | None] |
     local = head.get("local")  # older entries have none
     entry = CacheEntry(meta, {name: tuple(counts) for name, counts in head["counts"].items()})
     return entry, None if local is None else LocalVersion(*local)
-
-
-__all__ = ["CacheEntry", "PlanCache"]

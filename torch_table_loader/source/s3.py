@@ -216,6 +216,3 @@ def _has_arrow_s3() -> bool:
     except ImportError:
         return False
     return True
-
-
-__all__ = ["S3Choice", "choose_s3", "with_configured_endpoint"]

@@ -222,7 +222,7 @@ class FileStorage:
         return scrub(text, (*secrets_of(self.options), query))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
-        """Give the error itself, or, where it or what caused it shows a secret, a copy that does not."""
+        """Return the error itself, or, where it or what caused it shows a secret, a copy that does not."""
         link: BaseException | None = error
         while link is not None:
             if self._scrub(str(link), path) != str(link):
@@ -246,7 +246,7 @@ def _restore(protocol: str, options: Mapping[str, Any], memory_of: str | None) -
 def open_storage(
     path_or_url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> tuple[FileStorage, str]:
-    """Say which storage a path is on, and what the storage calls the path. Connects to nothing.
+    """Return which storage a path is on, and what the storage calls the path. Connects to nothing.
 
     Args:
         path_or_url: a local path or any fsspec URL; may hold glob characters.
@@ -275,6 +275,3 @@ def open_storage(
     if address.protocol in S3_PROTOCOLS and storage.client_name == "s3fs":
         filesystem_class("s3")
     return storage, address.path
-
-
-__all__ = ["FileStorage", "open_storage"]

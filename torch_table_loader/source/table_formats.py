@@ -126,6 +126,3 @@ def _age(metadata: Found) -> tuple[int, int, str]:
     number = _VERSION.match(metadata.path.rpartition("/")[2])
     written = metadata.version.mtime_ns if metadata.version is not None else None
     return int(number[1]) if number else -1, written or 0, metadata.path
-
-
-__all__ = ["refuse_table_formats"]

@@ -78,6 +78,3 @@ class Advice:
         """Close the files."""
         for file, _ in self._files:
             os.close(file)
-
-
-__all__ = ["GAP_PAGES", "PAGE", "Advice"]

@@ -31,7 +31,7 @@ class BufferPool:
         self._free: deque[NDArray[np.uint8]] = deque()
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Give memory that is written to by nobody else until no view of it is left.
+        """Return memory that is written to by nobody else until no view of it is left.
 
         Args:
             num_bytes: how much.
@@ -74,6 +74,3 @@ class _Lent:
 
     def __del__(self) -> None:
         self._pool.give_back(self._memory)
-
-
-__all__ = ["BufferPool"]

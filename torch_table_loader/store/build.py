@@ -337,6 +337,3 @@ def _finish(place: Path, spec: StoreSpec) -> None:
 def _read_parts(place: Path, count: int) -> Iterator[Part]:
     for chunk in range(count):
         yield Part.from_json(json.loads(read_regular(part_file(place, chunk))))
-
-
-__all__ = ["Report", "build_files", "build_memory", "check_memory", "done_chunks"]

@@ -38,7 +38,7 @@ class Sink(Protocol):
         ...
 
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
-        """Write records from a row on; give the checksum that goes on from `crc`, where it is wanted."""
+        """Write records from a row on; return the checksum that goes on from `crc`, where it is wanted."""
         ...
 
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
@@ -213,7 +213,7 @@ class _HeapFile:
         return self._file.write(data)
 
     def tell(self) -> int:
-        """Say where Arrow's writer stands."""
+        """Return where Arrow's writer stands."""
         return self.num_bytes
 
     def flush(self) -> None:
@@ -283,6 +283,3 @@ class _HeapList:
 
     def close(self, *, whole: bool) -> None:
         """Nothing to do."""
-
-
-__all__ = ["ROW_ID", "FileSink", "MemorySink", "ReadChunk", "Sink", "disk_full_named", "write_chunk"]

@@ -81,11 +81,11 @@ class Rows:
             yield self, places, note
 
     def ids(self, places: Ints) -> Ints:
-        """Give the row id at each place; a new array."""
+        """Return the row id at each place; a new array."""
         return places.copy() if self.row_ids is None else self.row_ids.take(places)
 
     def gather(self, places: Ints) -> list[pa.Array]:
-        """Give the rows at some places, as one array a column of the schema, whose memory is new.
+        """Return the rows at some places, as one array a column of the schema, whose memory is new.
 
         Args:
             places: int64[n], each in [0, num_rows).
@@ -116,7 +116,7 @@ class Rows:
         return [from_stored(array, entry.type) for array, entry in zip(columns, schema, strict=True)]
 
     def _records(self, places: Ints) -> list[NDArray[Any]]:
-        """Give each slot's values: contiguous, one row of a group's rectangle."""
+        """Return each slot's values: contiguous, one row of a group's rectangle."""
         layout, rows = self.layout, len(places)
         out = self._rectangles(rows)
         if layout.width:
@@ -208,6 +208,3 @@ def _flat(kind: pa.DataType, values: NDArray[Any], nulls: NDArray[np.uint8] | No
     if stored.dtype.kind == "V":
         stored = stored.view(np.uint8)
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(stored)])
-
-
-__all__ = ["Rows"]

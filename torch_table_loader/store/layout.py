@@ -179,12 +179,12 @@ class Encoded:
 
 
 def _alignment(width: int) -> int:
-    """Give the largest power of two, at most 8, that divides a width."""
+    """Return the largest power of two, at most 8, that divides a width."""
     return min(width & -width, 8)
 
 
 def _taken_apart(array: pa.Array, kind: Fixed) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Give a fixed-width array's values, [rows, count], and which parts of each row are null, [rows, null_bits]."""
+    """Return a fixed-width array's values, [rows, count], and which parts of each row are null, [rows, null_bits]."""
     rows, per_row = len(array), 1
     levels = [array]
     for size in kind.sizes:
@@ -219,6 +219,3 @@ def _values(array: pa.Array, kind: Fixed) -> NDArray[Any]:
     if buffer is None or not len(array):
         return np.zeros(len(array), dtype=dtype)
     return np.frombuffer(buffer, dtype, len(array), array.offset * kind.width)
-
-
-__all__ = ["Encoded", "Group", "RecordLayout", "Slot"]

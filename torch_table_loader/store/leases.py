@@ -54,7 +54,7 @@ class Leases:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give every lease back."""
+        """Return every lease back."""
         self._stop.set()
         self._thread.join()
         for path in (*self._held, self._clock):
@@ -86,7 +86,7 @@ class Leases:
             return True
 
     def release(self, chunk: int) -> None:
-        """Give a chunk back."""
+        """Return a chunk back."""
         path = self._folder / f"{chunk:06}"
         with self._lock:
             self._held.discard(path)
@@ -128,7 +128,7 @@ def _own_name() -> bytes:
 
 
 def _process_lives(holder: bytes) -> bool | None:
-    """Say whether a process of this machine lives; None where it cannot be seen from here, or was not written out."""
+    """Return whether a process of this machine lives; None where this cannot be known here or was never written."""
     try:
         machine, pid, started = json.loads(holder)
     except ValueError:
@@ -149,12 +149,9 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """Say when a process started, in the kernel's ticks; None if there is none, or it is a zombie."""
+    """Return when a process started, in the kernel's ticks; None if there is none, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] == "Z" else fields[19]
-
-
-__all__ = ["BEAT", "DEAD_AFTER", "Leases"]

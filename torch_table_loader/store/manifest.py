@@ -250,16 +250,3 @@ def write_whole(path: Path, value: Any) -> None:
 
 def _crc(said: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode())
-
-
-__all__ = [
-    "REMEDY",
-    "Manifest",
-    "check_fits",
-    "check_store",
-    "file_names",
-    "parse_manifest",
-    "read_manifest",
-    "write_manifest",
-    "write_whole",
-]

@@ -95,6 +95,3 @@ def _mapping(path: Path) -> mmap.mmap:
 def _heap(path: Path) -> list[pa.RecordBatch]:
     with pa.ipc.open_file(pa.BufferReader(pa.py_buffer(_mapping(path)))) as reader:
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
-
-
-__all__ = ["open_store"]

@@ -75,7 +75,7 @@ class RemoteRows:
         return self._records(IDS, 8, np.arange(self.num_rows)).view("<i8").reshape(-1)
 
     def ids(self, places: Ints) -> Ints:
-        """Give the row id at each place."""
+        """Return the row id at each place."""
         if IDS not in self._manifest.files:
             return places.copy()
         wanted, local = np.unique(places, return_inverse=True)
@@ -83,7 +83,7 @@ class RemoteRows:
         return found
 
     def gather(self, places: Ints) -> list[pa.Array]:
-        """Give the rows at some places, as one array a column; see `Rows.gather`."""
+        """Return the rows at some places, as one array a column; see `Rows.gather`."""
         rows, local = self.fetch(places)
         return rows.gather(local)
 
@@ -183,7 +183,7 @@ def _check(left: _Left | None) -> None:
 
 
 def _in_flight(parts: Ranges, width: int) -> Iterator[range]:
-    """Give runs of parts that are asked for together."""
+    """Return runs of parts that are asked for together."""
     sizes = (parts.stop - parts.first) * width
     groups = (np.cumsum(sizes) - sizes) // IN_FLIGHT_BYTES + np.arange(len(sizes)) // IN_FLIGHT_PARTS
     firsts = np.flatnonzero(np.diff(groups, prepend=-1)).tolist()
@@ -259,6 +259,3 @@ def _remote_manifest(storage: PartStorage, root: str, spec: StoreSpec) -> Manife
     manifest = parse_manifest(text, storage.shown(root))
     check_fits(manifest, spec, storage.shown(root))
     return manifest
-
-
-__all__ = ["RemoteRows", "open_remote", "upload_store"]

@@ -88,7 +88,7 @@ def heap_file(chunk: int) -> str:
 
 
 def part_file(place: Path, chunk: int) -> Path:
-    """Say where a finished chunk is noted."""
+    """Return where a finished chunk is noted."""
     return place / PARTS / f"{chunk:06}.json"
 
 
@@ -131,20 +131,3 @@ class Part:
         """Read what `to_json` wrote. Raises ValueError or TypeError where it is something else."""
         rows, records, nulls, ids, heap, heap_bytes, columns = data
         return cls(rows, records, nulls, ids, heap, heap_bytes, tuple(columns))
-
-
-__all__ = [
-    "FORMAT",
-    "IDS",
-    "LEASES",
-    "MANIFEST",
-    "NULLS",
-    "PARTS",
-    "RECORDS",
-    "Part",
-    "StoreSpec",
-    "decode_schema",
-    "encode_schema",
-    "heap_file",
-    "part_file",
-]

@@ -43,7 +43,7 @@ class Fixed:
 
 
 def stored_type(kind: pa.DataType) -> pa.DataType:
-    """Give the type that a column of some type has in the store.
+    """Return the type that a column of some type has in the store.
 
     >>> stored_type(pa.dictionary(pa.int8(), pa.string()))
     DataType(string)
@@ -156,6 +156,3 @@ def _as_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:
     mask = lists.is_null() if lists.null_count else None
     make = pa.LargeListViewArray if wide else pa.ListViewArray
     return make.from_arrays(lists.offsets.slice(0, len(lists)).cast(index), lengths, lists.values, type=kind, mask=mask)
-
-
-__all__ = ["Fixed", "check_storable", "fixed", "from_stored", "stored_type", "to_stored"]

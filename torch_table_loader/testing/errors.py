@@ -71,6 +71,3 @@ def pickled(value: T, who: str) -> T:
             "define it at the top of a module, and leave handles and locks out of its state"
         ) from error
     return copy
-
-
-__all__ = ["ContractError", "blaming", "expecting_table_error", "pickled", "require"]

@@ -101,6 +101,3 @@ def _noise(length: int) -> bytes:
         state = state * 48271 % 0x7FFFFFFF
         noise.append(state & 0xFF)
     return bytes(noise)
-
-
-__all__ = ["Damaged", "Watched"]

@@ -265,6 +265,3 @@ def _same(where: str, what: str, found: pa.Table, expected: pa.Table) -> None:
 
 def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
     return bool(one.equals(other)) or repr(one.to_pylist()) == repr(other.to_pylist())
-
-
-__all__ = ["check_format_reader"]

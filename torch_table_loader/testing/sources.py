@@ -76,6 +76,3 @@ def _check_partitions(who: str, files: list[DataFile], schema: Any, *, changes: 
             doing = f"{file.name!r} must have a {schema.field(name).type} in partition column {name!r}, got {value!r}"
             with blaming(who, doing):
                 pa.scalar(value, type=schema.field(name).type)
-
-
-__all__ = ["check_source"]

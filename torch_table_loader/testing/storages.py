@@ -84,6 +84,3 @@ def _check_version(storage: Storage, path: str, who: str, size: int) -> None:
     require(isinstance(version, FileVersion), f"{who} must say a FileVersion, got {type(version).__name__}")
     require(version.num_bytes == size, f"{who}: version says {version.num_bytes} bytes, but it has {size}")
     require(version == again, f"{who}: the version must stay while the file does, got {version}, then {again}")
-
-
-__all__ = ["check_storage"]

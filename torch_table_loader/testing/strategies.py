@@ -189,6 +189,3 @@ def _where(table: str, world: World, rank: int | None = None) -> str:
     place = f"table {table!r}, num_ranks={world.num_ranks}"
     place += "" if rank is None else f" rank={rank}"
     return f"{place} num_workers={world.num_workers} epoch={world.epoch}"
-
-
-__all__ = ["check_split_strategy"]

@@ -71,6 +71,3 @@ def _partitioned() -> list[DataFileInfo]:
         for at, day in enumerate(reversed(days))
         for region in regions
     ]
-
-
-__all__ = ["data_file", "zoo"]

@@ -29,6 +29,3 @@ class TableAddress:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     credentials: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
     allow_locations: Sequence[str] | None = None
-
-
-__all__ = ["TableAddress"]

@@ -167,6 +167,3 @@ def _takes_bytes(kind: Any, empty: set[Any]) -> bool:
     if kind.get("type") == "record":
         return any(_takes_bytes(field["type"], empty) for field in kind["fields"])
     return bool(kind.get("size")) if kind.get("type") == "fixed" else _takes_bytes(kind.get("type"), empty)
-
-
-__all__ = ["REMEDY", "read_records"]

@@ -310,6 +310,3 @@ def _told(error: BaseException, properties: Mapping[str, Any]) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
     return scrub(text, secrets_of(properties))
-
-
-__all__ = ["OpenTable", "as_it_is_now", "open_table"]

@@ -157,21 +157,3 @@ def torn(what: str, error: Exception, remedy: str) -> TableError:
     """
     said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
     return TableError(f"{what} ({said.splitlines()[0][:400] if said else type(error).__name__}); {remedy}")
-
-
-__all__ = [
-    "Check",
-    "anything",
-    "deeper",
-    "flag",
-    "many",
-    "mapping",
-    "named",
-    "record",
-    "shown",
-    "text",
-    "torn",
-    "unfit",
-    "unlike",
-    "whole",
-]

@@ -72,12 +72,12 @@ def read_columns(struct: Mapping[str, Any]) -> tuple[list[Column], dict[str, str
 
 
 def arrow_field(column: Column) -> pa.Field:
-    """Give the Arrow field of a column."""
+    """Return the Arrow field of a column."""
     return pa.field(column.name, column.type, nullable=not column.required)
 
 
 def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
-    """Give the Arrow schema of columns, in their order."""
+    """Return the Arrow schema of columns, in their order."""
     return pa.schema([arrow_field(column) for column in columns])
 
 
@@ -98,7 +98,7 @@ def read_name_mapping(text: str) -> NamedIds:
 
 
 def contradicts(names: NamedIds, parents: Mapping[int, int], parent: int = 0) -> bool:
-    """Say whether a name mapping puts an id elsewhere than the table's schemas do.
+    """Return whether a name mapping puts an id elsewhere than the table's schemas do.
 
     Some migrations wrote mappings with ids of their own numbering.
 
@@ -117,7 +117,7 @@ def contradicts(names: NamedIds, parents: Mapping[int, int], parent: int = 0) ->
 
 
 def parents_of(columns: Sequence[Column], parent: int = 0) -> dict[int, int]:
-    """Give the id of the column around each column; 0 for top-level ones."""
+    """Return the id of the column around each column; 0 for top-level ones."""
     found = {column.field_id: parent for column in columns}
     for column in columns:
         found |= parents_of(column.children, column.field_id)
@@ -175,7 +175,7 @@ def _nested(kind: Mapping[str, Any], children: Sequence[Column]) -> pa.DataType:
 
 
 def primitive(kind: str) -> pa.DataType:
-    """Give the Arrow type of a primitive Iceberg type.
+    """Return the Arrow type of a primitive Iceberg type.
 
     Raises:
         UnreadableTypeError: its message is the type's name.
@@ -240,21 +240,3 @@ def _timestamp(value: str, places: int) -> int:
     aware = whole if whole.tzinfo else whole.replace(tzinfo=dt.UTC)
     second: int = 10**places
     return int((aware - _EPOCH).total_seconds()) * second + int(fraction.ljust(places, "0")[:places])
-
-
-__all__ = [
-    "LAST_UPDATED",
-    "LINEAGE",
-    "ROW_ID",
-    "UnreadableTypeError",
-    "all_columns",
-    "arrow_field",
-    "arrow_schema",
-    "contradicts",
-    "names_of",
-    "parents_of",
-    "primitive",
-    "read_columns",
-    "read_name_mapping",
-    "read_value",
-]

@@ -141,6 +141,3 @@ class _Table:
         start = self._field(number)
         (length,) = struct.unpack_from("<I", self.data, start)
         return self.data[start + 4 : start + 4 + length].decode("utf-8")
-
-
-__all__ = ["Call", "Field", "Literal", "Node", "UnknownFormError", "parse"]

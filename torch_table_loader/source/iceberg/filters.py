@@ -85,6 +85,3 @@ def iceberg_schema(struct: Mapping[str, Any]) -> Schema:
     fields = [field for field in struct["fields"] if field["name"] in readable]
     plain = [{key: value for key, value in field.items() if not key.endswith("-default")} for field in fields]
     return Schema.model_validate({"type": "struct", "schema-id": struct.get("schema-id", 0), "fields": plain})
-
-
-__all__ = ["iceberg_schema", "make_pruner", "row_filter"]

@@ -117,6 +117,3 @@ def _untagged(value: Any) -> Any:
         [(tag, text)] = value.items()
         return _TAGS[tag][2](text)
     return value
-
-
-__all__ = ["read_plan", "write_plan"]

@@ -140,7 +140,7 @@ Raw = Mapping[str, Any]
 
 
 def by_id(raw: Raw, name: str) -> dict[int, Any]:
-    """Give one of a file's statistics, such as "lower_bounds", by column id."""
+    """Return one of a file's statistics, such as "lower_bounds", by column id."""
     return {pair["key"]: pair["value"] for pair in raw.get(name) or () if pair is not None}
 
 
@@ -392,19 +392,3 @@ def _bytes(value: Any) -> bytes | None:
     if value is not None and not isinstance(value, bytes):
         raise unfit("a bound", "bytes", value)
     return value
-
-
-__all__ = [
-    "DATA",
-    "EQUALITY_DELETES",
-    "POSITION_DELETES",
-    "DeletesInfo",
-    "Entry",
-    "Manifest",
-    "Raw",
-    "Span",
-    "by_id",
-    "list_manifests",
-    "partition_key",
-    "read_manifests",
-]

@@ -282,6 +282,3 @@ def _shown_time(milliseconds: int) -> str:
         return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
     except (ValueError, OverflowError, OSError):  # no calendar has it
         return f"{milliseconds} ms"
-
-
-__all__ = ["NO_SNAPSHOT", "Snapshot", "TableMetadata", "read_metadata"]

@@ -56,6 +56,3 @@ def open_source(
         cache=cache,
     )
     return source, rows, cache
-
-
-__all__ = ["open_source"]

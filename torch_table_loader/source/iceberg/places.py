@@ -156,6 +156,3 @@ def areas_of(overrides: Iterable[tuple[str, str]]) -> tuple[Area, ...]:
     """Return what a ``location_override`` says of where files are now."""
     located = [locate(new) for _, new in overrides]
     return tuple(Area(place, inner.rpartition("/")[0]) for place, inner in located)
-
-
-__all__ = ["LOCAL", "Area", "Place", "areas_of", "local_path", "locate", "read_areas", "refusal"]

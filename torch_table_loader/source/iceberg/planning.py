@@ -110,7 +110,7 @@ class Naming:
 
 
 def constant(value: Any) -> Any:
-    """Give a partition value as pyarrow takes it.
+    """Return a partition value as pyarrow takes it.
 
     >>> constant(UUID(int=1))[-1]
     1
@@ -281,6 +281,3 @@ def _may_name(entry: Entry, path: str) -> bool:
     encoded = path.encode("utf-8")
     low, high = (None, None) if entry.deletes is None else entry.deletes.paths
     return (low is None or low <= encoded) and (high is None or encoded <= high)
-
-
-__all__ = ["FORMATS", "DeleteIndex", "Naming", "constant", "plan_files"]

@@ -98,7 +98,7 @@ class Pruner:
                 continue
 
     def keeps_manifest(self, manifest: Manifest) -> bool:
-        """Say whether a manifest may list a file that is wanted."""
+        """Return whether a manifest may list a file that is wanted."""
         if manifest.spec_id not in self._manifest or not manifest.partitions:
             return True
         summaries = [SimpleNamespace(**{"contains_nan": None, **each}) for each in manifest.partitions]
@@ -108,7 +108,7 @@ class Pruner:
             return True
 
     def keeps(self, entry: Entry, raw: Raw) -> bool:
-        """Say whether a file may hold a row that is wanted, or a delete that reaches one.
+        """Return whether a file may hold a row that is wanted, or a delete that reaches one.
 
         Args:
             entry: the file.
@@ -188,6 +188,3 @@ def _bounds(bounds: dict[int, bytes], types: Mapping[int, IcebergType]) -> dict[
             continue
         found[field_id] = bound
     return found
-
-
-__all__ = ["Pruner"]

@@ -167,5 +167,3 @@ _METADATA = record(
         "refs": named(record({"snapshot-id": _id, "type": text})),
     },
 )
-
-__all__ = ["NAME_MAPPING", "NO_SNAPSHOT", "check_metadata"]

@@ -204,7 +204,7 @@ def _former(metadata: TableMetadata, current: Sequence[Column]) -> dict[int, Col
 
 
 def _naming(metadata: TableMetadata, current: Sequence[Column]) -> tuple[Naming, tuple[str, ...]]:
-    """Say how manifest entries become files of the table, and what there is to say of it."""
+    """Return how manifest entries become files of the table, and what there is to say of it."""
     names, notes = _names(metadata, current)
     table = TableColumns(tuple(current), _former(metadata, current), names)
     ids = {column.field_id: column.name for column in current}
@@ -224,6 +224,3 @@ def _names(metadata: TableMetadata, current: Sequence[Column]) -> tuple[NamedIds
         return names, ()
     note = f"the property {NAME_MAPPING} contradicts the table's schemas; files without field ids are read by name"
     return names_of(current), (note,)
-
-
-__all__ = ["IcebergSource"]

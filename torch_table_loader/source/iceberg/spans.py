@@ -85,7 +85,7 @@ def bound(data: bytes | None, kind: str) -> int | bytes | None:
 
 
 def may_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
-    """Say whether a row of one file may have the key of a row of another, null being a key too.
+    """Return whether a row of one file may have the key of a row of another, null being a key too.
 
     Args:
         some: the spans of one, by column.
@@ -109,6 +109,3 @@ def _meet(mine: Span, other: Span) -> bool:
 
 def _below(high: int | bytes | None, low: int | bytes | None) -> bool:
     return high is not None and low is not None and type(high) is type(low) and high < low  # type: ignore[operator]
-
-
-__all__ = ["KeySpans", "bound", "may_meet"]

@@ -163,7 +163,7 @@ class IcebergStorage:
             store.close()
 
     def moved(self, path: str) -> str:
-        """Say where a path of the metadata is now."""
+        """Return where a path of the metadata is now."""
         for old, new in self.overrides:
             if path.startswith(old):
                 return new + path[len(old) :]
@@ -213,7 +213,7 @@ class IcebergStorage:
         return True
 
     def known(self) -> dict[str, Any]:
-        """Give the properties as they are now: credentials may have been renewed."""
+        """Return the properties as they are now: credentials may have been renewed."""
         return {**self.properties, **self._fresh}
 
     def _renew_in_time(self) -> None:
@@ -323,15 +323,3 @@ def _is_refusal(error: BaseException) -> bool:
             return True
         link = link.__cause__ or link.__context__
     return False
-
-
-__all__ = [
-    "EXPIRY",
-    "MOST_BYTES",
-    "IcebergStorage",
-    "Provider",
-    "read_overrides",
-    "read_whole",
-    "s3_options",
-    "too_large",
-]

@@ -226,7 +226,7 @@ def _folded(node: Node) -> pa.Scalar:
 
 
 def _value(literal: pa.Scalar, kind: pa.DataType) -> Any:
-    """Give a literal as a value of a column's type, if it is one exactly: a rounded one would leave rows out."""
+    """Return a literal as a value of a column's type, if it is one exactly: a rounded one would leave rows out."""
     types, own = pa.types, literal.type
     if types.is_integer(kind) or types.is_floating(kind):
         return _number(literal, kind)
@@ -278,6 +278,3 @@ def _shown(node: Node) -> str:
     if isinstance(node, Literal):
         return str(pc.scalar(node.value))
     return f"{node.function}({', '.join(map(_shown, node.arguments))})"
-
-
-__all__ = ["Translation", "translate"]

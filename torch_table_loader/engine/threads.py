@@ -139,7 +139,7 @@ class ThreadServer:
             self._crew.dismiss()
 
     def _error_of(self, lane: _Lane) -> BaseException | None:
-        """Return a lane's own error; where its part of the tails is awaited, any lane's, since that part never comes."""
+        """Return a lane's own error; where it waits for its part of the tails, that of any lane."""
         if lane.error is not None or lane.done or not lane.read:
             return lane.error
         return next((other.error for other in self._lanes if other.error is not None), None)

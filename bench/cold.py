@@ -33,12 +33,12 @@ def windows(loader: Any, rounds: int) -> dict[str, Any]:
     Returns:
         Rows of a window; and for each way rows per second, bytes read from the disk a row, and requests.
     """
-    job = loader._source.job
-    keeper = job.keeper
-    stored = keeper.rows()
-    path = keeper.place / RECORDS
+    job = loader._position.job
+    store = job.items.store
+    stored = store.rows()
+    path = store.place / RECORDS
     width = stored.layout.width
-    order = job.work(job.start(0)).feed.order.take(np.arange(min(WINDOW_BYTES // 4096, stored.num_rows)))
+    order = job.work(job.start(0)).items.order.take(np.arange(min(WINDOW_BYTES // 4096, stored.num_rows)))
     advice = Advice([(path, width)], WINDOW_BYTES)
     found: dict[str, list[tuple[float, float, float]]] = {"told": [], "not told": []}
     for _ in range(rounds):

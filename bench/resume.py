@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.simulated import SimulatedTable
-from torch_table_loader.engine.job import Job
+from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.loader import TableLoader
 
 PARTS = (0.5, 0.99)
@@ -88,7 +88,7 @@ def _state_at(loader: TableLoader, part: float) -> dict[str, Any]:
     return state
 
 
-def files_left(job: Job, state: dict[str, Any]) -> set[str]:
+def files_left(job: StreamJob, state: dict[str, Any]) -> set[str]:
     """Name the files of which rows are still to come; the state must stand before the tails of the lanes."""
     planned = job.planned(job.start(0))
     plan, splits = planned.plan, planned.segments.splits

@@ -102,14 +102,14 @@ def building(table: BenchTable, place: str, rounds: int) -> dict[str, float]:
     decode(table.files)
     for _ in range(rounds):
         with folder_beside(table) as folder:
-            keeper = loader_of(table, row_store="memory" if place == "memory" else folder)._source.job.keeper
+            store = loader_of(table, row_store="memory" if place == "memory" else folder)._position.job.items.store
             target = None if place == "memory" else Path(folder) / "bare"
-            num_bytes = keeper.spec.num_bytes
+            num_bytes = store.spec.num_bytes
             np.ones(num_bytes, dtype=np.uint8)
             found["decode"].append(_seconds(lambda: decode(table.files)))
             np.ones(num_bytes, dtype=np.uint8)
-            found["build"].append(_seconds(keeper.rows))
-            del keeper
+            found["build"].append(_seconds(store.rows))
+            del store
             gc.collect()  # a loader and its dataset know each other: the store's memory is given back here, untimed
             np.ones(num_bytes, dtype=np.uint8)
             found["write"].append(_seconds(partial(_write, num_bytes, target)))

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader.dataset import StructuredDataset
-from torch_table_loader.engine.job import Job
-from torch_table_loader.engine.ranks import RankInfo
+from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.rank_info import RankInfo
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.read.formats import reader_for
@@ -96,7 +96,7 @@ class SimulatedTable:
     def put(self, file: DataFile, entry: CacheEntry) -> None:
         """Learn nothing new."""
 
-    def open(self, **options: Any) -> tuple[TableLoader, Job]:
+    def open(self, **options: Any) -> tuple[TableLoader, StreamJob]:
         """Plan the table and make its loader, as `StructuredDataset.create_dataloader` does.
 
         Args:
@@ -107,7 +107,7 @@ class SimulatedTable:
         """
         asked = LoaderOptions(**({"batch_size": 512, "num_workers": 2, "shuffle": True} | options))
         ranks = RankInfo(asked.rank or 0, int(asked.num_ranks), "here")
-        job = Job.open(self, asked, ranks, self)  # type: ignore[arg-type]  # it stands in for a PlanCache
+        job = StreamJob.open(self, asked, ranks, self)  # type: ignore[arg-type]  # it stands in for a PlanCache
         dataset = StructuredDataset.__new__(StructuredDataset)
         super(StructuredDataset, dataset).__init__(job)
         return TableLoader(dataset), job

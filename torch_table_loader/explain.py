@@ -5,16 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from torch_table_loader.engine.crossing import SPARE_SLOTS
-from torch_table_loader.engine.sizes import BLOCKS_AHEAD
-from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.engine.sizes import collated_ahead
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.job import Job
-    from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.engine.jobs.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,109 +116,37 @@ class Explanation:
 
 
 def explain(job: Job, epoch: int) -> Explanation:
-    """Tell the plan of an epoch.
+    """Return the plan of an epoch; tables of a mixture are summed up.
 
     Args:
-        job: the rank's share of a table.
+        job: the rank's share.
         epoch: from 0.
     """
-    layout, planner = job.table.layout, job.planner
-    start = planner.start(epoch)
-    planned = planner.plan(start, job.rank)
-    rows_per_rank = planner.rows_of_ranks(start)
-    steps = planner.steps_of_ranks(start) if planner.counted else None
-    live = planned.segments.live_rows()
-    whole_table = job.strategy.cuts and planner.counted and bool((live >= 0).all())
+    outline, tables = job.outline(epoch), list(job.tables.values())
+    lanes, layouts = len(outline.lanes), [table.layout for table in tables]
+    rows, steps = outline.rows_per_rank, outline.steps_per_rank
     return Explanation(
-        files=len(layout),
-        row_groups=len(layout.group_rows),
-        pruned_files=layout.pruned_files,
-        pruned_row_groups=layout.pruned_groups,
-        rows=layout.num_rows,
-        live_rows=int(live.sum()) if whole_table else None,
-        stored_bytes=layout.num_bytes,
-        splits=len(planned.segments.splits),
-        strategy=job.strategy.name,
+        files=sum(map(len, layouts)),
+        row_groups=sum(len(layout.group_rows) for layout in layouts),
+        pruned_files=sum(layout.pruned_files for layout in layouts),
+        pruned_row_groups=sum(layout.pruned_groups for layout in layouts),
+        rows=sum(layout.num_rows for layout in layouts),
+        live_rows=outline.live_rows,
+        stored_bytes=sum(layout.num_bytes for layout in layouts),
+        splits=outline.splits,
+        strategy=outline.strategy,
         epoch=epoch,
         rank=job.rank,
         num_ranks=job.topology.num_ranks,
         batch_size=job.topology.batch_size,
-        rows_per_rank=None if rows_per_rank is None else tuple(rows_per_rank),
+        rows_per_rank=None if rows is None else tuple(rows),
         steps_per_rank=None if steps is None else tuple(steps),
-        steps=planned.plan.steps if planner.counted else None,
-        workers=tuple(_load(job, planned.plan, epoch, lane) for lane in range(job.topology.lanes)),
-        servers=job.servers,
-        schema=tuple((field.name, str(field.type)) for field in job.schema(start)),
-        memory_bound=_memory_bound(job),
-        collated_batches=collated_ahead(job.options, job.topology.lanes),
-        footer_bytes=job.table.footer_bytes,
-        notes=tuple(_notes(job)),
+        steps=outline.steps,
+        workers=tuple(WorkerLoad(lane, *load) for lane, load in enumerate(outline.lanes)),
+        servers=job.num_threads,
+        schema=tuple((field.name, str(field.type)) for field in job.schema(job.start(epoch))),
+        memory_bound=lanes * outline.rows_in_flight * job.row_bytes + outline.held_bytes,
+        collated_batches=collated_ahead(job.options, lanes),
+        footer_bytes=sum(table.footer_bytes for table in tables),
+        notes=tuple(outline.notes),
     )
-
-
-def _load(job: Job, plan: RankPlan, epoch: int, lane: int) -> WorkerLoad:
-    segments = job.planner.plan(job.planner.start(epoch), job.rank).segments
-    layout = job.table.layout
-    runs = plan.lanes[lane]
-    density = layout.group_bytes.sum() / max(1, layout.num_rows)
-    rows = segments.metadata_rows()[runs.split]
-    live = np.maximum(segments.live_rows()[runs.split], 1)
-    share = np.minimum(1.0, (runs.stop - runs.start) / live)
-    steps = plan.batches_before(plan.steps)[lane]
-    return WorkerLoad(lane, len(runs), runs.num_rows, int((rows * share * density).sum()), steps)
-
-
-def _memory_bound(job: Job) -> int:
-    """Rows in flight of every lane, and a shuffle window twice as it turns."""
-    window = 2 * (job.options.shuffle_buffer_size or 0)
-    return job.topology.lanes * (rows_in_flight(job.options, job.read_rows, job.blocks) + window) * job.row_bytes
-
-
-def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, int]) -> int:
-    """Bound the rows that a lane holds, windows left out.
-
-    In threads: one read that is being made or cut, one that is being taken, and those that the batches which wait are
-    views of. From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to
-    spare), and two that were copied out: one being taken, one that came early.
-
-    Args:
-        options: the caller's.
-        read_rows: rows of a read.
-        blocks: batches of a block that crosses a process, and how many of a lane wait.
-    """
-    size = options.batch_size
-    if options.worker_type == "process" and options.num_workers != 0:
-        block_batches, blocks_ahead = blocks
-        slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
-        return read_rows + (3 + slots) * block_batches * size
-    given = options.prefetch_batches
-    waiting = BLOCKS_AHEAD if given is None else -(-given * size // read_rows)
-    return (2 + waiting) * read_rows
-
-
-def collated_ahead(options: LoaderOptions, lanes: int) -> int:
-    """Bound the results of `collate_fn` that wait to be taken, over all lanes."""
-    if options.collate_fn is None or options.num_workers == 0:
-        return 0
-    return lanes * (options.prefetch_batches or BLOCKS_AHEAD)
-
-
-def _notes(job: Job) -> list[str]:
-    layout, options = job.table.layout, job.options
-    notes = [job.table.description] if job.table.description else []
-    notes += job.table.notes
-    if layout.has_deletes:
-        fewer = np.flatnonzero(layout.group_live != layout.group_rows)
-        deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))
-        notes.append(f"{deleting:,} of {len(layout):,} data files have deletes")
-    if options.filters is not None:
-        pruned, groups = layout.pruned_groups, len(layout.group_rows)
-        notes.append(
-            f"the filter {options.filters} rules {pruned:,} of {groups:,} row groups out by partition values and "
-            "statistics; the others are read and filtered row by row"
-        )
-        if not options.count_filtered:
-            notes.append("rows that pass the filter are not counted (count_filtered=False): no length, no equal steps")
-    if job.strategy.form == "generator" and job.topology.num_ranks > 1:
-        notes.append(f"{job.strategy.name} does not take ranks: every rank reads the whole table")
-    return notes

@@ -7,18 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from torch_table_loader.dataset import TableDataset, open_share
-from torch_table_loader.engine.agreement import Agreement
-from torch_table_loader.engine.ranks import resolve_ranks
-from torch_table_loader.engine.row_job import with_batch_size
+from torch_table_loader.dataset import TableDataset
+from torch_table_loader.engine.jobs.modes import open_job
+from torch_table_loader.engine.jobs.resolve import with_batch_size
+from torch_table_loader.engine.plan_check import PlanCheck
+from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError, ResumeError
 from torch_table_loader.keywords import make_options
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.source.iceberg.address import TableAddress
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.ranks import RankInfo
-    from torch_table_loader.engine.roles import Place, TableShare
+    from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.rank_info import RankInfo
 
 
 class IcebergDataset(TableDataset):
@@ -92,32 +93,16 @@ class IcebergDataset(TableDataset):
             allow_locations,
         )
         open_at = _Opening(at, scan_filter, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
-        agreement = Agreement(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
-        with agreement:
-            job = open_at(chosen, agreement.common_value)
-            agreement.check(job.identity["table"] | job.identity["options"] | asdict(job.topology))
-        super().__init__(job, agreement)
-        self._open_at = None if pinned else open_at
-
-    def resume(self, state: Mapping[str, Any]) -> tuple[TableShare[Any], Place]:
-        """Find the job that goes on from a state: of the state's own snapshot, where the caller chose none."""
-        theirs = state.get("table", {}).get("snapshot_id") if isinstance(state, Mapping) else None
-        if self._open_at is None or theirs is None or theirs == self.snapshot_id:
-            return super().resume(state)
-        try:
-            job = self._open_at({"snapshot_id": theirs}, lambda _, value: value)
-        except ConfigError as error:
-            raise ResumeError(f"the state speaks of snapshot {theirs}, which cannot be read: {error}") from error
-        return job.resume(state)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what opens the table again: a worker's copy only reads."""
-        return {**self.__dict__, "_open_at": None}
+        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
+        with plan_check:
+            job = open_at(chosen, plan_check.common_value)
+            plan_check.check({**job.compared, **asdict(job.topology)})
+        super().__init__(job, plan_check, None if pinned else open_at.at_snapshot_of)
 
     @property
     def snapshot_id(self) -> int | None:
         """The snapshot that is read; None of a table without one."""
-        return self.job.table.snapshot_id
+        return self.table.snapshot_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +125,7 @@ class _Opening:
     split_deletes: bool
     lazy: bool
 
-    def __call__(self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any]) -> TableShare[Any]:
+    def __call__(self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any]) -> Job:
         try:
             from torch_table_loader.source.iceberg.open import open_source
         except ImportError as error:
@@ -158,9 +143,23 @@ class _Opening:
             plan_cache=options.plan_cache,
         )
         asked = replace(options, filters=filters)
-        job = open_share(source, asked, self.ranks, cache, split_deletes=self.split_deletes, lazy=self.lazy)
+        job = open_job(source, asked, self.ranks, cache, split_deletes=self.split_deletes, lazy=self.lazy)
         source.storage.close()
         return job
+
+    def at_snapshot_of(self, job: Job, state: Mapping[str, Any]) -> Job:
+        """Return the job over the snapshot that a state was saved with.
+
+        Raises:
+            ResumeError: that snapshot cannot be read.
+        """
+        theirs = state.get("table", {}).get("snapshot_id")
+        if theirs is None or theirs == job.tables[""].snapshot_id:
+            return job
+        try:
+            return self({"snapshot_id": theirs}, lambda _, value: value)
+        except ConfigError as error:
+            raise ResumeError(f"the state speaks of snapshot {theirs}, which cannot be read: {error}") from error
 
 
 def _refuse_others(options: LoaderOptions, footers: str) -> None:

@@ -10,81 +10,41 @@ from itertools import islice
 from multiprocessing import get_all_start_methods, get_start_method
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.calling import warn_caller
-from torch_table_loader.engine.carrying import twin_of
-from torch_table_loader.engine.crew import Crew
 from torch_table_loader.engine.device import check_placing, moved
-from torch_table_loader.engine.lengths import steps_of
-from torch_table_loader.engine.processes import ProcessServer
 from torch_table_loader.engine.progress import progress_bar
-from torch_table_loader.engine.row_job import RowJob
-from torch_table_loader.engine.threads import CallerServer, ThreadServer
-from torch_table_loader.engine.turns import BatchesInTurn, LaneServer
+from torch_table_loader.engine.workers.executor import CallerExecutor, LaneExecutor
+from torch_table_loader.engine.workers.lane_merger import LaneMerger
+from torch_table_loader.engine.workers.pickling import twin_of
+from torch_table_loader.engine.workers.processes import ProcessExecutor
+from torch_table_loader.engine.workers.threads import ThreadExecutor, ThreadPool
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+from torch_table_loader.planning.steps import num_steps
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.roles import LaneWork, Place, RankShare
-
-
-class EpochDataset(Protocol):
-    """What a loader needs of its dataset."""
-
-    @property
-    def job(self) -> RankShare[Any]:
-        """The rank's share of the table."""
-        ...
-
-    @property
-    def cursor(self) -> Place:
-        """Where the next iterator begins."""
-        ...
-
-    def begin(self) -> Place:
-        """Take that position; one that was loaded serves once."""
-        ...
-
-    def note_begun(self, epoch: int) -> None:
-        """Note that an iterator gives its first batch of an epoch."""
-        ...
-
-    def resume(self, state: Mapping[str, Any]) -> tuple[RankShare[Any], Any]:
-        """Find the job that goes on from a state, and where."""
-        ...
-
-    def restore(self, cursor: Any, job: Any) -> None:
-        """Begin the next iterator at a position."""
-        ...
-
-    def iterate(self, cursor: Any, loader: TableLoader) -> LoaderIterator:
-        """Begin an iterator for a loader."""
-        ...
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iterator."""
-        ...
-
-    def __len__(self) -> int:
-        """Batches of the epoch."""
-        ...
+    from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.planning.stages import Position
+    from torch_table_loader.position import JobPosition
 
 
 class _EpochSampler:
     """Lightning and Accelerate call ``loader.sampler.set_epoch``; it forwards."""
 
-    def __init__(self, dataset: EpochDataset) -> None:
-        self._dataset = dataset
+    def __init__(self, position: JobPosition) -> None:
+        self._position = position
 
     def set_epoch(self, epoch: int) -> None:
-        self._dataset.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[None]:
         while True:
@@ -106,34 +66,33 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
             batch_sampler: nothing, too.
         """
         super().__init__(dataset, batch_size=None)
-        object.__setattr__(self, "sampler", _EpochSampler(dataset))  # torch guards it against a plain assignment
-        self._source: EpochDataset = dataset
-        self._newest: Progress | None = None
-        self._crew = Crew()
-        if self._source.job.options.worker_type == "process":
-            _check_processes(self._source.job)  # what cannot be is refused here, not in the first epoch
-        check_placing(self._source.job.options.device, pin=self._source.job.options.pin_memory)
-        if isinstance(self._source.job, RowJob):  # which may have been made for a mixture alone, until now
-            self._source.job.warn_of_uneven_steps()
+        self._position: JobPosition = dataset.position
+        self._pool = ThreadPool()
+        object.__setattr__(self, "sampler", _EpochSampler(self._position))  # torch guards it against assignment
+        job = self._position.job
+        if job.options.worker_type == "process":
+            _check_processes(job)  # what cannot be is refused here, not in the first epoch
+        check_placing(job.options.device, pin=job.options.pin_memory)
+        self._position.warn_of_uneven_steps()
 
     def __len__(self) -> int:
         """Batches of this rank in the epoch; TypeError where the caller gave the counting pass up."""
-        return len(self._source)
+        return self._position.num_steps
 
     def __iter__(self) -> Any:
         """Begin the epoch, or go on where a state that was loaded stands.
 
         Until it gives its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
         """
-        cursor, before = self._source.begin(), self._newest
-        if before is not None and before.resumed and before.left and cursor.epoch > before.cursor.epoch:
+        start, before = self._position.begin(), self._position.newest
+        if before is not None and before.resumed and before.left and start.epoch > before.position.epoch:
             warn_caller(
-                f"epoch {before.cursor.epoch}, which was resumed, was left with {before.left} batches to go; a trainer "
-                "that counts steps itself (Lightning, the Hugging Face Trainer) ends it too early where fewer ranks "
-                "had begun it"
+                f"epoch {before.position.epoch}, which was resumed, was left with {before.left} batches to go; a "
+                "trainer that counts steps itself (Lightning, the Hugging Face Trainer) ends it too early where fewer "
+                "ranks had begun it"
             )
-        batches = self._source.iterate(cursor, self)
-        self._newest = batches.progress
+        batches = LoaderIterator(start, self)
+        self._position.newest = batches.progress
         return batches
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,7 +104,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         Returns:
             Ints, strings and lists: JSON-able, and loadable under ``torch.load(weights_only=True)``.
         """
-        return self._source.job.state(self._cursor())
+        return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a job stood, on any number of ranks and workers; takes effect at the next ``iter()``.
@@ -156,20 +115,11 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         Raises:
             ResumeError: it speaks of another table or other options; names what differs.
         """
-        job, cursor = self._source.resume(state)
-        self._source.restore(cursor, job)
-        self._newest = None
-
-    def _cursor(self) -> Place:
-        """Where the newest iterator stands, unless the next one was told to begin elsewhere."""
-        ahead = self._source.cursor
-        if self._newest is None or ahead.epoch != self._newest.cursor.epoch:
-            return ahead
-        return self._newest.now()
+        self._position.load(state)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads."""
-        self._source.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
@@ -183,13 +133,13 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         Raises:
             ConfigError: there is no such step, or rows are not counted.
         """
-        return list(self._source.job.rows_of(self._cursor(), step))
+        return list(self._position.job.rows_of(self._position.now, step))
 
     def metrics(self) -> Metrics:
         """Return what the newest iterator has done."""
-        if self._newest is None:
+        if self._position.newest is None:
             raise ConfigError("metrics speak of an iterator, and none has begun; iterate the loader first")
-        return self._newest.metrics()
+        return self._position.newest.metrics()
 
 
 class LoaderIterator(Iterator[Any]):
@@ -198,59 +148,64 @@ class LoaderIterator(Iterator[Any]):
     Threads may share it: each batch goes to one of them, the end to all, and so does an error.
     """
 
-    def __init__(self, job: RankShare[Any], cursor: Place, loader: TableLoader) -> None:
+    def __init__(self, start: Position, loader: TableLoader) -> None:
         """Plan the epoch and start the lanes.
 
         Args:
-            job: the rank's share of the table.
-            cursor: where to begin.
+            start: where to begin.
             loader: whose newest iterator this is.
         """
         began = time.perf_counter()
-        self._job = job
+        self._position = loader._position
+        self._job = job = loader._position.job
+        self._changes = job.changes
         self._loader = loader
         self._entry: EpochOfAccelerate | None = None
         self._turn = threading.RLock()
+        self._is_over = False
         self._error: BaseException | None = None
-        self._told: WeakSet[threading.Thread] = WeakSet()
-        """The threads to which the error was raised."""
-        work, longest = self._start(cursor)
-        resumed = cursor != job.start(cursor.epoch)
-        self.progress = Progress(cursor, work, self._turns, longest, began, resumed=resumed)
+        self._raised_in: WeakSet[threading.Thread] = WeakSet()
+        """The threads in which the error was raised."""
+        work, longest = self._start(start)
+        resumed = start != job.start(start.epoch)
+        self.progress = Progress(start, work, self._merger, longest, began, resumed=resumed)
 
-    def go_on(self, cursor: Place) -> None:
+    def go_on(self, position: Position) -> None:
         """Leave what was read ahead, and go on at another position; the caller has the turn."""
-        self._turns.close()
-        work, longest = self._start(cursor)
-        self.progress.go_on(cursor, work, self._turns, longest)
-        if self._loader._newest is self.progress:
+        self._merger.close()
+        work, longest = self._start(position)
+        self.progress.go_on(position, work, self._merger, longest)
+        if self._position.newest is self.progress:
             self._loader.remainder = _remainder(self._plan)
 
-    def _start(self, cursor: Place) -> tuple[LaneWork, int | None]:
-        job, options, start = self._job, self._job.options, cursor.stage.steps
-        work = job.work(cursor)
-        self._turns = BatchesInTurn(work, _server(job, work, start, self._loader._crew), start)
+    def _start(self, position: Position) -> tuple[LaneWork, int | None]:
+        job, options, start = self._job, self._job.options, position.stage.steps
+        work = job.work(position)
+        self._merger = LaneMerger(work, _executor(job, work, start, self._loader._pool), start)
         self._plan = work.plan
         self._ahead: list[Any] = []
-        self._next: Iterator[Any] = self._turns
+        self._next: Iterator[Any] = self._merger
         device = self._loader._device_of_accelerate if options.device is None else options.device
         if options.pin_memory or device is not None:
-            self._next = moved(self._turns, device, pin=options.pin_memory)
+            self._next = moved(self._merger, device, pin=options.pin_memory)
         if options.show_progress:
             left = work.plan.steps - start if work.plan.counted and not work.plan.endless else None
             self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, left))
-        return work, job.planned(cursor).longest
+        return work, job.planned(position).longest
 
     def __next__(self) -> Any:
         """Return the next batch."""
         with self._turn:
             try:
                 entry = self._entry or self._enter()
+                if self._changes != self._job.changes and not self._is_over:
+                    self._follow_changes()
                 batch = self._ahead.pop() if self._ahead else next(self._next)
                 self.progress.leg.batches += 1
-                if entry.runs and self._is_over():
+                if entry.runs and self._was_last():
                     self._loader.end_of_dataloader = True
             except StopIteration:
+                self._is_over = True
                 entry.leave()
                 self._raise_again()
                 raise
@@ -262,26 +217,36 @@ class LoaderIterator(Iterator[Any]):
     def _fail(self, error: BaseException) -> None:
         """End with an error that this thread raises now, and each other that asks for a batch later."""
         self._error = twin_of(error)  # the error itself would keep the caller's frames
-        self._told.add(threading.current_thread())
+        self._raised_in.add(threading.current_thread())
         self.close()
 
     def _raise_again(self) -> None:
-        """Raise the error that ended the iterator, where this thread was not told it."""
-        if self._error is not None and threading.current_thread() not in self._told:
-            self._told.add(threading.current_thread())
+        """Raise the error that ended the iterator, where it was not raised in this thread yet."""
+        if self._error is not None and threading.current_thread() not in self._raised_in:
+            self._raised_in.add(threading.current_thread())
             raise twin_of(self._error)
 
     def _enter(self) -> EpochOfAccelerate:
-        """Follow an epoch that was set since ``iter()``, and say to Accelerate that the epoch begins."""
-        source = self._loader._source
-        if self._loader._newest is self.progress and source.cursor.epoch != self.progress.cursor.epoch:
-            self.go_on(source.begin())
-        source.note_begun(self.progress.cursor.epoch)
+        """Follow an epoch or weights that were set since ``iter()``, and say to Accelerate that the epoch begins."""
+        position = self._position
+        if position.newest is self.progress and position.next.epoch != self.progress.position.epoch:
+            self.go_on(position.begin())
+        position.note_first_batch(self.progress.position.epoch)
         self._entry = EpochOfAccelerate(self._loader, _remainder(self._plan))
+        if not self._is_over:
+            self._follow_changes(begins=True)
         return self._entry
 
-    def _is_over(self) -> bool:
-        """Look whether the last batch was given; where rows are not counted one is read ahead for it."""
+    def _follow_changes(self, *, begins: bool = False) -> None:
+        """Go on with what the caller changed, such as weights, and compare it with the other ranks."""
+        self._changes = self._job.changes
+        now = self.progress.now()
+        if (current := self._job.current(now)) is not now:
+            self.go_on(current)
+        self._position.check_weights(current, begins=begins)
+
+    def _was_last(self) -> bool:
+        """Whether the last batch was given; where rows are not counted one is read ahead for it."""
         if self._plan.counted:
             return not self._plan.endless and not self.progress.left
         self._ahead.extend(islice(self._next, 1))
@@ -289,11 +254,12 @@ class LoaderIterator(Iterator[Any]):
 
     def __len__(self) -> int:
         """Batches of the epoch; TypeError where the caller gave the counting pass up."""
-        return steps_of(self._plan)
+        return num_steps(self._plan)
 
     def close(self) -> None:
         """End threads and processes now, and let go of batches on their way to a device."""
-        self._turns.close()
+        self._is_over = True
+        self._merger.close()
         self._next = iter(())
 
 
@@ -302,17 +268,17 @@ def _remainder(plan: object) -> int:
     return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1
 
 
-def _server(job: RankShare[Any], work: LaneWork, start: int, crew: Crew) -> LaneServer:
+def _executor(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneExecutor:
     options = job.options
     if options.num_workers == 0:
-        return CallerServer(work, start, options.prefetch_batches)
+        return CallerExecutor(work, start, options.prefetch_batches)
     if options.worker_type == "thread":
-        return ThreadServer(work, start, crew, job.servers, options.prefetch_batches)
+        return ThreadExecutor(work, start, pool, job.num_threads, options.prefetch_batches)
     job.close_clients()
-    return ProcessServer(work, start, job.servers, _context(job))
+    return ProcessExecutor(work, start, job.num_threads, _context(job))
 
 
-def _context(job: RankShare[Any]) -> Any:
+def _context(job: Job) -> Any:
     """Choose how worker processes start: never by fork where planning started threads that a fork breaks."""
     given = job.options.multiprocessing_context
     if job.fork_safe:
@@ -326,7 +292,7 @@ def _context(job: RankShare[Any]) -> Any:
     return given or "forkserver"
 
 
-def _check_processes(job: RankShare[Any]) -> None:
+def _check_processes(job: Job) -> None:
     """Refuse a start method that the store cannot bear, and a `collate_fn` that cannot cross to a new process."""
     given, collate_fn = _context(job), job.options.collate_fn
     given = given if given is not None else get_start_method(allow_none=True) or get_all_start_methods()[0]

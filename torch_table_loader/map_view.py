@@ -16,7 +16,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.row_job import RowJob
+    from torch_table_loader.engine.jobs.table_rows import TableRows
 
 _OF_A_MASK = "of a mask pass numpy.flatnonzero(mask)"
 
@@ -29,18 +29,18 @@ class MapView(torch.utils.data.Dataset[Any]):
     ``DataLoader(view, sampler=..., batch_size=...)`` works as with any map-style dataset.
     """
 
-    def __init__(self, job: RowJob) -> None:
+    def __init__(self, rows: TableRows) -> None:
         """Take a table in row mode; the store is built when the first row is wanted.
 
         Args:
-            job: the rank's share; every rank sees all rows here.
+            rows: of the table; every rank sees all of them here.
         """
-        self._job = job
-        self._codec = make_codec(job.columns, TypePolicy.of(job.options))
+        self._items = rows
+        self._codec = make_codec(rows.columns, TypePolicy.of(rows.options))
 
     def __len__(self) -> int:
         """Count the rows that deletes and filters leave."""
-        return self._job.live_rows
+        return self._items.live_rows
 
     def __getitem__(self, index: Any) -> Any:
         """Return one row, or one batch of several rows.
@@ -88,15 +88,15 @@ class MapView(torch.utils.data.Dataset[Any]):
             int64[n].
         """
         places = np.arange(len(self), dtype=np.int64) if indices is None else self._places(indices)
-        return self._job.keeper.rows().ids(places) if self._job.keeper.spec.keeps_ids else places
+        return self._items.store.rows().ids(places) if self._items.store.spec.keeps_ids else places
 
     def _rows(self, indices: Sequence[int]) -> Any:
         places = self._places(indices)
-        stored = self._job.keeper.rows()
+        stored = self._items.store.rows()
         columns = stored.gather(places)
-        if self._job.options.row_id:
+        if self._items.options.row_id:
             columns.append(pa.array(stored.ids(places)))
-        return self._codec.decode(pa.RecordBatch.from_arrays(columns, schema=self._job.columns))
+        return self._codec.decode(pa.RecordBatch.from_arrays(columns, schema=self._items.columns))
 
     def _places(self, indices: Any) -> NDArray[np.int64]:
         """Return the places that are meant as int64[n], each in [0, len)."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch_table_loader.engine.roles import LaneWork, Place, Steps
-    from torch_table_loader.engine.turns import BatchesInTurn, Tally
-    from torch_table_loader.engine.work import LaneClock
+    from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
+    from torch_table_loader.engine.workers.lane_merger import ConsumerStats, LaneMerger
+    from torch_table_loader.planning.stages import Position
+    from torch_table_loader.planning.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +99,20 @@ class Leg:
     """What was taken since the iterator began, or changed its course; one value, so that any thread may read it.
 
     Args:
-        cursor: where it began.
+        position: where it began.
         plan: what the rank takes.
         longest: steps of the rank that takes most; None if nobody knows.
         clocks: what each lane has done.
-        tally: what the consumer noted.
+        stats: what the consumer did.
         batches: taken since; the iterator counts.
         earlier: what was done before.
     """
 
-    cursor: Place
+    position: Position
     plan: Steps
     longest: int | None
     clocks: Sequence[LaneClock]
-    tally: Tally
+    stats: ConsumerStats
     batches: int
     earlier: Metrics | None
 
@@ -120,57 +121,64 @@ class Progress:
     """How far an iterator has come. The loader keeps this, never the iterator, whose end must end its workers."""
 
     def __init__(
-        self, cursor: Place, work: LaneWork, turns: BatchesInTurn, longest: int | None, began: float, *, resumed: bool
+        self,
+        position: Position,
+        work: LaneWork,
+        merger: LaneMerger,
+        longest: int | None,
+        began: float,
+        *,
+        resumed: bool,
     ) -> None:
         """Begin to count.
 
         Args:
-            cursor: where the iterator began.
+            position: where the iterator began.
             work: the rank's.
-            turns: where the batches come from; only its notes are kept.
+            merger: where the batches come from; only its notes are kept.
             longest: steps of the rank that takes most; None if nobody knows.
             began: when, before the lanes did; as `time.perf_counter` says it.
             resumed: whether that was inside an epoch.
         """
         self.resumed = resumed
         self._began = began
-        self.leg = Leg(cursor, work.plan, longest, turns.clocks, turns.tally, 0, None)
+        self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, 0, None)
 
-    def go_on(self, cursor: Place, work: LaneWork, turns: BatchesInTurn, longest: int | None) -> None:
+    def go_on(self, position: Position, work: LaneWork, merger: LaneMerger, longest: int | None) -> None:
         """Count on from a position that changed while batches were taken."""
-        self.leg = Leg(cursor, work.plan, longest, turns.clocks, turns.tally, 0, self.metrics())
+        self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, 0, self.metrics())
 
     @property
-    def cursor(self) -> Place:
+    def position(self) -> Position:
         """Where the iterator began, or changed its course."""
-        return self.leg.cursor
+        return self.leg.position
 
-    def now(self) -> Place:
+    def now(self) -> Position:
         """Return where the job stands."""
         leg = self.leg
-        taken = leg.cursor.stage.steps + leg.batches
-        return leg.cursor.after(taken, ended=leg.plan.counted and taken >= leg.plan.steps and leg.longest != taken)
+        taken = leg.position.stage.steps + leg.batches
+        return leg.position.after(taken, ended=leg.plan.counted and taken >= leg.plan.steps and leg.longest != taken)
 
     @property
     def left(self) -> int:
         """Batches that were not taken; 0 where nobody knows, or there is no end."""
         leg = self.leg
         known = leg.plan.counted and not leg.plan.endless
-        return max(0, leg.plan.steps - leg.cursor.stage.steps - leg.batches) if known else 0
+        return max(0, leg.plan.steps - leg.position.stage.steps - leg.batches) if known else 0
 
     def metrics(self) -> Metrics:
         """Return what was done so far."""
         leg = self.leg
-        plan, batches, begun = leg.plan, leg.batches, leg.cursor.stage.steps
-        short = leg.tally.short if leg.tally.taken == batches else 0  # a device reads ahead
+        plan, batches, begun = leg.plan, leg.batches, leg.position.stage.steps
+        short = leg.stats.short if leg.stats.taken == batches else 0  # a device reads ahead
         rows = batches * plan.batch_size - short
         if plan.counted and batches and begun + batches == plan.steps:
             rows = plan.num_rows - min(begun, plan.steps) * plan.batch_size
         since = Metrics(
-            epoch=leg.cursor.epoch,
+            epoch=leg.position.epoch,
             batches=batches,
             rows=rows,
-            seconds_waiting=leg.tally.waited,
+            seconds_waiting=leg.stats.waited,
             seconds_total=time.perf_counter() - self._began,
             workers=tuple(
                 LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.generators import HalvesV1, HalvesV2
 from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, cutters, tables, topologies
-from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.cutting import RoundRobinStrategy
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.stages import StreamPosition
 
 lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_last)
 
@@ -25,12 +25,12 @@ def test_saved_after_every_batch_the_rest_comes_as_it_would_have(
 ) -> None:
     if not callable(strategy):
         topology = Topology(topology.num_ranks, topology.lanes, topology.batch_size, topology.shuffle_buffer_size)
-    world, start = World(layout, strategy), Cursor.at(epoch, topology)
+    world, start = World(layout, strategy), StreamPosition.at(epoch, topology)
     for rank in range(min(topology.num_ranks, 3)):
         whole = world.play(start, rank)
         for taken in range(len(whole) + 1):
             state = start.after(taken).to_state()
-            assert world.play(Cursor.from_state(state).on(topology), rank) == whole[taken:]
+            assert world.play(StreamPosition.from_state(state).on(topology), rank) == whole[taken:]
 
 
 @settings(max_examples=examples(250), deadline=None)
@@ -70,10 +70,10 @@ def test_chains_of_topologies_under_a_generator(
 
 def _play_chain(world: World, chain: list[tuple[Topology, int]], epoch: int, only: int | None = None) -> list[int]:
     """Run some steps under each topology, handing on rank 0's state, and the last one to its end."""
-    cursor = Cursor.at(epoch, chain[0][0])
+    cursor = StreamPosition.at(epoch, chain[0][0])
     rows: list[int] = []
     for number, (topology, steps) in enumerate(chain):
-        cursor = Cursor.from_state(cursor.to_state()).on(topology)
+        cursor = StreamPosition.from_state(cursor.to_state()).on(topology)
         take = None if number == len(chain) - 1 else steps
         ranks = range(topology.num_ranks) if only is None else [only]
         played = [world.play(cursor, rank, take) for rank in ranks]
@@ -92,14 +92,14 @@ def test_a_rescaled_job_drops_no_more_than_its_topologies_say(
 
 
 def test_the_state_stays_small_and_plain() -> None:
-    cursor = Cursor.at(3, Topology(8, 4, 1024, 10_000, "balance", drop_last=True))
+    cursor = StreamPosition.at(3, Topology(8, 4, 1024, 10_000, "balance", drop_last=True))
     for ranks in range(1, 21):
         cursor = cursor.after(1_000_000_000).on(Topology(ranks, 4, 1024, 10_000, "balance", drop_last=True))
     assert len(repr(cursor.to_state())) < 2000
-    assert Cursor.from_state(cursor.to_state()) == cursor
+    assert StreamPosition.from_state(cursor.to_state()) == cursor
 
 
 def test_a_stage_without_steps_leaves_no_trace() -> None:
     one, two = Topology(1, 1, 8), Topology(2, 1, 8)
-    assert Cursor.at(0, one).on(two) == Cursor.at(0, two)
-    assert Cursor.at(0, one).after(3).on(two).on(one).past == (Cursor.at(0, one).after(3).stage,)
+    assert StreamPosition.at(0, one).on(two) == StreamPosition.at(0, two)
+    assert StreamPosition.at(0, one).after(3).on(two).on(one).past == (StreamPosition.at(0, one).after(3).stage,)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tests.laws.effort import examples
 from tests.laws.worlds import World, as_counts, cutters, delivered, tables, topologies
-from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.cutting import TargetSizeStrategy
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.stages import StreamPosition
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -18,7 +18,7 @@ from torch_table_loader.planning.ranks import Topology
 def test_exactly_once_full_batches_known_length(
     layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, shuffle: bool, epoch: int
 ) -> None:
-    world, cursor = World(layout, cutter, shuffle=shuffle), Cursor.at(epoch, topology)
+    world, cursor = World(layout, cutter, shuffle=shuffle), StreamPosition.at(epoch, topology)
     own: list[int] = []
     steps, widths, order = [], [], []
     for rank in range(topology.num_ranks):
@@ -57,7 +57,7 @@ def test_a_place_in_the_epoch_is_arithmetic(
 ) -> None:
     world = World(layout, cutter)
     for rank in range(min(topology.num_ranks, 3)):
-        plan = world.plan(Cursor.at(1, topology), rank).plan
+        plan = world.plan(StreamPosition.at(1, topology), rank).plan
         order = list(plan.schedule())
         assert list(plan.schedule(step)) == order[step:]
         taken = order[: min(step, plan.steps)]
@@ -76,7 +76,7 @@ def expand(runs: object) -> list[tuple[int, int]]:
 @settings(max_examples=examples(100), deadline=None)
 @given(layout=tables, cutter=cutters)
 def test_one_lane_unshuffled_is_file_order(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
-    played = World(layout, cutter, shuffle=False).play(Cursor.at(0, Topology(1, 1, 7)), 0)
+    played = World(layout, cutter, shuffle=False).play(StreamPosition.at(0, Topology(1, 1, 7)), 0)
     rows = [row for batch in played for row, _ in batch]
     assert rows == list(range(layout.num_rows))
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.generators import HalvesV1, HalvesV2
 from tests.laws.worlds import SEED, World, cutters, tables, topologies
-from torch_table_loader.planning.cursor import Cursor
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.rows_of import RowSpan, spans_of_batch
+from torch_table_loader.planning.stages import StreamPosition
 
 
 @settings(max_examples=120, deadline=None)
@@ -27,7 +27,7 @@ def test_rows_of_every_step_are_those_delivered(
 ) -> None:
     if not callable(strategy):
         chain = [(Topology(t.num_ranks, t.lanes, t.batch_size, t.shuffle_buffer_size), steps) for t, steps in chain]
-    world, cursor = World(layout, strategy), Cursor.at(epoch, chain[0][0])
+    world, cursor = World(layout, strategy), StreamPosition.at(epoch, chain[0][0])
     for topology, steps in chain:
         cursor = cursor.on(topology)
         for rank in range(min(topology.num_ranks, 3)):
@@ -38,7 +38,7 @@ def test_rows_of_every_step_are_those_delivered(
         cursor = cursor.after(cursor.stage.steps + steps)
 
 
-def told(world: World, cursor: Cursor, rank: int, step: int) -> list[int]:
+def told(world: World, cursor: StreamPosition, rank: int, step: int) -> list[int]:
     """Give the ordinals, counted over the table, that `rows_of` names."""
     planned, size = world.plan(cursor, rank), cursor.stage.topology.shuffle_buffer_size
     keys = (size, SEED, cursor.epoch)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from torch_table_loader.engine.planner import PlannedEpoch, Planner
-from torch_table_loader.planning.cursor import Cursor
+from torch_table_loader.engine.jobs.planner import PlannedStream, Planner
 from torch_table_loader.planning.cutting import RowBalancedStrategy, SizeBalancedStrategy, TargetSizeStrategy
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.splits import SegmentTable
+from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.planning.strategies import resolve_strategy
 from torch_table_loader.planning.windows import Stretch, stretches
 from torch_table_loader.records import DataFile, FileVersion
@@ -74,10 +74,10 @@ class World:
             counter=None,
         )
 
-    def plan(self, cursor: Cursor, rank: int) -> PlannedEpoch:
+    def plan(self, cursor: StreamPosition, rank: int) -> PlannedStream:
         return self.planner.plan(cursor, rank)
 
-    def play(self, cursor: Cursor, rank: int, steps: int | None = None) -> list[list[tuple[int, bool]]]:
+    def play(self, cursor: StreamPosition, rank: int, steps: int | None = None) -> list[list[tuple[int, bool]]]:
         """Play a rank's stage on from where the cursor stands, for so many steps (None: to the end)."""
         planned = self.plan(cursor, rank)
         return delivered(planned, cursor, steps)
@@ -94,7 +94,7 @@ def rows_of(segments: SegmentTable, runs: Runs) -> list[int]:
     return result
 
 
-def delivered(planned: PlannedEpoch, cursor: Cursor, steps: int | None = None) -> list[list[tuple[int, bool]]]:
+def delivered(planned: PlannedStream, cursor: StreamPosition, steps: int | None = None) -> list[list[tuple[int, bool]]]:
     """Play a rank: batches of ``(row, is_padding)``, made lane by lane as lanes read them, taken as scheduled."""
     plan, first = planned.plan, cursor.stage.steps
     queues: list[list[list[tuple[int, bool]]]] = []
@@ -111,7 +111,7 @@ def delivered(planned: PlannedEpoch, cursor: Cursor, steps: int | None = None) -
     return played[:steps]
 
 
-def _rows(planned: PlannedEpoch, stretch: Stretch, padded_from: int, epoch: int) -> list[tuple[int, bool]]:
+def _rows(planned: PlannedStream, stretch: Stretch, padded_from: int, epoch: int) -> list[tuple[int, bool]]:
     if stretch.unit is not None:
         [(_, start, stop)] = stretch.runs
         window = planned.windows[stretch.unit]

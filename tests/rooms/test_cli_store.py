@@ -17,8 +17,8 @@ import pytest
 from torch_table_loader import StorageError, StructuredDataset
 from torch_table_loader.cli import build as builder
 from torch_table_loader.cli.main import main
+from torch_table_loader.dataset import table_rows
 from torch_table_loader.engine.ray_cluster import _build_share
-from torch_table_loader.single_rows import store_keeper
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_loader_opens_what_the_command_line_built(
     loader, dataset = StructuredDataset.create_dataloader(table, shuffle="rows", row_store_memory=1)
     assert sum(len(batch["x"]) for batch in loader) == 500
     assert [path.parent for path in (tmp_path / "cache" / "row-stores").glob("*/manifest.json")] == [
-        dataset.job.keeper.place  # type: ignore[attr-defined]
+        dataset.job.items.store.place  # type: ignore[attr-defined]
     ]
 
 
@@ -155,12 +155,12 @@ def fake_ray(**members: Any) -> ModuleType:
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(table: str, tmp_path: Path) -> None:
-    keeper = store_keeper(StructuredDataset(table, shuffle="rows", row_store=str(tmp_path)))
-    assert keeper.place is not None
+    store = table_rows(StructuredDataset(table, shuffle="rows", row_store=str(tmp_path)), "a test").store
+    assert store.place is not None
     with pytest.raises(StorageError, match=r"does not see .*elsewhere; pass --store a folder that all nodes share"):
-        _build_share(keeper, str(keeper.place), str(tmp_path / "elsewhere" / "mark"))
+        _build_share(store, str(store.place), str(tmp_path / "elsewhere" / "mark"))
     (tmp_path / "mark").touch()
-    assert _build_share(keeper, str(keeper.place), str(tmp_path / "mark")) == 1
+    assert _build_share(store, str(store.place), str(tmp_path / "mark")) == 1
 
 
 def test_each_rank_plans_its_share_of_the_files_first(

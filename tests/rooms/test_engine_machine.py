@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
+from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 
 
 @pytest.fixture(autouse=True)
@@ -74,4 +74,4 @@ def test_the_launcher_says_how_many_ranks_share_the_node(
     [(4, 64, 1, 4), (4, 64, 8, 4), (4, 8, 8, 1), (8, 16, 4, 4), (1, 64, 1, 1), (4, 1, 8, 1), (4, 3, 2, 1)],
 )
 def test_ranks_share_the_cpus_of_their_node(lanes: int, cpus: int, ranks: int, servers: int) -> None:
-    assert servers_for(lanes, cpus, ranks) == servers
+    assert threads_for(lanes, cpus, ranks) == servers

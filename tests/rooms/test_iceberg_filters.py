@@ -127,7 +127,7 @@ def test_row_groups_of_renamed_and_promoted_columns_are_left_out(
     table.evolve(COLUMNS)
     table.commit()
     found, dataset = read(table.metadata, filters=wanted)
-    assert int(dataset.job.table.layout.group_kept.sum()) == kept
+    assert int(dataset.table.layout.group_kept.sum()) == kept
     live = pa.Table.from_pylist(table.live(), dataset.schema)
     assert canonical(found) == canonical(live.filter(wanted).to_pylist())
 

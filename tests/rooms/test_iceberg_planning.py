@@ -143,12 +143,12 @@ def test_the_second_rank_reads_no_manifest_and_no_footer(
     assert sum(count for name, count in opened.items() if name.startswith(("snap-", "m"))) >= 3
     second = plan(1)
     asked = {name for name in opened if not name.endswith(".metadata.json")}
-    deletes = {Path(delete.file.path).name for file in second.job.table.files for delete in file.deletes}
+    deletes = {Path(delete.file.path).name for file in second.table.files for delete in file.deletes}
     assert asked <= deletes  # of which one that goes by position says how many rows of each row group live
-    assert [file.name for file in second.job.table.files] == [file.name for file in first.job.table.files]
+    assert [file.name for file in second.table.files] == [file.name for file in first.table.files]
     assert second.explain().notes == first.explain().notes
     other = IcebergDataset(**where, plan_cache=cache, filters=pc.field("k") == 1)
-    assert [file.partition for file in other.job.table.files] != [file.partition for file in first.job.table.files]
+    assert [file.partition for file in other.table.files] != [file.partition for file in first.table.files]
 
 
 def test_a_kept_plan_is_of_its_snapshot_alone(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_rank_opens_the_footers_of_its_own_files_alone(tmp_path: Path, opened:
         everything += [x for batch in loader for x in batch.column("x").to_pylist()]
         read_files = {name for name in opened if name.endswith(".parquet")}
         assert len(read_files) == 2
-        assert dataset.job.table.footer_bytes > 0
+        assert dataset.table.footer_bytes > 0
     assert sorted(everything) == list(range(800))
 
 

@@ -151,7 +151,7 @@ def test_metadata_that_holds_signed_urls(tmp_path: Path, part: str) -> None:
 def everything_said(dataset: Any, loader: Any, folder: Path) -> str:
     """Return all that a dataset shows or writes down."""
     texts = [repr(dataset), str(dataset), repr(dataset.options), repr(loader), str(dataset.explain())]
-    texts += [repr(dataset.explain()), repr(dataset.job.table), repr(dataset.job), json.dumps(loader.state_dict())]
+    texts += [repr(dataset.explain()), repr(dataset.table), repr(dataset.job), json.dumps(loader.state_dict())]
     texts += [repr(dataset.metrics())]
     for file in folder.rglob("*"):
         texts += [str(file), *([file.read_bytes().decode("latin-1")] if file.is_file() else [])]

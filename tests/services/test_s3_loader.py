@@ -89,6 +89,6 @@ def test_an_object_that_is_written_again_while_reading_is_named(
 
 def test_no_message_holds_a_secret(table: str, s3_options: dict[str, Any]) -> None:
     dataset = StructuredDataset(table, "parquet", storage_options=s3_options, **OPTIONS)
-    told = f"{dataset.explain()} {dataset.options!r} {dataset.job.table.storage!r}"
+    told = f"{dataset.explain()} {dataset.options!r} {dataset.table.storage!r}"
     assert s3_options["secret"] not in told
     assert s3_options["key"] not in told

@@ -93,7 +93,7 @@ def test_no_workers_start_neither_thread_nor_process(table: Path) -> None:
 def test_servers_are_fitted_to_the_machine(
     table: Path, lanes: int, cpus: int, servers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch_table_loader.engine.job.usable_cpus", lambda: cpus)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.job.usable_cpus", lambda: cpus)
     threads = iter(make(table, num_workers=lanes))
     assert len(lane_threads()) == servers
     threads.close()
@@ -148,7 +148,7 @@ def test_an_epoch_leaves_nothing_behind(tmp_path: Path, worker_type: str) -> Non
 
 def test_an_open_epoch_holds_no_more_rows_than_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_table(tmp_path, [[100] * 30] * 6)
-    monkeypatch.setattr("torch_table_loader.engine.job.rows_of_a_read", lambda *_: 100)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_job.rows_of_a_read", lambda *_: 100)
     read = TaskReader.read
     decoded = [0]
 

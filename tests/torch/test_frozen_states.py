@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.torch.jobs import STEPS, State, make, own_rows, run_stage
-from torch_table_loader.planning.cursor import STATE_VERSION
+from torch_table_loader.engine.state import STATE_VERSION
 
 STATES = Path(__file__).parent / "states"
 TABLE = STATES / "table"

@@ -151,7 +151,7 @@ def test_two_epochs_at_once_keep_no_more_threads_than_they_had(table: Path) -> N
     loader = make(table, num_workers=1)
     assert [len(list(zip(loader, loader, strict=True))) for _ in range(3)] == [180] * 3
     assert len(lane_threads()) == 2
-    copies = [copy.deepcopy(loader._crew), pickle.loads(pickle.dumps(loader._crew))]  # noqa: S301 its own
+    copies = [copy.deepcopy(loader._pool), pickle.loads(pickle.dumps(loader._pool))]  # noqa: S301 its own
     assert not any(each._idle for each in copies)
 
 

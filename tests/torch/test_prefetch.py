@@ -166,9 +166,8 @@ def test_no_more_rows_are_decoded_ahead_than_explained(
     tmp_path: Path, order: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_table(tmp_path, [[100] * 20] * LANES)
-    monkeypatch.setattr("torch_table_loader.engine.job.rows_of_a_read", lambda *_: 100)
-    monkeypatch.setattr("torch_table_loader.engine.row_job.batches_of_a_gather", lambda *_: 10)
-    monkeypatch.setattr("torch_table_loader.engine.mixed_job.batches_of_a_gather", lambda *_: 10)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.stream_job.rows_of_a_read", lambda *_: 100)
+    monkeypatch.setattr("torch_table_loader.engine.jobs.indexed_job.batches_of_a_gather", lambda *_: 10)
     decoded = [0]
     decode = TensorCodec.decode
 
@@ -181,8 +180,9 @@ def test_no_more_rows_are_decoded_ahead_than_explained(
     monkeypatch.setattr(TensorCodec, "decode", counting)
     loader = make_one(tmp_path, order, batch_size=10, **options)
     dataset: Any = loader.dataset
-    stores = [source.keeper.spec.num_bytes for source in getattr(dataset.job, "sources", {}).values()]
-    stores += [dataset.job.keeper.memory_bytes] if order == "rows" else []
+    items = getattr(dataset.job, "items", None)
+    stores = [rows.store.spec.num_bytes for rows in getattr(items, "sources", {}).values()]
+    stores += [dataset.job.items.store.memory_bytes] if order == "rows" else []
     times = 2 if order == "mixture" else 1
     bound = (dataset.explain().memory_bound - sum(stores)) // dataset.job.row_bytes // times
     ahead = list(made_ahead(iter(loader), lambda: decoded[0] // 10))

@@ -20,7 +20,7 @@ import pytest
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
-from torch_table_loader.engine.row_store import StoreKeeper
+from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.store import remote
 
 ROWS = 3_000
@@ -132,7 +132,7 @@ def test_the_builder_reads_its_own_copy_later_too(
     table: str, machine: Callable[[str], None], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = rows(make(table, row_store=url)[0])
-    monkeypatch.setattr(StoreKeeper, "_read", None)
+    monkeypatch.setattr(RowStoreHandle, "_read", None)
     assert rows(make(table, row_store=url)[0]) == expected
 
 
@@ -144,7 +144,7 @@ def test_files_larger_than_memory_are_asked_for_ahead(
     monkeypatch.setattr(row_store, "available_memory", lambda: 1000)
     loader, dataset = make(table, row_store=str(tmp_path), **more)
     assert rows(loader) == expected
-    assert dataset.job.keeper.rows().advice is not None
+    assert dataset.job.items.store.rows().advice is not None
 
 
 # ---- a plain HTTP server ---------------------------------------------------------------------------------

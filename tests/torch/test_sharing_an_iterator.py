@@ -13,7 +13,7 @@ import pytest
 
 from tests.torch.tables import as_values, make, write_table
 from torch_table_loader import TableLoader
-from torch_table_loader.engine.carrying import twin_of
+from torch_table_loader.engine.workers.pickling import twin_of
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
 

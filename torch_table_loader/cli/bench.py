@@ -16,7 +16,7 @@ import pyarrow as pa
 from torch_table_loader.cli.arguments import add_arguments, comma_separated, open_loader
 from torch_table_loader.cli.decoding import decode_row_groups, scan
 from torch_table_loader.cli.tables import render
-from torch_table_loader.engine.job import Job
+from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.errors import ConfigError, MissingExtraError, TableError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def run(typed: argparse.Namespace) -> None:
     rows, told = [], ""
     for size in sizes:
         loader, dataset = open_loader(typed, batch_size=size, num_workers=typed.workers)
-        if not dataset.job.table.layout.num_rows:
+        if not dataset.table.layout.num_rows:
             raise ConfigError("bench wants a table with rows, and this one has none")
         duel = measure(loader, _bare(dataset, typed.workers), typed.rounds, tick)
         rows.append((size, *_summary(duel)))
@@ -165,7 +165,7 @@ def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Cal
 
 def _bare(dataset: StructuredDataset, threads: int) -> Callable[[], int]:
     job = dataset.job
-    assert isinstance(job, Job)  # noqa: S101 the command does not shuffle rows
+    assert isinstance(job, StreamJob)  # noqa: S101 the command does not shuffle rows
     apart = {name for file in job.table.files[:1] for name, _ in file.partition}
     columns = [name for name in job.reader.schema.names if name not in apart]
     if not columns:
@@ -181,7 +181,7 @@ def _summary(duel: Duel) -> tuple[int | float, ...]:
 
 
 def _what(dataset: StructuredDataset, typed: argparse.Namespace) -> str:
-    layout = dataset.job.table.layout
+    layout = dataset.table.layout
     rival = "read_row_group" if layout.files[0].format == "parquet" else "a pyarrow.dataset scan"
     return (
         f"{layout.num_rows:,} rows, {len(dataset.schema)} columns, {len(layout):,} files, {len(layout.group_rows):,} "

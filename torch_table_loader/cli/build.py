@@ -9,17 +9,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.cli.arguments import loader_keywords
-from torch_table_loader.dataset import StructuredDataset
-from torch_table_loader.engine.ranks import resolve_ranks
+from torch_table_loader.dataset import StructuredDataset, table_rows
+from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray, ray_cluster
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions
-from torch_table_loader.single_rows import store_keeper
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.row_store import StoreKeeper
+    from torch_table_loader.engine.row_store import RowStoreHandle
 
 Keywords = Mapping[str, Any]
 
@@ -49,28 +48,28 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
     began = time.perf_counter()
     if typed.engine is None:
         _plan_share(keywords, _share_of_this_rank(keywords))
-        keeper = _open(keywords, show_progress=typed.progress)
+        store = _open(keywords, show_progress=typed.progress)
         said = []
     else:
         with ray_cluster(typed.address) as cluster:
             said = _plan_over(cluster, keywords)
-            keeper = _open(keywords, show_progress=typed.progress)
-            said += _build_over(cluster, keeper)
-    keeper.rows()
-    assert keeper.place is not None  # noqa: S101 a folder was named
-    manifest = read_manifest(keeper.place)
+            store = _open(keywords, show_progress=typed.progress)
+            said += _build_over(cluster, store)
+    store.rows()
+    assert store.place is not None  # noqa: S101 a folder was named
+    manifest = read_manifest(store.place)
     if manifest is None:  # this machine keeps no copy of what another built
-        print(f"{keeper.spec.name}: is there already")
+        print(f"{store.spec.name}: is there already")
         return
     seconds, chunks = time.perf_counter() - began, len(manifest.parts)
     if typed.engine is None:
-        said = [f"this process built {len(keeper.built)} of {chunks} chunks"]
-    first = f"{keeper.spec.name}: {manifest.num_rows:,} rows, {manifest.num_bytes:,} bytes, {seconds:.1f} s"
+        said = [f"this process built {len(store.built)} of {chunks} chunks"]
+    first = f"{store.spec.name}: {manifest.num_rows:,} rows, {manifest.num_bytes:,} bytes, {seconds:.1f} s"
     print("\n  ".join([first, *said]), flush=True)
 
 
-def _open(keywords: Keywords, *, show_progress: bool) -> StoreKeeper:
-    return store_keeper(StructuredDataset(**keywords, show_progress=show_progress))
+def _open(keywords: Keywords, *, show_progress: bool) -> RowStoreHandle:
+    return table_rows(StructuredDataset(**keywords, show_progress=show_progress), "store build").store
 
 
 def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
@@ -112,13 +111,13 @@ def _plan_over(cluster: RayCluster, keywords: Keywords) -> list[str]:
     return [f"{node} planned {count} of {len(names)} files" for node, count in sorted(planned.items())]
 
 
-def _build_over(cluster: RayCluster, keeper: StoreKeeper) -> list[str]:
-    if keeper.url is not None or keeper.place is None:
+def _build_over(cluster: RayCluster, store: RowStoreHandle) -> list[str]:
+    if store.url is not None or store.place is None:
         raise ConfigError(
-            f"--engine ray builds in a folder that all nodes share, got --store {keeper.url and keeper.url.shown!r}; "
+            f"--engine ray builds in a folder that all nodes share, got --store {store.url and store.url.shown!r}; "
             "pass --store DIR, and copy the folder that this makes to the URL"
         )
-    if read_manifest(keeper.place) is not None:
+    if read_manifest(store.place) is not None:
         return ["it was there already"]
-    built = build_over_ray(cluster, keeper, keeper.place)
-    return [f"{node} built {count} of {len(keeper.spec.chunk_rows)} chunks" for node, count in sorted(built.items())]
+    built = build_over_ray(cluster, store, store.place)
+    return [f"{node} built {count} of {len(store.spec.chunk_rows)} chunks" for node, count in sorted(built.items())]

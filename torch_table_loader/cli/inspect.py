@@ -18,8 +18,8 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.batching.tensors import TensorCodec
 from torch_table_loader.cli.arguments import TABLE, add_arguments, loader_keywords, open_loader
 from torch_table_loader.cli.tables import render
-from torch_table_loader.engine.fitting import codec_of, columns_of
-from torch_table_loader.engine.job import Job
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
+from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.explain import explain
 from torch_table_loader.options import LoaderOptions, defaults
@@ -86,14 +86,14 @@ def run(typed: argparse.Namespace) -> None:
     dataset.set_epoch(typed.epoch)
     most = typed.lines or sys.maxsize
     job = dataset.job
-    assert isinstance(job, Job)  # noqa: S101 the command does not shuffle rows
+    assert isinstance(job, StreamJob)  # noqa: S101 the command does not shuffle rows
     keywords = loader_keywords(typed)
     asked = replace(job.options, **{name: keywords.get(name, defaults()[name]) for name in FORM})
     for part in tell(job, asked, typed.epoch, most):
         sys.stdout.write(f"{part}\n\n")
 
 
-def tell(job: Job, asked: LoaderOptions, epoch: int, most: int) -> Iterator[str]:
+def tell(job: StreamJob, asked: LoaderOptions, epoch: int, most: int) -> Iterator[str]:
     """Return the printed tables one by one.
 
     Args:
@@ -183,7 +183,7 @@ def _dense(kind: DenseKind) -> str:
     return f"{kind.dtype}{list(kind.inner) or ''}"
 
 
-def files_table(job: Job, most: int) -> str:
+def files_table(job: StreamJob, most: int) -> str:
     """Show the first files, and all of them in one line."""
     layout = job.table.layout
     columns = (
@@ -202,7 +202,7 @@ def files_table(job: Job, most: int) -> str:
 class Load:
     """What each rank and worker reads in an epoch."""
 
-    def __init__(self, job: Job, epoch: int) -> None:
+    def __init__(self, job: StreamJob, epoch: int) -> None:
         """Plan every rank.
 
         Args:
@@ -241,7 +241,7 @@ def bytes_of(segments: SegmentTable) -> NDArray[np.int64]:
     return np.diff(ends[segments.offsets])
 
 
-def sizes_table(job: Job, load: Load) -> str:
+def sizes_table(job: StreamJob, load: Load) -> str:
     """Show how files, row groups and splits spread."""
     layout = job.table.layout
     stored = np.array([file.version.num_bytes for file in layout.files], dtype=np.int64)
@@ -261,7 +261,7 @@ def _spread(values: NDArray[np.int64]) -> tuple[int, int, int]:
     return int(values.min()), int(np.median(values)), int(values.max())
 
 
-def load_tables(job: Job, load: Load, most: int) -> Iterator[str]:
+def load_tables(job: StreamJob, load: Load, most: int) -> Iterator[str]:
     """Show the load of workers, where they fit, and of ranks."""
     shape = job.topology
     title = f"load of {shape.num_ranks:,} ranks × {shape.lanes:,} workers, {shape.batch_size:,} rows a batch"

@@ -1,4 +1,4 @@
-"""What this machine lends the process: how many threads or processes serve the lanes."""
+"""What the process may use of this machine: how many threads or processes serve the lanes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return max(1, cpus if quota is None else min(cpus, quota))
 
 
-def servers_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
+def threads_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
     """Fit the number of threads or processes of one rank to its share of the CPUs.
 
     Args:
@@ -25,7 +25,7 @@ def servers_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
         cpus: CPUs of the node.
         ranks_on_node: ranks that share them.
 
-    >>> servers_for(lanes=8, cpus=16, ranks_on_node=4), servers_for(2, 64, 1), servers_for(4, 2, 8)
+    >>> threads_for(lanes=8, cpus=16, ranks_on_node=4), threads_for(2, 64, 1), threads_for(4, 2, 8)
     (4, 2, 1)
     """
     return max(1, min(lanes, cpus // max(1, ranks_on_node)))

@@ -15,7 +15,7 @@ from torch_table_loader.errors import ConfigError, MissingExtraError, StorageErr
 from torch_table_loader.store.build import done_chunks
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.row_store import StoreKeeper
+    from torch_table_loader.engine.row_store import RowStoreHandle
 
 R = TypeVar("R")
 
@@ -112,7 +112,7 @@ def _knock(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=_SECONDS_FOR_AN_ANSWER).close()
 
 
-def build_over_ray(cluster: RayCluster, keeper: StoreKeeper, place: Path) -> dict[str, int]:
+def build_over_ray(cluster: RayCluster, store: RowStoreHandle, place: Path) -> dict[str, int]:
     """Build a row store with a task on each CPU of a cluster, or on as many as there are chunks.
 
     The table was planned here, once; the plan goes to the tasks, which take chunks that nobody is at until all are
@@ -120,7 +120,7 @@ def build_over_ray(cluster: RayCluster, keeper: StoreKeeper, place: Path) -> dic
 
     Args:
         cluster: that is to build.
-        keeper: of the store.
+        store: which.
         place: the store's folder; every node sees it.
 
     Returns:
@@ -130,14 +130,14 @@ def build_over_ray(cluster: RayCluster, keeper: StoreKeeper, place: Path) -> dic
         StorageError: a node does not see the folder, or the disk is full.
     """
     built: Counter[str] = Counter()
-    with _mark(place.parent) as mark, keeper.progress() as report:
+    with _mark(place.parent) as mark, store.progress() as report:
 
         def look() -> None:
             if report is not None:
                 report(len(done_chunks(place)))
 
-        shared = cluster.share(keeper)
-        tasks = max(1, min(cluster.cpus, len(keeper.spec.chunk_rows)))
+        shared = cluster.share(store)
+        tasks = max(1, min(cluster.cpus, len(store.spec.chunk_rows)))
         for node, count in cluster.run(_build_share, [(shared, str(place), str(mark))] * tasks, look):
             built[node] += count
     return dict(built)
@@ -151,14 +151,14 @@ def _on_node(work: Callable[..., R], *arguments: Any) -> tuple[str, R]:
     return node, work(*arguments)
 
 
-def _build_share(keeper: StoreKeeper, place: str, mark: str) -> int:
+def _build_share(store: RowStoreHandle, place: str, mark: str) -> int:
     """Build with one thread until the store is whole; return the number of chunks that were built here."""
     if not Path(mark).exists():
         raise StorageError(
             f"the Ray node on {socket.gethostname()} does not see {Path(mark).parent}; pass --store a folder that all "
             "nodes share"
         )
-    return len(keeper.build_share(Path(place), threads=1))
+    return len(store.build_share(Path(place), threads=1))
 
 
 @contextmanager

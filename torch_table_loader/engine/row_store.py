@@ -74,7 +74,7 @@ class _InFiles:
     spec: StoreSpec
 
 
-class StoreKeeper:
+class RowStoreHandle:
     """A table's row store, wherever it is. It pickles; what was opened stays in its process."""
 
     def __init__(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from torch_table_loader.options import LoaderOptions
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Decoded bytes that a lane aims at with each read of a part of a row group."""
@@ -21,6 +26,9 @@ BLOCKS_AHEAD = 2
 
 With one, a thread would rest until the consumer has woken and taken it.
 """
+
+SPARE_SLOTS = 2
+"""Slots of shared memory beside those of the blocks that wait: one is being written, one is being copied out."""
 
 _GATHER_ROWS = 65_536
 _GATHER_BYTES = 2 * CHUNK_BYTES
@@ -115,3 +123,32 @@ def blocks_of_a_process(
         return batches, BLOCKS_AHEAD
     batches = min(batches, prefetch_batches)
     return batches, -(-prefetch_batches // batches)
+
+
+def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, int]) -> int:
+    """Bound the rows that a lane holds, windows left out.
+
+    In threads: one read that is being made or cut, one that is being taken, and those that the batches which wait are
+    views of. From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to
+    spare), and two that were copied out: one being taken, one that came early.
+
+    Args:
+        options: the caller's.
+        read_rows: rows of a read.
+        blocks: batches of a block that crosses a process, and how many of a lane wait.
+    """
+    size = options.batch_size
+    if options.worker_type == "process" and options.num_workers != 0:
+        block_batches, blocks_ahead = blocks
+        slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
+        return read_rows + (3 + slots) * block_batches * size
+    given = options.prefetch_batches
+    waiting = BLOCKS_AHEAD if given is None else -(-given * size // read_rows)
+    return (2 + waiting) * read_rows
+
+
+def collated_ahead(options: LoaderOptions, lanes: int) -> int:
+    """Bound the results of `collate_fn` that wait to be taken, over all lanes."""
+    if options.collate_fn is None or options.num_workers == 0:
+        return 0
+    return lanes * (options.prefetch_batches or BLOCKS_AHEAD)

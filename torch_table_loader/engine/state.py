@@ -1,14 +1,20 @@
-"""The state of a loader: small plain data that says what the job has done, and of which table."""
+"""The state of a loader: small plain data that says what the job has done, and of which tables.
+
+Its keys never change. What grows or shrinks is a list of plain values, since stores of checkpoints that go key by key
+then keep it whole.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch_table_loader.errors import ResumeError
-from torch_table_loader.planning.cursor import STATE_VERSION, Cursor
+from torch_table_loader.planning.exclusion import ExclusionVersions
+from torch_table_loader.planning.mixture import Shares
 from torch_table_loader.source.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -16,7 +22,14 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.row_cursor import RowCursor
+    from torch_table_loader.planning.stages import SamplePosition
+
+State: TypeAlias = Mapping[str, Any]
+
+STATE_VERSION = 1
+
+UPGRADES: dict[int, Callable[[State], State]] = {}
+"""For each version before the current one, what turns a state of it into one of the next version."""
 
 _COLUMN_NAMES_BYTES = 1024
 """Names of columns are written out up to so many bytes, and hashed beyond."""
@@ -33,7 +46,7 @@ def filter_key(filters: Any, schema: pa.Schema) -> str:
 
 
 def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> dict[str, Any]:
-    """Say of which table and options a state speaks, as plain data without path or secret.
+    """Return the table and options that a state is bound to, as plain data without path or secret.
 
     Args:
         table: the table.
@@ -63,52 +76,53 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
     }
 
 
-def write_state(said: Mapping[str, Any], cursor: Cursor | RowCursor) -> dict[str, Any]:
-    """Write where a job stands.
+def write_state(bound: Mapping[str, Any], position: Mapping[str, Any]) -> dict[str, Any]:
+    """Write where a job of one table is.
 
     Args:
-        said: the job's `identity`.
-        cursor: what the trainer took.
+        bound: the job's `identity`.
+        position: what the trainer took, as plain data.
     """
-    about = {"version": STATE_VERSION, "table": dict(said["table"]), "options": dict(said["options"])}
-    return about | cursor.to_state()
+    about = {"version": STATE_VERSION, "table": dict(bound["table"]), "options": dict(bound["options"])}
+    return about | dict(position)
 
 
-def read_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> Cursor:
-    """Read where a job stood, and refuse a state of another table or other options.
-
-    Args:
-        said: the `identity` of the job that is to go on.
-        table: its table.
-        state: what `write_state` wrote, on any rank.
+def current_version(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Upgrade a state of an older version, and refuse what is no state, or one of a newer release.
 
     Raises:
-        ResumeError: names what differs.
+        ResumeError: says what came.
     """
-    check_state(said, table, state)
-    return Cursor.from_state(state)
-
-
-def check_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> None:
-    """Refuse a state of another table or other options; see `read_state`."""
-    check_version(state)
-    if "mixture" in state:
-        raise ResumeError("the state speaks of a mixture, and this is one table; load it with a MixedDataset's loader")
-    _compare_tables(table, said["table"], state.get("table", {}))
-    _compare_options(said["options"], state.get("options", {}))
-
-
-def check_version(state: Mapping[str, Any]) -> None:
-    """Refuse what is no state, and a state of another release."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(
             f"expected what state_dict() returned, got {type(state).__name__} without a version; pass it unchanged"
         )
+    given = state["version"]
+    while isinstance(state["version"], int) and state["version"] in UPGRADES:
+        state = UPGRADES[state["version"]](state)
     if state["version"] != STATE_VERSION:
         raise ResumeError(
-            f"expected a state of version {STATE_VERSION}, got version {state['version']!r}; "
+            f"expected a state of version {STATE_VERSION}, got version {given!r}; "
             "load it with the release of torch-table-loader that wrote it"
         )
+    return state
+
+
+def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> None:
+    """Refuse a state of another table or other options.
+
+    Args:
+        bound: the `identity` of the job that is to go on.
+        table: its table.
+        state: of the current version, written on any rank.
+
+    Raises:
+        ResumeError: names what differs.
+    """
+    if "mixture" in state:
+        raise ResumeError("the state speaks of a mixture, and this is one table; load it with a MixedDataset's loader")
+    _compare_tables(table, bound["table"], state.get("table", {}))
+    _compare_options(bound["options"], state.get("options", {}))
 
 
 def _columns(schema: pa.Schema) -> list[str] | str:
@@ -136,7 +150,7 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
 
 
 def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
-    """Name the youngest files, where the table without them is the one of the state."""
+    """Return the names of the youngest files, where the table without them is the one of the state."""
     before = theirs.get("files", 0)
     by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
     old, rows = sorted(by_age[:before]), table.layout.file_rows
@@ -164,3 +178,171 @@ def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+Weights = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureState:
+    """A state of a mixture, read.
+
+    Args:
+        epoch: which.
+        consumed: samples that the job had taken.
+        ended: True where they were counted on a rank that had taken all its batches, while others went on.
+        total: samples of the epoch, as the weights then were; `ENDLESS` where it had no end.
+        given: the weights that the loader was made with.
+        newest: the weights of the epochs to come.
+        shares: the weights of the running epoch, in the order of the names.
+        names: the sources, sorted.
+        sources: for each, table and options of a state of it alone, by name.
+        exclusions: what is taken out of each, by name.
+    """
+
+    epoch: int
+    consumed: int
+    ended: bool
+    total: int
+    given: Weights
+    newest: Weights
+    shares: Shares
+    names: tuple[str, ...]
+    sources: Mapping[str, Mapping[str, Any]]
+    exclusions: Mapping[str, ExclusionVersions]
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> MixtureState:
+        """Read what `write_mixture_state` wrote.
+
+        Raises:
+            ResumeError: it is something else.
+        """
+        try:
+            consumed, ended, total = state["position"]
+            start, shares = state["shares"]
+            _refuse_others(
+                state["epoch"], consumed, total, start, *(number for entry in shares for number in entry[1:])
+            )
+            given, newest = dict(state["given"]), dict(state["newest"])
+            _refuse_others(*given.values(), *newest.values())
+            excluded = {
+                name: ExclusionVersions.from_state({"exclusions": entry}) for name, entry in state["exclusions"]
+            }
+            sources = {
+                name: {"table": dict(table), "options": dict(options)} for name, table, options in state["sources"]
+            }
+            names = tuple(name for name, _, _ in shares)
+            _refuse_unfit(names, given, newest, {name: weight for name, weight, _ in shares})
+            _refuse_disorder(start, consumed, total)
+            return cls(
+                epoch=state["epoch"],
+                consumed=consumed,
+                ended=bool(ended),
+                total=total,
+                given=given,
+                newest=newest,
+                shares=Shares(start, tuple(entry[1] for entry in shares), tuple(entry[2] for entry in shares)),
+                names=names,
+                sources={name: sources[name] for name in names},
+                exclusions={name: excluded.get(name, ExclusionVersions()) for name in names},
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ResumeError(
+                f"the state must be that of a mixture, as state_dict() writes it, got {error!r}; pass the value of "
+                "state_dict() of a MixedDataset's loader unchanged"
+            ) from error
+
+    def source_state(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the state that a source alone would have at the start of the epoch, with nothing excluded.
+
+        Args:
+            name: of the source.
+            identity: of the source here, whose own shuffling a mixture does not use.
+        """
+        source = self.sources[name]
+        options = {**identity["options"], **source["options"]}
+        about = {"version": STATE_VERSION, "table": source["table"], "options": options}
+        return about | {"epoch": self.epoch, "consumed": 0}
+
+
+def write_mixture_state(
+    bound: Mapping[str, Any],
+    position: SamplePosition,
+    given: Weights,
+    newest: Weights,
+    exclusions: Mapping[str, ExclusionVersions],
+) -> dict[str, Any]:
+    """Write where a job of a mixture is.
+
+    Args:
+        bound: the job's `identity`.
+        position: what the trainer took.
+        given: the weights that the loader was made with.
+        newest: the weights of the epochs to come.
+        exclusions: of each source, by name.
+    """
+    mixture = position.mixed
+    shares, nothing = mixture.shares, ExclusionVersions()
+    return {
+        "version": STATE_VERSION,
+        "mixture": dict(bound["options"]),
+        "sources": [
+            [name, _pairs(source["table"]), _pairs(source["options"])]
+            for name, source in sorted(bound["sources"].items())
+        ],
+        "given": _pairs(given),
+        "newest": _pairs(newest),
+        "epoch": position.epoch,
+        "position": [position.consumed, position.ended, position.total],
+        "shares": [
+            shares.start,
+            [list(entry) for entry in zip(mixture.names, shares.weights, shares.before, strict=True)],
+        ],
+        "exclusions": [[name, entry.to_state()] for name, entry in sorted(exclusions.items()) if entry != nothing],
+    }
+
+
+def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse a state of something else, or of a mixture under other options.
+
+    Args:
+        own: the options that decide the order.
+        state: of the current version, written on any rank.
+
+    Raises:
+        ResumeError: names what differs.
+    """
+    if "mixture" not in state:
+        raise ResumeError("the state speaks of one table, and this is a mixture; load it with the loader of that table")
+    theirs = state["mixture"]
+    if not isinstance(theirs, Mapping):
+        raise ResumeError(f"the state must say of which mixture it is, got {theirs!r}; pass state_dict() unchanged")
+    if differing := [name for name in own if own[name] != theirs.get(name)]:
+        shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {own[name]!r}" for name in differing)
+        raise ResumeError(
+            f"the state was saved under other options: {shown}; give the mixture the options of the run that was "
+            "saved, or start without its state"
+        )
+
+
+def _refuse_others(*numbers: Any) -> None:
+    if wrong := [number for number in numbers if isinstance(number, bool) or not isinstance(number, int) or number < 0]:
+        raise TypeError(f"{wrong[0]!r} where a number is expected")
+
+
+def _refuse_disorder(*samples: int) -> None:
+    if list(samples) != sorted(samples):
+        raise ValueError(f"weights from, taken, and of the epoch: {samples} samples")
+
+
+def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
+    if names != tuple(sorted(set(names))):
+        raise ValueError(f"sources {names!r}")
+    for entry in weights:
+        if entry.keys() != set(names) or not any(entry.values()):
+            raise ValueError(f"weights {entry!r} for the sources {names!r}")
+
+
+def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+    return [[name, value] for name, value in sorted(values.items())]

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.torch.scripts.stage import epoch, play_all, scene
 from torch_table_loader import MixedDataset, StructuredDataset, TableError
-from torch_table_loader.engine.agreement import Agreement
-from torch_table_loader.engine.row_store import StoreKeeper
+from torch_table_loader.engine.plan_check import PlanCheck
+from torch_table_loader.engine.row_store import RowStoreHandle
 
 
 @scene
@@ -44,18 +44,18 @@ def rows_of_one_store(root: Path) -> Any:
 @scene
 def rows_of_a_store_that_all_build(root: Path) -> Any:
     """No rank reads its second chunk before every rank has begun its first."""
-    read, built, first = StoreKeeper._read, [], threading.Event()
+    read, built, first = RowStoreHandle._read, [], threading.Event()
 
-    def counted(keeper: StoreKeeper, chunk: int) -> Any:
+    def counted(store: RowStoreHandle, chunk: int) -> Any:
         built.append(chunk)
         if len(built) == 1:
             dist.barrier()
             first.set()
         first.wait()
-        return read(keeper, chunk)
+        return read(store, chunk)
 
     where = "torch_table_loader.engine.row_store"
-    with patch(f"{where}.CHUNK_BYTES", 64), patch(f"{where}.StoreKeeper._read", counted):
+    with patch(f"{where}.CHUNK_BYTES", 64), patch(f"{where}.RowStoreHandle._read", counted):
         return epoch(root / "table", shuffle="rows", row_store=str(root / "built"), even_ranks="pad") | {"built": built}
 
 
@@ -199,7 +199,7 @@ def rows_with_other_exclusions_on_a_rank_that_begins_late(root: Path) -> Any:
     late = dist.get_rank() == 2
     said: list[int | str] = []
     dataset.exclude([1, 2] if late else [1])
-    with patch("torch_table_loader.engine.agreement.PATIENCE", timedelta(milliseconds=100)):
+    with patch("torch_table_loader.engine.plan_check.PATIENCE", timedelta(milliseconds=100)):
         for epoch in range(2):
             loader.set_epoch(epoch)
             if late and epoch == 0:
@@ -225,7 +225,7 @@ def mixed_with_other_weights_later_on_rank_1(root: Path) -> Any:
     loader.set_epoch(1)
     if dist.get_rank() == 1:
         dataset.set_weights({"a": 1, "b": 5})
-    with patch("torch_table_loader.engine.agreement.PATIENCE", timedelta(milliseconds=1)):
+    with patch("torch_table_loader.engine.plan_check.PATIENCE", timedelta(milliseconds=1)):
         return [steps, after_rank_0(lambda: len(next(iter(loader))["x"]))]
 
 
@@ -315,7 +315,7 @@ def environment_that_disagrees(root: Path) -> Any:
 
 @scene
 def silent_rank_0(root: Path) -> Any:
-    agreement = Agreement(dist.get_rank(), 4, check=True, pinned=False, timeout=timedelta(seconds=1))
+    agreement = PlanCheck(dist.get_rank(), 4, check=True, pinned=False, timeout=timedelta(seconds=1))
     try:
         if dist.get_rank():
             agreement.common_files([])
@@ -325,7 +325,7 @@ def silent_rank_0(root: Path) -> Any:
 
 @scene
 def absent_rank_3(root: Path) -> Any:
-    agreement = Agreement(dist.get_rank(), 4, check=True, pinned=False, timeout=timedelta(seconds=1))
+    agreement = PlanCheck(dist.get_rank(), 4, check=True, pinned=False, timeout=timedelta(seconds=1))
     try:
         if dist.get_rank() < 3:
             agreement.check({"seed": 1})

@@ -14,7 +14,7 @@ import horovod.torch as hvd
 import torch
 
 from torch_table_loader import LoaderOptions, StructuredDataset, TableLoader
-from torch_table_loader.engine.ranks import resolve_ranks
+from torch_table_loader.engine.rank_info import resolve_ranks
 
 
 def open_loader(table: Path, names: list[str], **options: Any) -> TableLoader:

@@ -41,7 +41,7 @@ def two_nodes(**settings: Any) -> Iterator[str]:
 def found(config: dict[str, Any]) -> None:
     """Write down which rank this is, by what Ray Train alone says; no process group and no RANK is there."""
     from torch_table_loader import LoaderOptions
-    from torch_table_loader.engine.ranks import resolve_ranks
+    from torch_table_loader.engine.rank_info import resolve_ranks
 
     info = resolve_ranks(LoaderOptions(num_ranks="auto"))
     seen = {

@@ -15,7 +15,7 @@ def train(table: str) -> list[dict[str, Any]]:
     import torch.distributed as dist
 
     from torch_table_loader import LoaderOptions, StructuredDataset
-    from torch_table_loader.engine.ranks import resolve_ranks
+    from torch_table_loader.engine.rank_info import resolve_ranks
 
     dist.init_process_group("gloo")
     loader, _ = StructuredDataset.create_dataloader(

@@ -1,0 +1,101 @@
+"""Threads that outlive an epoch: used again, ended when they are not wanted, and never waited for in vain."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from multiprocessing import get_context
+from queue import SimpleQueue
+
+import pytest
+
+from torch_table_loader.engine.workers.threads import ThreadPool
+
+
+def test_a_thread_is_used_again() -> None:
+    pool, ran = ThreadPool(), list[int]()
+    for _ in range(3):
+        pool.begin(lambda: ran.append(threading.get_ident()))()
+    assert len(set(ran)) == 1
+
+
+def test_jobs_at_once_have_threads_of_their_own() -> None:
+    pool, meet = ThreadPool(), threading.Barrier(3, timeout=30)
+    for wait in [pool.begin(lambda: (meet.wait(), None)[1]) for _ in range(3)]:
+        wait()
+    assert not meet.broken
+
+
+def test_what_a_job_held_goes_with_it() -> None:
+    class Held:
+        pass
+
+    held = Held()
+    gone = weakref.ref(held)
+    pool = ThreadPool()
+    pool.begin(lambda held=held: None)()  # type: ignore[misc]
+    del held
+    assert gone() is None
+
+
+def test_an_error_ends_its_thread_and_nobody_waits_for_it_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: SimpleQueue[type[BaseException]] = SimpleQueue()
+    monkeypatch.setattr(threading, "excepthook", lambda told: heard.put(told.exc_type))
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    pool = ThreadPool()
+    pool.begin(fail)()
+    assert heard.get(timeout=30) is ZeroDivisionError
+    ran = list[int]()
+    pool.begin(lambda: ran.append(1))()
+    assert ran == [1]
+
+
+def test_threads_end_when_shut_downed_and_with_the_crew() -> None:
+    pool, ran = ThreadPool(), list[threading.Thread]()
+    pool.begin(lambda: ran.append(threading.current_thread()))()
+    pool.shut_down()
+    assert not ran[0].is_alive()
+    pool.begin(lambda: ran.append(threading.current_thread()))()
+    assert ran[1].is_alive()
+    del pool
+    gc.collect()
+    assert not ran[1].is_alive()
+
+
+def test_a_job_may_wait_for_itself_and_shut_down_its_own_crew() -> None:
+    pool, told, done = ThreadPool(), threading.Event(), list[bool]()
+    waits: list[Callable[[], None]] = []
+
+    def job() -> None:
+        told.wait(30)
+        pool.shut_down()
+        waits[0]()
+        done.append(True)
+
+    waits.append(pool.begin(job))
+    told.set()
+    waits[0]()
+    assert done == [True]
+
+
+def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+    pool, may_end, ran = ThreadPool(), threading.Event(), list[int]()
+    wait = pool.begin(lambda: (may_end.wait(60), None)[1])
+
+    def in_child() -> None:
+        wait()
+        pool.begin(lambda: ran.append(1))()
+        assert ran == [1]
+
+    child = get_context("fork").Process(target=in_child)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    may_end.set()
+    wait()
+    assert not ran

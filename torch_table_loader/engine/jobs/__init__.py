@@ -1,0 +1,1 @@
+"""What a rank reads, epoch by epoch."""

@@ -1,0 +1,289 @@
+"""One rank's share of items that are gathered by index: rows of a table, or of a mixture of tables."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+
+from torch_table_loader.calling import warn_caller
+from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedStage
+from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
+from torch_table_loader.engine.sizes import batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.state import current_version
+from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
+from torch_table_loader.planning.epoch import uneven_steps
+from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
+from torch_table_loader.planning.stages import SamplePosition, Stage
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.planning.rows_of import RowSpan, SourceRow
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+
+class Items(ABC):
+    """What can be gathered by index, and in which order an epoch takes it. A value; it pickles."""
+
+    options: LoaderOptions
+    columns: pa.Schema
+    """The schema of what comes out, padding left out."""
+    row_bytes: int
+    """Decoded bytes of an item."""
+    live_rows: int
+    """Rows that deletes and filters leave."""
+    copies: ClassVar[int] = 1
+    """How often an item that is gathered lies in memory."""
+    mixable: ClassVar[bool] = False
+    """Whether these may become a source of a mixture."""
+
+    @property
+    @abstractmethod
+    def tables(self) -> Mapping[str, Table]:
+        """The tables, by name of their source; a table alone has the name ""."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, Any]:
+        """The tables and options that a state is bound to; ranks, lanes and batch size are no part of it."""
+
+    @property
+    @abstractmethod
+    def compared(self) -> Mapping[str, Any]:
+        """All that decides the order, by name: what ranks compare."""
+
+    @property
+    @abstractmethod
+    def fork_safe(self) -> bool:
+        """Whether planning left no threads behind that a fork would break."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Items of the first epoch, where nothing is excluded."""
+
+    @property
+    def changes(self) -> int:
+        """How often the order was changed for epochs that run."""
+        return 0
+
+    @abstractmethod
+    def start(self, epoch: int, topology: Topology) -> SamplePosition:
+        """Return the start of an epoch.
+
+        Raises:
+            ConfigError: the epoch has no row.
+        """
+
+    @abstractmethod
+    def begin(self, position: SamplePosition) -> None:
+        """Note that an epoch runs: what is excluded from now on waits for the next."""
+
+    def current(self, position: SamplePosition) -> SamplePosition:
+        """Return a position with what the caller changed since; the position itself if nothing did."""
+        return position
+
+    @abstractmethod
+    def state(self, position: SamplePosition) -> dict[str, Any]:
+        """Write where the job is, as plain data that is equal on every rank."""
+
+    @abstractmethod
+    def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[Self, SamplePosition]:
+        """Return the items as a state of the current version has them, and the position.
+
+        Raises:
+            ResumeError: the state does not fit; names what differs.
+        """
+
+    @abstractmethod
+    def warn_of_undone(self, other: Self) -> None:
+        """Warn of what was excluded or included here and is not in what a state brings."""
+
+    @abstractmethod
+    def open(self, position: SamplePosition) -> None:
+        """Build and open the stores that an epoch needs, if they are not open."""
+
+    @abstractmethod
+    def stream(self, position: SamplePosition) -> ItemStream:
+        """Return the items of an epoch by their place in its order."""
+
+    @abstractmethod
+    def locate(self, position: SamplePosition, places: Ints) -> Sequence[RowSpan | SourceRow]:
+        """Return where the items at some places of the epoch's order come from."""
+
+    @property
+    @abstractmethod
+    def strategy(self) -> str:
+        """What decides the order, for `explain()`."""
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Bytes of stores that are held in memory."""
+
+    @abstractmethod
+    def notes(self, position: SamplePosition) -> list[str]:
+        """What `explain()` says of the stores and the order, at the start of an epoch."""
+
+    @abstractmethod
+    def close_clients(self) -> None:
+        """Close this process's clients of the tables' stores and of row stores."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IndexedJob(Job):
+    """One rank's share of items that are gathered by index.
+
+    Every item has a place in an order that neither ranks nor lanes nor batch size decide; a step takes the next ones.
+
+    Args:
+        items: what is gathered, and in which order.
+    """
+
+    items: Items
+
+    @classmethod
+    def of(cls, items: Items, options: LoaderOptions, ranks: RankInfo) -> IndexedJob:
+        """Return this rank's share of some items."""
+        return cls(
+            options=options,
+            rank=ranks.rank,
+            topology=topology_of(options, ranks.num_ranks),
+            row_bytes=items.row_bytes,
+            fork_safe=items.fork_safe,
+            items=items,
+        )
+
+    @property
+    def can_be_mixed(self) -> bool:
+        """Whether the job may become a source of a mixture, which takes steps of its own."""
+        return self.items.mixable
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables, by name of their source; a table alone has the name ""."""
+        return self.items.tables
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The tables and options that a state is bound to."""
+        return self.items.identity
+
+    @property
+    def compared(self) -> Mapping[str, Any]:
+        """All that decides the order, by name: what ranks compare."""
+        return self.items.compared
+
+    @property
+    def changes(self) -> int:
+        """How often the order was changed for epochs that run; `current` takes a change up."""
+        return self.items.changes
+
+    @property
+    def gather_batches(self) -> int:
+        """Batches that a lane gathers together."""
+        return batches_of_a_gather(self.row_bytes, self.options.batch_size)
+
+    def start(self, epoch: int) -> SamplePosition:
+        """Return the start of an epoch; see `Job.start`."""
+        return self.items.start(epoch, self.topology)
+
+    def begin(self, position: SamplePosition) -> None:
+        """Note that an epoch runs: what is excluded from now on waits for the next."""
+        self.items.begin(position)
+
+    def current(self, position: SamplePosition) -> SamplePosition:
+        """Return a position with what the caller changed since; the position itself if nothing did."""
+        return self.items.current(position)
+
+    def state(self, position: SamplePosition) -> dict[str, Any]:
+        """Write where the job is, with what was asked for since."""
+        return self.items.state(position)
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[IndexedJob, SamplePosition]:
+        """Return the job that goes on from a state, and where; see `Job.resume`."""
+        items, position = self.items.resume(current_version(state), self.topology)
+        return replace(self, items=items), position
+
+    def warn_of_undone(self, other: Job) -> None:
+        """Warn of what was excluded or included here and is not in a job that takes this one's place."""
+        if isinstance(other, IndexedJob):
+            self.items.warn_of_undone(other.items)
+
+    def warn_of_uneven_steps(self) -> None:
+        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        batches = GlobalBatches(self.items.length, 0, self.topology, self.rank)
+        if not batches.endless and (shown := uneven_steps(steps_of_ranks(batches))) is not None:
+            warn_caller(
+                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                'pass even_ranks="pad", or drop_last=True'
+            )
+
+    def schema(self, position: SamplePosition | None = None) -> pa.Schema:  # noqa: ARG002 the same at every position
+        """Return the Arrow schema of what comes out."""
+        return with_padding(self.items.columns, marks=self._marks_padding)
+
+    def planned(self, position: SamplePosition) -> PlannedStage:
+        """Plan a stage of an epoch for this rank, on the lanes of this job."""
+        plan = self._batches(position)
+        return PlannedStage(plan, plan.longest)
+
+    def work(self, position: SamplePosition) -> IndexedWork:
+        """Return a value that threads and processes can work on; stores are built and opened if they are not."""
+        self.items.open(position)
+        return IndexedWork(
+            **self._common_work(position, marks_padding=self._marks_padding),
+            plan=self._batches(position),
+            items=self.items.stream(position),
+            schema=self.schema(),
+            gather_batches=self.gather_batches,
+        )
+
+    def rows_of(self, position: SamplePosition, step: int) -> Sequence[RowSpan | SourceRow]:
+        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
+        position = self.current(position)
+        places, real = self._batches(position).step(step)
+        return self.items.locate(position, places[:real])
+
+    def outline(self, epoch: int) -> Outline:
+        """Return what an epoch will be."""
+        position, lanes = self.start(epoch), range(self.topology.lanes)
+        plan = self._batches(position)
+        endless = plan.endless
+        steps = plan.batches_before(plan.steps)
+        rows = [0 if endless else plan.rows_of(lane) for lane in lanes]
+        gathered = self.gather_batches * self.options.batch_size
+        ranks = range(self.topology.num_ranks)
+        return Outline(
+            strategy=self.items.strategy,
+            splits=0,
+            live_rows=self.items.live_rows,
+            rows_per_rank=None if endless else [position.batches(rank).num_rows for rank in ranks],
+            steps_per_rank=None if endless else steps_of_ranks(plan),
+            steps=None if endless else plan.steps,
+            lanes=[LaneLoad(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
+            rows_in_flight=self.items.copies * rows_in_flight(self.options, gathered, self.blocks),
+            held_bytes=self.items.held_bytes,
+            notes=self.items.notes(position),
+        )
+
+    def close_clients(self) -> None:
+        """Close this process's clients of the tables' stores, and of row stores."""
+        self.items.close_clients()
+
+    @property
+    def _marks_padding(self) -> bool:
+        return self.topology.even_ranks == "pad"
+
+    def _batches(self, position: SamplePosition) -> GlobalBatches:
+        stage = Stage(replace(position.stage.topology, lanes=self.topology.lanes), position.stage.steps)
+        return replace(position, stage=stage).batches(self.rank)

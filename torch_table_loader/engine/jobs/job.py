@@ -1,0 +1,230 @@
+"""What one rank reads, epoch by epoch: the base of both kinds of job."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
+from torch_table_loader.engine.sizes import blocks_of_a_process
+from torch_table_loader.planning.ranks import Topology
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+    from torch_table_loader.planning.stages import Position
+    from torch_table_loader.planning.steps import Steps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedStage:
+    """What one rank delivers in a stage of an epoch, from the stage's start.
+
+    Args:
+        plan: its steps.
+        longest: steps of the rank that takes most; None where a rank knows its own rows alone.
+    """
+
+    plan: Steps
+    longest: int | None
+
+
+class LaneLoad(NamedTuple):
+    """What a lane reads in an epoch.
+
+    Args:
+        pieces: of splits.
+        rows: live rows.
+        num_bytes: their share of the splits' bytes, before compression.
+        steps: batches that it makes.
+    """
+
+    pieces: int
+    rows: int
+    num_bytes: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What an epoch of a job will be, for `explain()`.
+
+    Args:
+        strategy: what decides the order.
+        splits: that the table is cut into; 0 where it is not.
+        live_rows: rows that deletes and filters leave, over all ranks; None where this rank does not know.
+        rows_per_rank: None where a rank knows its own rows alone.
+        steps_per_rank: None likewise.
+        steps: of this rank; None where they are not counted.
+        lanes: one each.
+        rows_in_flight: decoded rows of a lane in memory at most.
+        held_bytes: bytes in memory beside those, such as a row store.
+        notes: what was pruned and why, and what was not.
+    """
+
+    strategy: str
+    splits: int
+    live_rows: int | None
+    rows_per_rank: Sequence[int] | None
+    steps_per_rank: Sequence[int] | None
+    steps: int | None
+    lanes: Sequence[LaneLoad]
+    rows_in_flight: int
+    held_bytes: int
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Job(ABC):
+    """One rank's share of a table or of several, ready to be planned and read in any epoch. It pickles.
+
+    Args:
+        options: the caller's.
+        rank: this rank.
+        topology: the job's shape.
+        row_bytes: decoded bytes of a row, values of variable width being estimated.
+        fork_safe: whether planning left no threads behind that a fork would break.
+    """
+
+    options: LoaderOptions
+    rank: int
+    topology: Topology
+    row_bytes: int
+    fork_safe: bool
+
+    @property
+    def can_be_mixed(self) -> bool:
+        """Whether the job may become a source of a mixture, which takes steps of its own."""
+        return False
+
+    @property
+    @abstractmethod
+    def tables(self) -> Mapping[str, Table]:
+        """The tables, by name of their source; a table alone has the name ""."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, Any]:
+        """The tables and options that a state of the job is bound to; see `engine.state`."""
+
+    @property
+    def compared(self) -> Mapping[str, Any]:
+        """All that decides the order, by name: what ranks compare."""
+        return {**self.identity["table"], **self.identity["options"]}
+
+    @property
+    def counted(self) -> bool:
+        """Whether live rows are known before reading."""
+        return True
+
+    @property
+    def changes(self) -> int:
+        """How often the order was changed for epochs that run; `current` takes a change up."""
+        return 0
+
+    @property
+    def num_threads(self) -> int:
+        """Threads or processes that serve the lanes on this machine."""
+        return threads_for(self.topology.lanes, usable_cpus(), ranks_on_this_node())
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Batches that cross a process together, and how many such blocks of a lane wait there."""
+        options, collated = self.options, self.options.collate_fn is not None
+        return blocks_of_a_process(
+            self.block_row_bytes, options.batch_size, options.prefetch_batches, collated=collated
+        )
+
+    @property
+    def block_row_bytes(self) -> int:
+        """Decoded bytes of a row, as blocks that cross a process are sized by."""
+        return self.row_bytes
+
+    def with_lanes(self, lanes: int) -> Self:
+        """Return the same job with another number of lanes."""
+        return self if lanes == self.topology.lanes else replace(self, topology=replace(self.topology, lanes=lanes))
+
+    @abstractmethod
+    def start(self, epoch: int) -> Position:
+        """Return the start of an epoch.
+
+        Raises:
+            ConfigError: the epoch has no row, since all are excluded or a source of a mixture is empty.
+        """
+
+    def begin(self, position: Any) -> None:  # noqa: B027 a stream has nothing to note
+        """Note that an epoch begins to run."""
+
+    def current(self, position: Any) -> Any:
+        """Return a position with what the caller changed since; the position itself if nothing did."""
+        return position
+
+    @abstractmethod
+    def state(self, position: Any) -> dict[str, Any]:
+        """Write where the job is, as plain data that is equal on every rank."""
+
+    @abstractmethod
+    def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:
+        """Return the job that goes on from a state, and where.
+
+        Args:
+            state: what `state` returned on any rank of a job of any size.
+
+        Raises:
+            ResumeError: the state does not fit; names what differs.
+        """
+
+    def warn_of_undone(self, other: Self) -> None:  # noqa: B027 nothing of a stream can be undone
+        """Warn of what the caller asked of this job and another does not do, which is to take its place."""
+
+    @abstractmethod
+    def warn_of_uneven_steps(self) -> None:
+        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+
+    @abstractmethod
+    def schema(self, position: Any) -> pa.Schema:
+        """Return the Arrow schema of what comes out."""
+
+    @abstractmethod
+    def planned(self, position: Any) -> PlannedStage:
+        """Plan a stage of an epoch for this rank, on the lanes of this job."""
+
+    @abstractmethod
+    def work(self, position: Any) -> LaneWork:
+        """Return a value that threads and processes can work on."""
+
+    @abstractmethod
+    def rows_of(self, position: Any, step: int) -> Sequence[RowSpan | LiveSpan | SourceRow]:
+        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
+
+    @abstractmethod
+    def outline(self, epoch: int) -> Outline:
+        """Return what an epoch will be, for `explain()`."""
+
+    @abstractmethod
+    def close_clients(self) -> None:
+        """Close the stores' clients of this process, so that none crosses into another."""
+
+    def _common_work(self, position: Position, *, marks_padding: bool) -> dict[str, Any]:
+        """Return the fields that all work has in common."""
+        options = self.options
+        block_batches, blocks_ahead = self.blocks
+        return {
+            "rank": self.rank,
+            "lanes": self.topology.lanes,
+            "epoch": position.epoch,
+            "codec": make_codec(self.schema(position), TypePolicy.of(options)),
+            "marks_padding": marks_padding,
+            "collate_fn": options.collate_fn,
+            "drop_last": options.drop_last,
+            "block_batches": block_batches,
+            "blocks_ahead": blocks_ahead,
+        }

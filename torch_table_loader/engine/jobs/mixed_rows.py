@@ -1,0 +1,350 @@
+"""The rows of several tables, shuffled one by one and mixed in shares that the caller chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.exclusion_state import ExclusionState
+from torch_table_loader.engine.jobs.indexed_job import Items
+from torch_table_loader.engine.jobs.mixture_form import check_source_names, common_columns, places_of
+from torch_table_loader.engine.jobs.resolve import with_padding
+from torch_table_loader.engine.jobs.table_rows import TableRows
+from torch_table_loader.engine.row_store import crosses_by_fork
+from torch_table_loader.engine.state import MixtureState, check_mixture, write_mixture_state
+from torch_table_loader.engine.work.indexed_work import MixedStream, RowStream, SourceStream
+from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
+from torch_table_loader.planning.global_batches import ENDLESS
+from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule
+from torch_table_loader.planning.rows_of import SourceRow
+from torch_table_loader.planning.stages import SamplePosition, Stage, refuse_ended
+from torch_table_loader.planning.weights import smallest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.ranks import Topology
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class WeightState:
+    """The weights that were asked for last; epochs and steps that begin take them.
+
+    Args:
+        newest: the weights.
+        changes: how often they were changed.
+    """
+
+    newest: dict[str, int]
+    changes: int = 0
+
+    def change(self, newest: dict[str, int]) -> None:
+        """Ask for other weights."""
+        self.newest = newest
+        self.changes += 1
+
+
+@dataclass(frozen=True, eq=False)
+class MixedRows(Items):
+    """The rows of several tables in the order of a mixture.
+
+    Args:
+        options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
+        sources: by name, in the caller's order, which the column `source` counts.
+        columns: see `Items`.
+        given: the weights that the loader was made with.
+        stop: when an epoch ends.
+        block: the least rows of a block.
+        weights: the newest weights.
+    """
+
+    options: LoaderOptions
+    sources: Mapping[str, TableRows]
+    columns: pa.Schema
+    given: Mapping[str, int]
+    stop: StopRule
+    block: int
+    weights: WeightState
+    row_bytes: int = field(init=False)
+    live_rows: int = field(init=False)
+
+    copies = 2  # rows of several stores are gathered apart and then joined
+    strategy = "a mixture of rows"
+
+    def __post_init__(self) -> None:
+        """Sum the sources up."""
+        object.__setattr__(self, "row_bytes", max(rows.row_bytes for rows in self.sources.values()))
+        object.__setattr__(self, "live_rows", sum(rows.live_rows for rows in self.sources.values()))
+
+    @classmethod
+    def of(
+        cls,
+        sources: Mapping[str, TableRows],
+        options: LoaderOptions,
+        weights: Mapping[str, float],
+        stop: StopRule,
+        block: int,
+    ) -> MixedRows:
+        """Check that the sources fit each other and the options.
+
+        Raises:
+            ConfigError: they do not; names what differs.
+        """
+        check_source_names(weights, sources)
+        own = {name: replace(rows, exclusions=rows.exclusions.apart()) for name, rows in sources.items()}
+        given, columns = smallest(weights), common_columns(own, options)
+        mixed = cls(options, own, columns, given, stop, block, WeightState(dict(given)))
+        make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+        for name, rows in own.items():
+            if rows.store.place is None and not crosses_by_fork(options, fork_safe=mixed.fork_safe):
+                raise ConfigError(
+                    f"source {name!r} keeps its rows in memory, which worker processes that are not forked cannot "
+                    'share; pass row_store= a directory to it, or worker_type="thread" to the mixture'
+                )
+        mixed.length  # noqa: B018 refuses sources without rows
+        return mixed
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables, by name of their source."""
+        return {name: rows.table for name, rows in self.sources.items()}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The tables and options that a state is bound to; weights are no part of it."""
+        sources = {}
+        for name, rows in self.sources.items():
+            own = rows.identity
+            options = {option: own["options"][option] for option in ("columns", "filters")}
+            sources[name] = {"table": own["table"], "options": options}
+        options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block}
+        return {"sources": sources, "options": options}
+
+    @property
+    def compared(self) -> Mapping[str, Any]:
+        """All that decides the order, by name."""
+        identity = self.identity
+        return {
+            **identity["options"],
+            "names": list(self.sources),
+            "sources": identity["sources"],
+            "exclusions": {name: rows.exclusions.newest.digest for name, rows in self.sources.items()},
+            "weights": dict(self.given),
+        }
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether planning left no threads behind that a fork would break."""
+        return all(rows.fork_safe for rows in self.sources.values())
+
+    @property
+    def length(self) -> int:
+        """Items of the first epoch; `ENDLESS` where it has no end."""
+        return self._start(0)[1]
+
+    @property
+    def changes(self) -> int:
+        """How often weights were changed."""
+        return self.weights.changes
+
+    def with_sources(self, sources: Mapping[str, TableRows]) -> MixedRows:
+        """Return the same mixture over other versions of its sources."""
+        both = {**self.sources, **sources}
+        return replace(self, sources=both, columns=common_columns(both, self.options))
+
+    def start(self, epoch: int, topology: Topology) -> SamplePosition:
+        """Return the start of an epoch.
+
+        Raises:
+            ConfigError: a source that has a weight has no row.
+        """
+        mixture, total, rows, versions = self._start(epoch)
+        stage = Stage(topology)
+        return SamplePosition(epoch, stage, total=total, exclusions=versions, mixture=mixture, rows=rows)
+
+    def _start(self, epoch: int) -> tuple[Mixture, int, tuple[int, ...], dict[str, ExclusionVersions]]:
+        versions = {name: rows.exclusions.of(epoch) for name, rows in self.sources.items()}
+        mixture = Mixture.of(self.weights.newest, self.options.shuffle_seed, epoch, self.block)
+        rows = self._rows(versions)
+        counts = tuple(rows[name] for name in mixture.names)
+        return mixture, mixture.length(counts, self.stop), counts, versions
+
+    def begin(self, position: SamplePosition) -> None:
+        """Note that an epoch runs: what is excluded from now on waits for the next."""
+        for name, rows in self.sources.items():
+            rows.exclusions.begin(position.epoch, position.exclusions[name].running)
+
+    def current(self, position: SamplePosition) -> SamplePosition:
+        """Return the position with the newest weights; the position itself if it has them."""
+        return position.reweighted(self.weights.newest, position.rows_by_name, self.stop)
+
+    def set_weights(self, weights: Mapping[str, float], position: SamplePosition | None) -> None:
+        """Ask for other weights from the next step on.
+
+        Args:
+            weights: by name.
+            position: of the epoch that runs, which must be able to take them; None if none does.
+
+        Raises:
+            ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
+        """
+        check_source_names(weights, self.sources)
+        newest = Mixture.of(weights, self.options.shuffle_seed, 0, self.block)
+        rows = self._rows({name: ExclusionVersions(own.exclusions.newest) for name, own in self.sources.items()})
+        newest.length([rows[name] for name in newest.names], self.stop)
+        if position is not None:
+            position.reweighted(newest.weights, position.rows_by_name, self.stop)
+        self.weights.change(newest.weights)
+
+    def change_exclusions(self, row_ids: Mapping[str, Any], *, include: bool) -> None:
+        """Take rows out of some sources, or in again: all of them, or none where an id is wrong.
+
+        Raises:
+            ConfigError: a source that is not there, or an id that no row has.
+        """
+        if not isinstance(row_ids, Mapping):
+            raise ConfigTypeError(f"row ids must be given by name of their source, got {type(row_ids).__name__}")
+        if unknown := [name for name in row_ids if name not in self.sources]:
+            raise ConfigError(f"the mixture has no source {unknown[0]!r}; it has {', '.join(self.sources)}")
+        newest: dict[str, Exclusions] = {}
+        for name, ids in row_ids.items():
+            rows = self.sources[name]
+            newest[name] = rows.include(ids) if include else rows.exclude(ids)
+        for name, exclusions in newest.items():
+            self.sources[name].exclusions.change(exclusions)
+
+    def state(self, position: SamplePosition) -> dict[str, Any]:
+        """Write where the job is, with what was excluded and which weights were asked for since."""
+        exclusions = {
+            name: ExclusionVersions(position.exclusions[name].running, rows.exclusions.newest)
+            for name, rows in self.sources.items()
+        }
+        now = self.current(position)
+        return write_mixture_state(self.identity, now, dict(self.given), self.weights.newest, exclusions)
+
+    def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[MixedRows, SamplePosition]:
+        """Return the mixture as a state has it, and the position.
+
+        Sources may have come and gone since, and the loader may have been made with other weights: they hold from
+        there on. Otherwise the state's weights go on.
+        """
+        check_mixture(self.identity["options"], state)
+        saved = MixtureState.from_state(state)
+        sources = {
+            name: self._resumed(name, saved, topology) if name in saved.names else rows
+            for name, rows in self.sources.items()
+        }
+        newest = saved.newest if saved.given == self.given else dict(self.given)
+        mixed = replace(self.with_sources(sources), weights=WeightState(newest))
+        consumed = saved.consumed
+        refuse_ended(consumed, saved.total, ended=saved.ended)
+        versions = {name: rows.exclusions.of(saved.epoch) for name, rows in sources.items()}
+        mixture = Mixture(saved.names, saved.shares, self.options.shuffle_seed, saved.epoch, self.block)
+        mixture = mixture.reweighted(consumed, newest)
+        rows = mixed._rows(versions)
+        counts = tuple(rows[name] for name in mixture.names)
+        position = SamplePosition(
+            saved.epoch,
+            Stage(topology),
+            total=saved.total if consumed == saved.total else mixture.length(counts, self.stop),
+            start=consumed,
+            exclusions=versions,
+            mixture=mixture,
+            rows=counts,
+        )
+        return mixed, position
+
+    def _resumed(self, name: str, saved: MixtureState, topology: Topology) -> TableRows:
+        """Let a source find its own part of a state; nothing need be left of it."""
+        rows = self.sources[name]
+        try:
+            rows, _ = rows.resume(saved.source_state(name, rows.identity), topology)
+        except ResumeError as error:
+            raise ResumeError(f"source {name!r}: {error}") from error
+        return replace(rows, exclusions=ExclusionState(saved.exclusions[name], saved.epoch))
+
+    def warn_of_undone(self, other: Items) -> None:
+        """Warn of what was excluded or included here and is not in what a state brings."""
+        if isinstance(other, MixedRows):
+            for name, rows in self.sources.items():
+                rows.warn_of_undone(other.sources[name], f" of source {name!r}")
+
+    def open(self, position: SamplePosition) -> None:
+        """Build and open the stores of sources that have a weight."""
+        for name, weight in position.mixed.weights.items():
+            if weight:
+                self.sources[name].store.rows()
+
+    def stream(self, position: SamplePosition) -> MixedStream:
+        """Return the rows of an epoch by their place in the mixture's order."""
+        numbers = {name: number for number, name in enumerate(self.sources)}
+        streams = []
+        for name in position.mixed.names:
+            rows = self.sources[name]
+            remaining = rows.remaining(position.exclusions[name].running)
+            order = SourceOrder(remaining, self.options.shuffle_seed, name, position.epoch)
+            stream = RowStream(order, rows.store, rows.options.row_id)
+            streams.append(SourceStream(numbers[name], stream, places_of(self.columns, rows.columns)))
+        return MixedStream(position.mixed, tuple(streams))
+
+    def locate(self, position: SamplePosition, places: Ints) -> list[SourceRow]:
+        """Return the source and the row id of each place of the mixture's order."""
+        source, turn = position.mixed.take(places)
+        ids = np.empty_like(turn)
+        streams = self.stream(position).sources
+        for number in distinct(source).tolist():
+            ids[source == number] = streams[number].rows.ids(turn[source == number])
+        names = [position.mixed.names[number] for number in source.tolist()]
+        return list(map(SourceRow, names, ids.tolist()))
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the stores that are held in memory."""
+        return sum(rows.store.spec.num_bytes for rows in self.sources.values() if rows.store.place is None)
+
+    def notes(self, position: SamplePosition) -> list[str]:
+        """What `explain()` says of the sources, their shares and their stores."""
+        mixture = position.mixed
+        shares = sum(mixture.shares.weights)
+        length = None if position.total == ENDLESS else position.total
+        taken = (0,) * len(mixture.names) if length is None else mixture.rows_before(length)
+        rows = dict(zip(mixture.names, zip(position.rows, taken, strict=True), strict=True))
+        notes = []
+        for number, name in enumerate(self.sources):
+            left, delivered = rows[name]
+            note = f"source {number} is {name!r}: {left:,} rows, a share of {mixture.weights[name] / shares:.4g}"
+            if length is not None and left:
+                note += f", so that the epoch delivers {delivered:,}, which is {delivered / left:.3g} times all of them"
+            notes.append(note)
+        ends = {
+            "first_exhausted": "before any source repeats a row",
+            "all_exhausted": "when each source has delivered all its rows",
+            "forever": "never",
+        }
+        stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
+        return [
+            *notes,
+            *stores,
+            f"in every run of {mixture.block_rows:,} rows each source has its share; the epoch ends {ends[self.stop]}",
+        ]
+
+    def close_clients(self) -> None:
+        """Close this process's clients of the tables' stores, and of row stores."""
+        for rows in self.sources.values():
+            rows.close_clients()
+
+    def _rows(self, versions: Mapping[str, ExclusionVersions]) -> dict[str, int]:
+        """Count what is left of each source in an epoch."""
+        return {name: rows.remaining(versions[name].running).num_rows for name, rows in self.sources.items()}

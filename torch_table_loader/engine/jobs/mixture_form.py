@@ -1,0 +1,110 @@
+"""What the sources of a mixture must have in common: columns, the form of their rows, and names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.work.stream_work import PADDING_COLUMN
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.jobs.table_rows import TableRows
+    from torch_table_loader.options import LoaderOptions
+
+SOURCE_COLUMN = "source"
+
+FORM_OPTIONS = ("output_format", "nulls", "ragged", "strings", "vocabulary", "decimals", "row_id")
+"""Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""
+
+
+def common_columns(sources: Mapping[str, TableRows], options: LoaderOptions) -> pa.Schema:
+    """Return the columns that come out of a mixture: those of its sources, in the first one's order, and `source`.
+
+    Args:
+        sources: by name.
+        options: the mixture's.
+
+    Raises:
+        ConfigError: sources differ, or have a column of ours; names the column and both types.
+    """
+    (first, job), *others = sources.items()
+    schema = job.columns
+    for name, other in others:
+        _compare(first, schema, name, other.columns)
+    pads = options.even_ranks == "pad"
+    if taken := [name for name in (SOURCE_COLUMN, *([PADDING_COLUMN] if pads else [])) if name in schema.names]:
+        raise ConfigError(
+            f"the mixture adds a column {taken[0]!r}, but the sources have one of that name; leave it out of columns="
+        )
+    nullable = [any(other.columns.field(field.name).nullable for other in sources.values()) for field in schema]
+    fields = [pa.field(field.name, field.type, nullable=some) for field, some in zip(schema, nullable, strict=True)]
+    return pa.schema([*fields, pa.field(SOURCE_COLUMN, pa.int64(), nullable=False)])
+
+
+def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
+    """Return the options that say in what form rows come.
+
+    Args:
+        sources: the options of each, by name.
+
+    Returns:
+        The `FORM_OPTIONS`.
+
+    Raises:
+        ConfigError: sources differ; names the option and both values.
+    """
+    (first, options), *others = sources.items()
+    for name, other in others:
+        for option in FORM_OPTIONS:
+            one, two = getattr(options, option), getattr(other, option)
+            if not _same(one, two):
+                raise ConfigError(
+                    f"the sources of a mixture must come in one form, but {option} is {one!r} in {first!r} and "
+                    f"{two!r} in {name!r}; pass the same to both"
+                )
+    TypePolicy.of(options)
+    return {option: getattr(options, option) for option in FORM_OPTIONS}
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Compare what two options say: lists are equal to tuples and arrays of the same, and NaN is to NaN."""
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+    if all(isinstance(each, (Sequence, np.ndarray)) and not isinstance(each, (str, bytes)) for each in (one, two)):
+        return len(one) == len(two) and all(map(_same, one, two))
+    return bool(one == two or (one != one and two != two))  # noqa: PLR0124 as NaN alone is
+
+
+def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:
+    """Return where a source has each column of the mixture but `source`."""
+    return tuple(own.get_field_index(name) for name in columns.names[:-1])
+
+
+def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None:
+    for one, two, has, lacks in ((schema, other, first, name), (other, schema, name, first)):
+        if missing := [field for field in one if field.name not in two.names]:
+            raise ConfigError(
+                f"the sources of a mixture must have the same columns, but {missing[0].name!r} ({missing[0].type}) of "
+                f"{has!r} is not in {lacks!r}; choose with columns= in both"
+            )
+    for entry in schema:
+        if entry.type != (found := other.field(entry.name).type):
+            raise ConfigError(
+                f"the sources of a mixture must have the same types, but column {entry.name!r} is {entry.type} in "
+                f"{first!r} and {found} in {name!r}; pass schema= to one of them, or leave the column out"
+            )
+
+
+def check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:
+    """Refuse weights that do not name the sources, all of them and no other."""
+    if not isinstance(weights, Mapping):
+        raise ConfigTypeError(f"weights must be numbers by name of their source, got {weights!r}")
+    if missing := [name for name in sources if name not in weights]:
+        raise ConfigError(f"weights must name every source, and {missing[0]!r} is not in it; 0 leaves a source out")
+    if unknown := [name for name in weights if name not in sources]:
+        raise ConfigError(f"weights names {unknown[0]!r}, and the sources are {', '.join(map(repr, sources))}")

@@ -1,0 +1,251 @@
+"""Plans the epochs of one table for one job, counting what has to be counted."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from torch_table_loader.engine.jobs.job import PlannedStage
+from torch_table_loader.planning.consumption import Consumption
+from torch_table_loader.planning.epoch import CutEpoch, DealtEpoch, epoch_order
+from torch_table_loader.planning.ranks import quotas
+from torch_table_loader.planning.splits import SegmentTable, SplitTable
+from torch_table_loader.planning.stages import StreamPosition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from torch_table_loader.engine.counting import LiveCounter
+    from torch_table_loader.planning.consumption import PlacedPlan
+    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.planning.layout import TableLayout
+    from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.planning.stages import Stage
+    from torch_table_loader.planning.strategies import Strategy
+    from torch_table_loader.planning.windows import Window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedStream(PlannedStage):
+    """What one rank delivers of splits in a stage of an epoch.
+
+    Args:
+        plan: its steps.
+        longest: see `PlannedStage`.
+        segments: what the splits consist of.
+        windows: those that were open when earlier stages ended; window w is the split ``len(splits) + w``.
+        marks_padding: whether the batches of every rank have the column `padding`.
+    """
+
+    plan: RankPlan
+    segments: SegmentTable
+    windows: tuple[Window, ...]
+    marks_padding: bool
+
+
+class Planner:
+    """Plans any epoch for any rank; the newest plan is kept."""
+
+    def __init__(
+        self,
+        layout: TableLayout,
+        strategy: Strategy,
+        topology: Topology,
+        *,
+        shuffle: bool,
+        seed: int,
+        filtered: bool,
+        counter: LiveCounter | None,
+    ) -> None:
+        """Cut the table, where the strategy cuts.
+
+        Args:
+            layout: the table.
+            strategy: how it is split.
+            topology: the job's shape.
+            shuffle: whether splits are permuted each epoch.
+            seed: key of the permutation.
+            filtered: whether live rows depend on a row filter.
+            counter: counts what filter and deletes leave; None where the caller gave that up, or nothing is to count.
+        """
+        self.layout = layout
+        self.strategy = strategy
+        self.topology = topology
+        self.counted = counter is not None or not (filtered or layout.must_count)
+        """Whether live rows are known before reading."""
+        self._shuffle = shuffle
+        self._seed = seed
+        self._filtered = filtered
+        self._counter = counter
+        self._segments = self._segment(strategy.cut(layout)) if strategy.cuts else None
+        self._newest: tuple[tuple[StreamPosition, int], PlannedStream] | None = None
+        self._newest_cut: tuple[StreamPosition, CutEpoch] | None = None
+        self._consumed: dict[tuple[int, tuple[Stage, ...]], Consumption] = {}
+        self._newest_dealt: tuple[StreamPosition, tuple[list[DealtEpoch], list[RankPlan]]] | None = None
+
+    def with_lanes(self, lanes: int) -> Planner:
+        """Plan the same splits, counts included, for another number of lanes."""
+        other = copy.copy(self)
+        other.topology = replace(self.topology, lanes=lanes)
+        return other
+
+    def live_before(self, group: int, row: int) -> int:
+        """Count the live rows of a row group before a row; see `LiveCounter.live_before`."""
+        assert self._counter is not None  # noqa: S101 without a filter every row lives
+        return self._counter.live_before(group, row)
+
+    def digest(self) -> str:
+        """Hash how the table is split (by a generator: in epoch 0, for one rank with one lane)."""
+        if self._segments is not None:
+            return self._segments.splits.digest()
+        return self.strategy.deal(self.layout, 1, 0, 1, 0)[0].digest()
+
+    def start(self, epoch: int) -> StreamPosition:
+        """Return the start of an epoch under the job's topology."""
+        return StreamPosition.at(epoch, self.topology)
+
+    def plan(self, position: StreamPosition, rank: int) -> PlannedStream:
+        """Plan one rank's stage of an epoch; a pure function of its arguments and the table.
+
+        Args:
+            position: the epoch and its past stages; the steps of its newest do not matter.
+            rank: which.
+        """
+        position = position.start_of_stage
+        if self._newest is None or self._newest[0] != (position, rank):
+            planned = self._dealt(position, rank) if self._segments is None else self._cut(position, rank)
+            self._newest = ((position, rank), planned)
+        return self._newest[1]
+
+    def steps_of_ranks(self, position: StreamPosition, *, count: bool = False) -> list[int] | None:
+        """Steps of every rank in the position's stage; None where a rank knows its own rows alone.
+
+        Args:
+            position: the epoch and its past stages.
+            count: count the rows of the other ranks, where they are not known.
+        """
+        topology = position.stage.topology
+        if self._segments is None:
+            return [self.plan(position, rank).plan.steps for rank in range(topology.num_ranks)]
+        job = self._cut_epoch(position.start_of_stage, None if count else ())
+        if not self._all_known(job):
+            return None
+        _, steps = quotas(job.rows_of_ranks, topology)
+        return [int(each) for each in steps]
+
+    def rows_of_ranks(self, position: StreamPosition) -> list[int] | None:
+        """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
+        if self._segments is None:
+            return [self.plan(position, rank).plan.own_rows for rank in range(position.stage.topology.num_ranks)]
+        job = self._cut_epoch(position.start_of_stage, ())
+        if not self._all_known(job):
+            return None
+        return [int(each) for each in job.rows_of_ranks]
+
+    def _segment(self, splits: SplitTable) -> SegmentTable:
+        return SegmentTable.of(splits, filtered=self._filtered)
+
+    def _cut(self, position: StreamPosition, rank: int) -> PlannedStream:
+        job = self._cut_epoch(position, (rank,))
+        padding, steps = quotas(job.rows_of_ranks, job.topology)
+        even_ranks = job.topology.even_ranks
+        marks = even_ranks == "pad" or (even_ranks == "balance" and bool(padding.any()))
+        longest = int(steps.max()) if self._all_known(job) else None
+        return PlannedStream(job.plan(rank), longest, job.segments, _windows(job.consumed), marks)
+
+    def _all_known(self, job: CutEpoch) -> bool:
+        uncertain = self._filtered or self.layout.has_deletes
+        return not (uncertain and (job.segments.live_rows()[job.order] < 0).any())
+
+    def _cut_epoch(self, position: StreamPosition, ranks: tuple[int, ...] | None) -> CutEpoch:
+        """Lay a stage out for all ranks, with the rows counted that some ranks need (None: all)."""
+        segments = self._segments
+        assert segments is not None  # noqa: S101 the strategy cuts
+        order = epoch_order(segments, shuffle=self._shuffle, seed=self._seed, epoch=position.epoch)
+        job = CutEpoch(segments, order, position.stage.topology, counted=self.counted, stage=len(position.past))
+        if self._counter is not None:
+            wanted = (
+                order if ranks is None or position.past else np.concatenate([order[:0], *map(job.splits_of, ranks)])
+            )
+            segments = self._segments = self._counter.count(segments, wanted)
+        if self._newest_cut is None or self._newest_cut[0] != position or self._newest_cut[1].segments is not segments:
+
+            def place(stage: Stage, consumed: Consumption, number: int) -> Iterator[PlacedPlan]:
+                job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number)
+                bases = segments.bases()
+                for rank in range(stage.topology.num_ranks):
+                    yield job.plan(rank), segments, bases, stage.topology.shuffle_buffer_size
+
+            consumed = self._consumed_before(position, place)
+            self._newest_cut = (position, replace(job, segments=segments, consumed=consumed))
+        return self._newest_cut[1]
+
+    def _consumed_before(
+        self, position: StreamPosition, place: Callable[[Stage, Consumption, int], Iterator[PlacedPlan]]
+    ) -> Consumption:
+        """Add up what the past stages of an epoch delivered; the sums are kept for the next, longer history."""
+        sums: dict[tuple[int, tuple[Stage, ...]], Consumption] = {}
+        consumed = Consumption.none()
+        for number, stage in enumerate(position.past):
+            key = (position.epoch, position.past[: number + 1])
+            known = self._consumed.get(key)
+            consumed = consumed.after(place(stage, consumed, number), stage.steps) if known is None else known
+            sums[key] = consumed
+        self._consumed = sums
+        return consumed
+
+    def _dealt(self, position: StreamPosition, rank: int) -> PlannedStream:
+        jobs, plans = self._dealt_to_all(position)
+        own = rank if len(jobs) > 1 else 0
+        longest = max(plan.steps for plan in plans)
+        windows = _windows(jobs[own].consumed)
+        return PlannedStream(plans[own], longest, jobs[own].segments, windows, marks_padding=False)
+
+    def _dealt_to_all(self, position: StreamPosition) -> tuple[list[DealtEpoch], list[RankPlan]]:
+        if self._newest_dealt is None or self._newest_dealt[0] != position:
+
+            def place(stage: Stage, consumed: Consumption, number: int) -> Iterator[PlacedPlan]:
+                for job in self._deal(position, stage, consumed, number):
+                    yield job.plan(), job.segments, job.bases, stage.topology.shuffle_buffer_size
+
+            consumed = self._consumed_before(position, place)
+            jobs = self._deal(position, position.stage, consumed, len(position.past))
+            self._newest_dealt = (position, (jobs, [job.plan() for job in jobs]))
+        return self._newest_dealt[1]
+
+    def _deal(self, position: StreamPosition, stage: Stage, consumed: Consumption, number: int) -> list[DealtEpoch]:
+        """Let a generator deal a stage to all ranks; of one that takes no ranks, every rank is the first."""
+        topology = stage.topology
+        ranks = topology.num_ranks if self.strategy.form == "generator_with_ranks" else 1
+        files = list(self.layout)
+        dealt = [
+            self.strategy.deal(self.layout, topology.lanes, position.epoch, topology.num_ranks, rank, files)
+            for rank in range(ranks)
+        ]
+        self.strategy.check_coverage([splits for splits, _ in dealt])
+        tables = [self._counted_whole(self._segment(splits)) for splits, _ in dealt]
+        bases = self._bases(tables) if position.past else [np.empty(0, dtype=np.int64)] * ranks
+        return [
+            DealtEpoch(segments, lane_of, topology, rank, ranks, bases[rank], self.counted, consumed, number)
+            for rank, (segments, (_, lane_of)) in enumerate(zip(tables, dealt, strict=True))
+        ]
+
+    def _counted_whole(self, segments: SegmentTable) -> SegmentTable:
+        if self._counter is None:
+            return segments
+        return self._counter.count(segments, np.arange(len(segments.splits)))
+
+    @staticmethod
+    def _bases(tables: Sequence[SegmentTable]) -> list[NDArray[np.int64]]:
+        """Place the splits of all ranks, which together cover the table."""
+        joined = SegmentTable.concat(tables).bases()
+        return np.split(joined, np.cumsum([len(table.splits) for table in tables])[:-1])
+
+
+def _windows(consumed: Consumption) -> tuple[Window, ...]:
+    return tuple(entry.window for entry in consumed.windows)

@@ -1,0 +1,182 @@
+"""What the caller's options mean for a table: columns, split strategy, what is counted, and how it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.calling import warn_caller
+from torch_table_loader.engine.counting import LiveCounter
+from torch_table_loader.engine.jobs.planner import Planner
+from torch_table_loader.engine.machine import usable_cpus
+from torch_table_loader.engine.progress import progress_bar
+from torch_table_loader.engine.state import filter_key
+from torch_table_loader.engine.work.stream_work import PADDING_COLUMN
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.global_batches import rank_batch_size
+from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.strategies import Strategy, resolve_strategy
+from torch_table_loader.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.source.plan_cache import PlanCache
+
+
+def columns_of(table: Table, options: LoaderOptions) -> list[str]:
+    """Name the columns to deliver, in order.
+
+    Raises:
+        ConfigError: the table has no such column (the nearest are named), or a column of ours would hide one.
+    """
+    names = table.schema.names
+    columns = list(names if options.columns is None else options.columns)
+    if unknown := [name for name in columns if name not in names]:
+        raise ConfigError(f"the table has no column {unknown[0]!r}{did_you_mean(unknown[0], names, spare=20)}")
+    if not columns and not options.row_id:
+        raise ConfigError("columns is empty, so that batches would hold nothing; name at least one column")
+    if PADDING_COLUMN in columns and options.even_ranks in ("pad", "balance"):
+        raise ConfigError(
+            f"even_ranks={options.even_ranks!r} adds a column {PADDING_COLUMN!r}, but the table has one of that name; "
+            "leave it out of columns="
+        )
+    return columns
+
+
+def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: LoaderOptions) -> RowsCodec[Any]:
+    """Choose how columns come out, and refuse those that cannot.
+
+    Args:
+        table: surveyed.
+        schema: what comes out, in order.
+        columns: those of it that are the table's, not ours.
+        options: the caller's.
+
+    Raises:
+        ConfigError: a column that the output cannot hold.
+        TableError: one in which a null is an error, and statistics prove one.
+    """
+    codec = make_codec(schema, TypePolicy.of(options))
+    if options.filters is None:
+        table.refuse_nulls(codec.null_sensitive & frozenset(columns))
+    return codec
+
+
+def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
+    """Find the split strategy, and warn of what it cannot do.
+
+    Raises:
+        ConfigError: it cannot do what another option asks.
+    """
+    arguments = {
+        "shuffle": bool(options.shuffle),
+        "seed": options.shuffle_seed,
+        "target_bytes": options.target_split_bytes if options.split_bytes is not None else None,
+        "target_rows": options.split_rows,
+    }
+    strategy = resolve_strategy(options.split_strategy, arguments)
+    if strategy.cuts:
+        return strategy
+    if options.even_ranks is not None:
+        raise ConfigError(
+            f"even_ranks={options.even_ranks!r} needs a strategy that cuts; {strategy.name}.generate() owns the "
+            "assignment, so leave even_ranks out"
+        )
+    if strategy.form == "generator" and ranks.num_ranks > 1:
+        warn_caller(
+            f"{strategy.name}.generate(files, num_workers, epoch) does not take ranks, so each of {ranks.num_ranks} "
+            "ranks reads the whole table; add num_ranks and rank to its parameters to split it"
+        )
+    if options.shuffle and "shuffle" not in strategy.took:
+        warn_caller(
+            f"shuffle={options.shuffle!r} does nothing: {strategy.name}.generate() owns the order; shuffle there, by "
+            "the epoch it is given"
+        )
+    return strategy
+
+
+def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) -> LiveCounter | None:
+    """Make the counting pass, where a row filter or deletes need one and the caller did not give it up."""
+    layout, reads = table.layout, options.filters is not None or table.layout.must_count
+    if (reads and not options.count_filtered) or not (reads or layout.has_deletes):
+        return None
+    key = filter_key(options.filters, table.schema) + (f"-{table.fingerprint}" if layout.has_deletes else "")
+    return LiveCounter(
+        table,
+        table.reader((), options.filters),
+        key,
+        None if table.estimated else cache,  # what is counted of estimated row groups fits no entry
+        threads=usable_cpus(),
+        progress=progress_bar("counting", show=options.show_progress),
+    )
+
+
+def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
+    """Return the shape of a job."""
+    return Topology(
+        num_ranks,
+        options.lanes,
+        options.batch_size,
+        options.shuffle_buffer_size,
+        options.even_ranks,
+        options.drop_last,
+    )
+
+
+def planner_of(
+    table: Table, options: LoaderOptions, strategy: Strategy, num_ranks: int, cache: PlanCache | None
+) -> Planner:
+    """Make what plans the epochs of a job.
+
+    Args:
+        table: surveyed.
+        options: the caller's.
+        strategy: splits it.
+        num_ranks: of the job.
+        cache: counts that are kept; or None.
+
+    Raises:
+        ConfigError: ranks are to be even, and the caller gave up the count that this needs.
+    """
+    planner = Planner(
+        table.layout,
+        strategy,
+        topology_of(options, num_ranks),
+        shuffle=bool(options.shuffle),
+        seed=options.shuffle_seed,
+        filtered=options.filters is not None,
+        counter=counter_of(table, options, cache),
+    )
+    if options.even_ranks is not None and not planner.counted:
+        raise ConfigError(
+            f"even_ranks={options.even_ranks!r} needs the number of rows that pass the filter; "
+            "leave count_filtered=True, or even_ranks=None"
+        )
+    return planner
+
+
+def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
+    """Add the column that says which rows are padding, where batches have it."""
+    return schema.append(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False)) if marks else schema
+
+
+def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> LoaderOptions:
+    """Divide `global_batch_size` over the ranks, where it was given.
+
+    Args:
+        options: the caller's.
+        num_ranks: of the job.
+        given: whether the caller named `batch_size`, which must then agree.
+    """
+    if options.global_batch_size is None:
+        return options
+    own = options.batch_size if given else None
+    return replace(options, batch_size=rank_batch_size(own, options.global_batch_size, num_ranks))

@@ -1,0 +1,307 @@
+"""One rank's share of a table that is read as a stream of splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.calling import warn_caller
+from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline
+from torch_table_loader.engine.jobs.planner import PlannedStream
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, planner_of, strategy_of, with_padding
+from torch_table_loader.engine.sizes import is_variable, rows_in_flight, rows_of_a_read, width_of
+from torch_table_loader.engine.state import check_state, current_version, identity, write_state
+from torch_table_loader.engine.survey import Table, survey
+from torch_table_loader.engine.work.stream_work import StreamWork
+from torch_table_loader.errors import ResumeError
+from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.planning.epoch import uneven_steps
+from torch_table_loader.planning.lanes import RankPlan
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
+from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.stages import StreamPosition
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.jobs.planner import Planner
+    from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.strategies import Strategy
+    from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.source.plan_cache import PlanCache
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StreamJob(Job):
+    """One rank's share of a table, read split by split.
+
+    Args:
+        table: surveyed.
+        reader: reads its rows.
+        strategy: splits it.
+        planner: plans its epochs.
+        read_rows: rows that a lane reads at a time.
+        splits_digest: hash of how the table is split.
+    """
+
+    table: Table
+    reader: TaskReader
+    strategy: Strategy
+    planner: Planner
+    read_rows: int
+    splits_digest: str
+
+    @classmethod
+    def open(
+        cls,
+        source: Source,
+        options: LoaderOptions,
+        ranks: RankInfo,
+        cache: PlanCache | None,
+        *,
+        split_deletes: bool = False,
+        lazy: bool = False,
+    ) -> StreamJob:
+        """Survey the table, check the options against it, and cut it.
+
+        Args:
+            source: the table.
+            options: the caller's.
+            ranks: this rank, of how many.
+            cache: footers and counts that are kept; or None.
+            split_deletes: whether files that have deletes may be cut.
+            lazy: plan by the table's metadata, and read footers with the files.
+
+        Raises:
+            ConfigError: an option does not fit the table or another option.
+            TableError: the table cannot be read as it was asked for.
+        """
+        table = survey(
+            source,
+            options.filters,
+            options.schema,
+            cache,
+            split_deletes=split_deletes,
+            lazy=lazy,
+            verify_checksums=options.verify_checksums,
+        )
+        columns = columns_of(table, options)
+        row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
+        largest = int(table.layout.group_rows.max(initial=0))
+        read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
+        reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows)
+        codec_of(table, reader.schema, columns, options)
+        strategy = strategy_of(options, ranks)
+        planner = planner_of(table, options, strategy, ranks.num_ranks, cache)
+        stores = [table.storage, *([] if cache is None else [cache.storage])]
+        job = cls(
+            options=options,
+            rank=ranks.rank,
+            topology=planner.topology,
+            row_bytes=row_bytes,
+            table=table,
+            reader=reader,
+            strategy=strategy,
+            planner=planner,
+            read_rows=read_rows,
+            splits_digest=planner.digest(),
+            fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
+        )
+        planner.plan(planner.start(0), ranks.rank)
+        return job
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The table, under the name ""."""
+        return {"": self.table}
+
+    @cached_property
+    def identity(self) -> Mapping[str, Any]:
+        """The table and the options that a state of the job is bound to."""
+        return identity(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
+
+    @property
+    def counted(self) -> bool:
+        """Whether live rows are known before reading."""
+        return self.planner.counted
+
+    @property
+    def block_row_bytes(self) -> int:
+        """Decoded bytes of a row; where widths vary, no fewer than those that are stored."""
+        layout = self.table.layout
+        stored = int(layout.group_bytes.sum()) // max(1, layout.num_rows)
+        guessed = any(map(is_variable, self.reader.schema.types))
+        return max(self.row_bytes, stored) if guessed else self.row_bytes
+
+    def with_lanes(self, lanes: int) -> StreamJob:
+        """Return the same job with another number of lanes."""
+        if lanes == self.topology.lanes:
+            return self
+        planner = self.planner.with_lanes(lanes)
+        return replace(self, planner=planner, topology=planner.topology)
+
+    def close_clients(self) -> None:
+        """Close this process's client of the table's store."""
+        self.table.storage.close()
+
+    def state(self, position: StreamPosition) -> dict[str, Any]:
+        """Write where the job is."""
+        return write_state(self.identity, position.to_state())
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[StreamJob, StreamPosition]:
+        """Return the job that goes on from a state, and where; see `Job.resume`.
+
+        Returns:
+            This job, with the state's number of lanes where the caller named none, and where it goes on.
+        """
+        state = current_version(state)
+        check_state(self.identity, self.table, state)
+        position = StreamPosition.from_state(state)
+        job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
+        job._check(position)
+        return job, position if job._stays(position) else position.on(job.topology)
+
+    def _check(self, position: StreamPosition) -> None:
+        if position.rank is not None and (position.rank, position.stage.topology) != (self.rank, self.topology):
+            raise ResumeError(
+                "the state was saved with count_filtered=False, so that only rank "
+                f"{position.rank} of the same job can go on from it; count_filtered=True makes states that any rank "
+                "loads"
+            )
+        if position.rank is None and not self.planner.counted:
+            raise ResumeError(
+                "the state counts rows that pass the filter, and count_filtered=False gave that up; leave it True"
+            )
+        if position.ended:
+            longest = max(self.planner.steps_of_ranks(position, count=True) or [0])
+            if longest > position.stage.steps:
+                raise ResumeError(
+                    f"the state was taken on a rank that had ended after {position.stage.steps} steps, while others "
+                    f"take up to {longest}; load the state of a rank that was still running, or the start of the next "
+                    "epoch"
+                )
+
+    def _stays(self, position: StreamPosition) -> bool:
+        """Whether the position's stage goes on here, or no rank has a step left in it."""
+        if position.stage.topology == self.topology:
+            return True
+        steps = self.planner.steps_of_ranks(position, count=True) if self.planner.counted else None
+        return steps is not None and 0 < position.stage.steps >= max(steps)
+
+    def start(self, epoch: int) -> StreamPosition:
+        """Return the start of an epoch; where rows are not counted, of this rank alone."""
+        start = self.planner.start(epoch)
+        return start if self.planner.counted else replace(start, rank=self.rank)
+
+    def schema(self, position: StreamPosition) -> pa.Schema:
+        """The Arrow schema of what comes out."""
+        return with_padding(self.reader.schema, marks=self.planned(position).marks_padding)
+
+    def planned(self, position: StreamPosition) -> PlannedStream:
+        """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
+        if position.stage.topology == self.topology:
+            return self.planner.plan(position, self.rank)
+        whole = self.planner.plan(self.planner.start(position.epoch), self.rank)
+        empty = tuple(Runs.of([]) for _ in range(self.topology.lanes))
+        nothing = RankPlan(empty, Runs.of([]), self.topology.batch_size, 0)
+        return replace(whole, plan=nothing, windows=(), longest=position.stage.steps)
+
+    def work(self, position: StreamPosition) -> StreamWork:
+        """Return a value that threads and processes can work on.
+
+        Args:
+            position: the epoch and its past stages.
+        """
+        planned = self.planned(position)
+        return StreamWork(
+            **self._common_work(position, marks_padding=planned.marks_padding),
+            plan=planned.plan,
+            segments=planned.segments,
+            reader=self.reader,
+            windows=planned.windows,
+            seed=self.options.shuffle_seed,
+            window=self.options.shuffle_buffer_size,
+        )
+
+    def rows_of(self, position: StreamPosition, step: int) -> list[RowSpan | LiveSpan]:
+        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
+        planned = self.planned(position)
+        key = (self.topology.shuffle_buffer_size, self.options.shuffle_seed, position.epoch)
+        live_before = self.planner.live_before
+        return spans_of_batch(planned.plan, planned.segments, planned.windows, key, live_before, step)
+
+    def warn_of_uneven_steps(self) -> None:
+        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
+            return
+        remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
+        steps = self.planner.steps_of_ranks(self.planner.start(0))
+        if steps is None:
+            warn_caller(
+                f"under a row filter each of {self.topology.num_ranks} ranks counts its own rows, and steps may "
+                f"differ; a job that synchronises each step (DDP) then hangs; {remedy}"
+            )
+        elif (shown := uneven_steps(steps)) is not None:
+            warn_caller(
+                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                f"{remedy}"
+            )
+
+    def outline(self, epoch: int) -> Outline:
+        """Return what an epoch will be."""
+        planner = self.planner
+        start = planner.start(epoch)
+        planned = planner.plan(start, self.rank)
+        live = planned.segments.live_rows()
+        whole_table = self.strategy.cuts and planner.counted and bool((live >= 0).all())
+        # A shuffle window counts twice as it turns.
+        window = 2 * (self.options.shuffle_buffer_size or 0)
+        return Outline(
+            strategy=self.strategy.name,
+            splits=len(planned.segments.splits),
+            live_rows=int(live.sum()) if whole_table else None,
+            rows_per_rank=planner.rows_of_ranks(start),
+            steps_per_rank=planner.steps_of_ranks(start) if planner.counted else None,
+            steps=planned.plan.steps if planner.counted else None,
+            lanes=[self._load(planned, lane) for lane in range(self.topology.lanes)],
+            rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
+            held_bytes=0,
+            notes=self._notes(),
+        )
+
+    def _load(self, planned: PlannedStream, lane: int) -> LaneLoad:
+        layout, plan, segments = self.table.layout, planned.plan, planned.segments
+        runs = plan.lanes[lane]
+        density = layout.group_bytes.sum() / max(1, layout.num_rows)
+        rows = segments.metadata_rows()[runs.split]
+        live = np.maximum(segments.live_rows()[runs.split], 1)
+        share = np.minimum(1.0, (runs.stop - runs.start) / live)
+        steps = plan.batches_before(plan.steps)[lane]
+        return LaneLoad(len(runs), runs.num_rows, int((rows * share * density).sum()), steps)
+
+    def _notes(self) -> list[str]:
+        layout, options = self.table.layout, self.options
+        notes = [self.table.description] if self.table.description else []
+        notes += self.table.notes
+        if layout.has_deletes:
+            fewer = np.flatnonzero(layout.group_live != layout.group_rows)
+            deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))
+            notes.append(f"{deleting:,} of {len(layout):,} data files have deletes")
+        if options.filters is not None:
+            pruned, groups = layout.pruned_groups, len(layout.group_rows)
+            notes.append(
+                f"the filter {options.filters} rules {pruned:,} of {groups:,} row groups out by partition values and "
+                "statistics; the others are read and filtered row by row"
+            )
+            if not options.count_filtered:
+                notes.append(
+                    "rows that pass the filter are not counted (count_filtered=False): no length, no equal steps"
+                )
+        if self.strategy.form == "generator" and self.topology.num_ranks > 1:
+            notes.append(f"{self.strategy.name} does not take ranks: every rank reads the whole table")
+        return notes

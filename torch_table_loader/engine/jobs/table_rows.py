@@ -1,0 +1,236 @@
+"""The rows of one table, shuffled one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.engine.exclusion_state import ExclusionState, warn_of_undone
+from torch_table_loader.engine.jobs.indexed_job import Items
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, with_padding
+from torch_table_loader.engine.row_store import RowStoreHandle
+from torch_table_loader.engine.sizes import rows_of_a_read, width_of
+from torch_table_loader.engine.state import check_state, identity, write_state
+from torch_table_loader.engine.survey import Table, survey
+from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import LoaderOptions
+from torch_table_loader.planning.chunks import whole_files
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.rows_of import RowSpan
+from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
+from torch_table_loader.read.tasks import ROW_ID
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Source
+    from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.source.plan_cache import PlanCache
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows(Items):
+    """The rows of one table, in an order that permutes all of them.
+
+    Args:
+        options: the caller's, with `batch_size` resolved.
+        table: surveyed.
+        store: has the rows.
+        columns: see `Items`.
+        live_rows: see `Items`.
+        row_bytes: see `Items`.
+        exclusions: what the caller took out.
+    """
+
+    options: LoaderOptions
+    table: Table
+    store: RowStoreHandle
+    columns: pa.Schema
+    live_rows: int
+    row_bytes: int
+    exclusions: ExclusionState = field(default_factory=ExclusionState)
+
+    mixable = True
+
+    @classmethod
+    def survey(cls, source: Source, options: LoaderOptions, cache: PlanCache | None) -> TableRows:
+        """Survey the table, check the options against it, and count its live rows.
+
+        Args:
+            source: the table.
+            options: the caller's.
+            cache: footers and counts that are kept; or None.
+
+        Raises:
+            ConfigError: an option does not fit the table or another option.
+            TableError: the table cannot be read as it was asked for.
+        """
+        verify = options.verify_checksums
+        table = survey(source, options.filters, options.schema, cache, verify_checksums=verify)
+        columns = columns_of(table, options)
+        schema = pa.schema([table.schema.field(name) for name in columns])
+        if options.row_id and ROW_ID in columns:
+            raise ConfigError(
+                f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
+            )
+        with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
+        codec_of(table, with_padding(with_ids, marks=options.even_ranks == "pad"), columns, options)
+        segments = whole_files(table.layout, filtered=options.filters is not None)
+        if (counter := counter_of(table, options, cache)) is not None:
+            segments = counter.count(segments, np.arange(len(segments.splits)))
+        live_rows = int(segments.live.sum())
+        row_bytes = sum(map(width_of, schema.types)) or 1
+        keeps_ids = live_rows != table.layout.num_rows
+        max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
+        reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows)
+        store = RowStoreHandle(table, options, schema, segments, reader)
+        return cls(options, table, store, with_ids, live_rows, row_bytes)
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The table, under the name ""."""
+        return {"": self.table}
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The table and the options that a state is bound to."""
+        whole = identity(self.table, self.columns, self.options, "", "")
+        kept = {name: whole["options"][name] for name in ("columns", "filters", "shuffle_seed")}
+        return {"table": whole["table"], "options": kept | {"shuffle": "rows"}}
+
+    @property
+    def compared(self) -> Mapping[str, Any]:
+        """All that decides the order, by name."""
+        return {**self.identity["table"], **self.identity["options"]}
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether planning left no threads behind that a fork would break."""
+        return bool(getattr(self.table.storage, "fork_safe", False)) and self.store.fork_safe
+
+    @property
+    def length(self) -> int:
+        """Rows of an epoch in which nothing is excluded."""
+        return self.live_rows
+
+    def start(self, epoch: int, topology: Topology) -> SamplePosition:
+        """Return the start of an epoch.
+
+        Raises:
+            ConfigError: every row is excluded.
+        """
+        versions = self.exclusions.of(epoch)
+        total = self._some(versions.running).num_rows
+        return SamplePosition(epoch, Stage(topology), total=total, exclusions={"": versions})
+
+    def begin(self, position: SamplePosition) -> None:
+        """Note that an epoch runs: what is excluded from now on waits for the next."""
+        self.exclusions.begin(position.epoch, position.exclusions[""].running)
+
+    def state(self, position: SamplePosition) -> dict[str, Any]:
+        """Write where the job is, with what was excluded since."""
+        versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
+        count = SampleCount(position.epoch, position.consumed, versions, position.ended)
+        return write_state(self.identity, count.to_state())
+
+    def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[TableRows, SamplePosition]:
+        """Return the rows with the state's exclusions, and the position."""
+        check_state(self.identity, self.table, state)
+        count = SampleCount.from_state(state)
+        rows = replace(self, exclusions=ExclusionState(count.exclusions, count.epoch))
+        total = rows._some(count.exclusions.running).num_rows
+        count.check(total)
+        versions = {"": count.exclusions}
+        stage = Stage(topology)
+        return rows, SamplePosition(count.epoch, stage, total=total, start=count.consumed, exclusions=versions)
+
+    def warn_of_undone(self, other: Items, where: str = "") -> None:
+        """Warn of what was excluded or included here and is not in what a state brings."""
+        if isinstance(other, TableRows):
+            warn_of_undone(self.exclusions, other.exclusions, where)
+
+    def exclude(self, row_ids: Any) -> Exclusions:
+        """Return the exclusions with some rows more."""
+        return self.exclusions.newest.exclude(row_ids, self.table.layout.num_rows)
+
+    def include(self, row_ids: Any) -> Exclusions:
+        """Return the exclusions with some rows fewer."""
+        return self.exclusions.newest.include(row_ids, self.table.layout.num_rows)
+
+    def open(self, position: SamplePosition) -> None:  # noqa: ARG002 every epoch needs the one store
+        """Build and open the store, if it is not open."""
+        self.store.rows()
+
+    def stream(self, position: SamplePosition) -> RowStream:
+        """Return the rows of an epoch by their place in its order."""
+        remaining = self._some(position.exclusions[""].running)
+        key = derive_key(self.options.shuffle_seed, position.epoch, "rows")
+        return RowStream(RowOrder(Permutation(remaining.num_rows, key), remaining), self.store, self.options.row_id)
+
+    def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
+        """Return the file and the row of each place of the epoch's order."""
+        ids = self.stream(position).ids(places)
+        layout = self.table.layout
+        file = np.searchsorted(layout.file_starts, ids, side="right") - 1
+        row = ids - layout.file_starts[file]
+        return [
+            RowSpan(layout.files[number].name, first, first + 1)
+            for number, first in zip(file.tolist(), row.tolist(), strict=True)
+        ]
+
+    def remaining(self, exclusions: Exclusions) -> Remaining:
+        """Return the rows of the store that are left."""
+        return Remaining(self.live_rows, self._places_of(exclusions.ids))
+
+    strategy = "rows"
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the store that are held in memory at most."""
+        return self.store.memory_bytes
+
+    def notes(self, position: SamplePosition) -> list[str]:
+        """What `explain()` says of the store and of exclusions."""
+        store = self.store
+        where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
+        where = where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
+        return [
+            f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {where}",
+            f"{position.total:,} of {self.live_rows:,} live rows are in the epoch; the others are excluded",
+            *([store.note] if store.note else []),
+        ]
+
+    def close_clients(self) -> None:
+        """Close this process's clients of the table's store, and of the row store's."""
+        self.table.storage.close()
+        self.store.close_clients()
+
+    def _some(self, exclusions: Exclusions) -> Remaining:
+        """Return the rows that are left, and refuse an epoch that has none."""
+        remaining = self.remaining(exclusions)
+        if self.live_rows and not remaining.num_rows:
+            raise ConfigError(
+                f"all {self.live_rows} rows are excluded, so that the epoch has none; include() some of them"
+            )
+        return remaining
+
+    def _places_of(self, ids: Ints) -> Ints:
+        """Turn row ids into rows of the store; those that a filter leaves out have none."""
+        if not len(ids) or not self.store.spec.keeps_ids:
+            return ids
+        kept = self.store.rows().row_ids
+        assert kept is not None  # noqa: S101 the store keeps them
+        places = np.searchsorted(kept, ids)
+        present = places < len(kept)
+        present[present] = kept[places[present]] == ids[present]
+        return places[present]

@@ -1,0 +1,258 @@
+"""Ranks that plan at different moments could see different tables: they compare notes once, at construction."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from torch_table_loader.calling import warn_caller
+from torch_table_loader.errors import StorageTimeoutError, TableError, TableLoaderError
+from torch_table_loader.records import DataFile
+
+TIMEOUT = timedelta(minutes=5)
+"""How long a rank waits for another to say what it saw."""
+
+FIRST_LOOK, LAST_LOOK = timedelta(seconds=0.5), timedelta(seconds=16)
+"""How long a rank that waits does so before it looks whether another has failed: twice as long each time."""
+
+PATIENCE = timedelta(seconds=10)
+"""How long a rank that begins an epoch waits for the others to begin it, as its first step would do anyway."""
+
+AGREED = "agreed"
+
+_constructed = itertools.count()
+
+
+class PlanCheck:
+    """The process group's key-value store, where there is one; each loader uses keys of its own.
+
+    Loaders must be constructed in the same order on every rank, as collectives are. A rank that leaves the block with
+    an error makes the others leave it.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, *, check: bool, pinned: bool, timeout: timedelta = TIMEOUT) -> None:
+        """Find the store.
+
+        Args:
+            rank: this rank, among those that read different rows.
+            num_ranks: how many those are.
+            check: the caller's `check_plan`.
+            pinned: whether the caller said which files there are.
+            timeout: how long to wait for another rank.
+        """
+        self._rank = self._part = rank
+        self._num_ranks = num_ranks
+        self._timeout = timeout
+        self._store: Any = None
+        self._begun: Counter[tuple[int, str]] = Counter()
+        self._unsettled: str | None = None
+        """Where the store says what came of the newest comparison of exclusions, if that was not heard yet."""
+        if not check or num_ranks == 1:
+            return
+        distributed = sys.modules.get("torch.distributed")
+        running = distributed is not None and distributed.is_available() and distributed.is_initialized()
+        if distributed is not None and running and distributed.get_world_size() >= num_ranks:
+            self._rank = distributed.get_rank()
+            base = distributed.distributed_c10d._get_default_store()
+            self._store = distributed.PrefixStore(f"torch_table_loader/{next(_constructed)}", base)
+        elif not pinned:
+            warn_caller(
+                f"{num_ranks} ranks list the table on their own, and there is no process group through which they "
+                "could compare what they saw; pass files= (or snapshot_id=), or construct the loader after "
+                "init_process_group"
+            )
+
+    def __enter__(self) -> Self:
+        """Begin to plan."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Tell the other ranks of an error of this one."""
+        if self._store is not None and error is not None:
+            said = f": {error}" if isinstance(error, TableLoaderError) else ""  # another's may hold a secret
+            message = f"rank {self._rank} could not make its loader: {type(error).__name__}{said}"
+            self._store.compare_set("verdict", "", message)  # unless that is what it is told
+
+    def common_files(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+        """Take the files that rank 0 saw.
+
+        Args:
+            files: those that this rank saw.
+
+        Raises:
+            TableError: rank 0 saw a file that is not here; on the other ranks `check` raises it.
+        """
+        if self._store is None:
+            return tuple(files)
+        names = self._from_rank_0("files", json.dumps([file.name for file in files]))
+        here = {file.name: file for file in files}
+        wanted: list[str] = json.loads(names)
+        if missing := [name for name in wanted if name not in here]:
+            self._refuse(
+                f"rank 0 found {len(wanted)} files, of which rank {self._rank} misses {missing[0]!r} and "
+                f"{len(missing) - 1} more; check that the ranks read one and the same place"
+            )
+        return tuple(here[name] for name in wanted)
+
+    def common_value(self, name: str, value: Any) -> Any:
+        """Take what rank 0 saw, such as the id of the current snapshot.
+
+        Args:
+            name: of the value.
+            value: what this rank saw; JSON-able.
+        """
+        return value if self._store is None else json.loads(self._from_rank_0(name, json.dumps(value)))
+
+    def check(self, plan: Mapping[str, Any]) -> None:
+        """Compare the plan with rank 0's, and wait until every rank has done so.
+
+        Args:
+            plan: what decides the order, by name; JSON-able.
+
+        Raises:
+            TableError: on every rank, where the plan of any differs; names what.
+            StorageTimeoutError: a rank did not come.
+        """
+        if self._store is None:
+            return
+        own = {name: _digest(value) for name, value in plan.items()}
+        theirs = json.loads(self._from_rank_0("plan", json.dumps(own)))
+        differing = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+        if differing:
+            shown = ", ".join(f"{name} (there {plan.get(name)!r})" for name in differing)
+            self._refuse(
+                f"rank {self._rank} plans another epoch than rank 0: they differ in {shown}; give every rank the same "
+                "table and options"
+            )
+        # Ranks of one tensor-parallel group have one part: the first of them counts for it.
+        if self._store.add(f"compared/{self._part}", 1) == 1 and self._store.add("compared", 1) == self._num_ranks:
+            self._store.compare_set("verdict", "", AGREED)  # unless one has refused
+        verdict = self._wait_for("verdict", f"all {self._num_ranks} ranks to compare what they plan")
+        if verdict != AGREED:
+            raise TableError(verdict)
+
+    def _refuse(self, message: str) -> NoReturn:
+        """Raise on this rank, and let the others do so."""
+        self._store.set("verdict", message)
+        raise TableError(message)
+
+    def check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> None:
+        """Compare what is excluded from an epoch with the other ranks, and wait a while for those that come later.
+
+        A rank that has waited `PATIENCE` goes on, and hears of a difference when it begins its next epoch.
+
+        Args:
+            epoch: that begins.
+            digests: of all that was excluded and included before it, by source; under "" where there is one table.
+
+        Raises:
+            TableError: on every rank, where one excludes other rows than another.
+        """
+        if self._store is None:
+            return
+        self._settle()
+        self._begun[epoch, "exclusions"] += 1
+        key = f"exclusions/{epoch}/{self._begun[epoch, 'exclusions']}"
+        theirs = json.loads(self._first_said(key, json.dumps(digests)))
+        differing = sorted(name for name in digests.keys() | theirs.keys() if digests.get(name) != theirs.get(name))
+        if differing:
+            name = differing[0]
+            rows = f"rows of source {name!r}" if name else "rows"
+            message = (
+                f"rank {self._rank} leaves other {rows} out of epoch {epoch} than the rank that began it first (hash "
+                f"{digests.get(name, '')[:8]} here, {theirs.get(name, '')[:8]} there); call exclude() and include() on "
+                "every rank, with the same ids, in the same order, before the epoch begins"
+            )
+            self._store.compare_set(f"{key}/verdict", "", message)
+            raise TableError(message)
+        if self._store.add(f"{key}/{self._part}", 1) == 1 and self._store.add(f"{key}/ranks", 1) == self._num_ranks:
+            self._store.compare_set(f"{key}/verdict", "", AGREED)  # unless one has refused
+        self._unsettled = f"{key}/verdict"
+        self._settle(PATIENCE)
+
+    def _settle(self, patience: timedelta | None = None) -> None:
+        """Raise if the ranks differed in the newest comparison of exclusions.
+
+        Args:
+            patience: how long to wait for the result, which is otherwise looked for again later; None does not wait.
+        """
+        if self._unsettled is None:
+            return
+        if not self._store.check([self._unsettled]):
+            if patience is None:
+                return
+            try:
+                self._store.wait([self._unsettled], patience)
+            except RuntimeError:  # what torch raises where the time is over
+                return
+        verdict = str(self._store.get(self._unsettled), "utf-8")
+        self._unsettled = None
+        if verdict != AGREED:
+            raise TableError(verdict)
+
+    def check_weights(self, epoch: int, sample: int, weights: Mapping[str, int], *, begins: bool) -> None:
+        """Compare a mixture's weights with the rank that was the first to take some there. Waits for nobody.
+
+        Args:
+            epoch: which.
+            sample: of the epoch from which on they hold.
+            weights: by name.
+            begins: whether an iterator gives its first batch; else it was told new weights.
+
+        Raises:
+            TableError: that rank takes others.
+        """
+        self._begun[epoch, "weights"] += begins
+        own = json.dumps(weights, sort_keys=True)
+        theirs = self._first_said(f"weights/{epoch}/{self._begun[epoch, 'weights']}/{sample}", own)
+        if theirs != own:
+            raise TableError(
+                f"rank {self._rank} mixes by weights {json.loads(own)} from sample {sample} of epoch {epoch} on, and "
+                f"the rank that was first by {json.loads(theirs)}; call set_weights() on every rank, with the same "
+                "weights, after the same step"
+            )
+
+    def _first_said(self, key: str, value: str) -> str:
+        """Return what the first rank said; without a store, what is said here."""
+        return value if self._store is None else str(self._store.compare_set(key, "", value), "utf-8")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the store out: another process does not compare."""
+        return {**vars(self), "_store": None}
+
+    def _from_rank_0(self, key: str, value: str) -> str:
+        if self._rank == 0:
+            self._store.set(key, value)
+            return value
+        return self._wait_for(key, "rank 0 to say what it plans")
+
+    def _wait_for(self, key: str, what: str) -> str:
+        end, look = time.monotonic() + self._timeout.total_seconds(), FIRST_LOOK
+        while True:
+            left = timedelta(seconds=max(0.001, end - time.monotonic()))
+            try:
+                self._store.wait([key], min(look, left))
+                return str(self._store.get(key), "utf-8")
+            except RuntimeError as error:
+                if self._store.check(["verdict"]):
+                    raise TableError(str(self._store.get("verdict"), "utf-8")) from None
+                if look >= left:
+                    raise StorageTimeoutError(
+                        f"rank {self._rank} waited {self._timeout} for {what}; every rank must construct its loaders, "
+                        "and in the same order (check_plan=False switches the comparison off)"
+                    ) from error
+            look = min(2 * look, LAST_LOOK)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""How a lane of a rank makes its rows."""

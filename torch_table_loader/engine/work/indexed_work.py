@@ -1,0 +1,213 @@
+"""The work of a rank whose items are gathered by index: places of the epoch's order become rows of a store."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import tee
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.engine.work.lane_work import LaneWork
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.engine.row_store import RowStoreHandle
+    from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.global_batches import GlobalBatches
+    from torch_table_loader.planning.mixture import Mixture, Place
+    from torch_table_loader.planning.permutation import Permutation
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+T = TypeVar("T")
+
+_BLOCKS_AHEAD = 8
+"""Blocks for which a store that is not in memory reads ahead: it must not run far ahead for a source that is rare."""
+
+
+class _ForkSafeLock:
+    """A lock that a forked process finds open, whoever held it. Where there is no fork, it is a plain lock."""
+
+    def __init__(self) -> None:
+        self.renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_PERMUTING = _ForkSafeLock()
+"""numpy releases the GIL on every call, so two threads making hundreds of short calls contend for it each time."""
+
+
+class Order(Protocol):
+    """Which row of a store comes at each place: a `RowOrder`, or a `SourceOrder` of a mixture."""
+
+    def take(self, places: Ints) -> Ints:
+        """Return the row of the store at each place of the order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowOrder:
+    """An epoch's order over the rows of a store.
+
+    Args:
+        permutation: of the rows that are left.
+        remaining: which those are.
+    """
+
+    permutation: Permutation
+    remaining: Remaining
+
+    def take(self, places: Ints) -> Ints:
+        """Return the row of the store at each place of the order."""
+        return self.remaining.select(self.permutation.take(places))
+
+
+class ItemStream(ABC):
+    """The items of an epoch, by their place in its order."""
+
+    @abstractmethod
+    def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
+        """Yield the items of blocks that come after each other, each as one array a column.
+
+        Args:
+            blocks: the places of each in the epoch's order, and a note of the caller's.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowStream(ItemStream):
+    """The rows of one store, by their place in an order.
+
+    Args:
+        order: of the epoch.
+        store: has the rows.
+        row_id: whether the row ids come behind the columns.
+    """
+
+    order: Order
+    store: RowStoreHandle
+    row_id: bool
+
+    def columns(self, blocks: Iterator[tuple[Ints, T]], ahead: int | None = None) -> Iterator[tuple[list[pa.Array], T]]:
+        """Yield the rows of blocks that come after each other, each as one array a column.
+
+        Args:
+            blocks: the places of each, and a note of the caller's.
+            ahead: blocks that are made ready together at most; None leaves that to the store.
+        """
+        found = ((self._found(places), note) for places, note in blocks)
+        for stored, rows, note in self.store.rows().windows(found, ahead):
+            columns = stored.gather(rows)
+            yield [*columns, pa.array(stored.ids(rows))] if self.row_id else columns, note
+
+    def ids(self, places: Ints) -> Ints:
+        """Return the row ids at some places; the store is opened only where it alone knows them."""
+        found = self._found(places)
+        return self.store.rows().ids(found) if self.store.spec.keeps_ids else found
+
+    def _found(self, places: Ints) -> Ints:
+        with _PERMUTING.lock:
+            return self.order.take(places)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStream:
+    """One source of a mixture.
+
+    Args:
+        number: what the column `source` says.
+        rows: of the source, by how many of them came before in the epoch.
+        columns: for each column of the mixture, its place among the source's.
+    """
+
+    number: int
+    rows: RowStream
+    columns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixedStream(ItemStream):
+    """The rows of a mixture by their place in its order.
+
+    Args:
+        mixture: of the epoch.
+        sources: in the order of the mixture's names.
+    """
+
+    mixture: Mixture
+    sources: tuple[SourceStream, ...]
+
+    def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
+        """Yield the rows of blocks that come after each other, each as one array a column, `source` among them.
+
+        A source without weight is never opened.
+        """
+        wanted = [number for number, weight in enumerate(self.mixture.shares.weights) if weight]
+        own, *others = tee(((self.mixture.take(places), note) for places, note in blocks), 1 + len(wanted))
+        streams = {number: self._of(number, found) for number, found in zip(wanted, others, strict=True)}
+        numbers = np.array([entry.number for entry in self.sources], dtype=np.int64)
+        for (source, _), note in own:
+            each = {number: next(stream) for number, stream in streams.items()}
+            parts = [each[number] for number in np.flatnonzero(np.bincount(source)).tolist()]
+            yield [*_joined(parts, source), pa.array(numbers[source])], note
+
+    def _of(self, number: int, found: Iterator[tuple[Place, Any]]) -> Iterator[list[pa.Array]]:
+        """Yield the rows that each block has of one source; blocks without any count too, lest one look too far."""
+        entry = self.sources[number]
+        turns = ((place.turn[place.source == number], None) for place, _ in found)
+        for columns, _ in entry.rows.columns(turns, _BLOCKS_AHEAD):
+            yield [columns[column] for column in entry.columns]
+
+
+def _joined(parts: list[list[pa.Array]], source: NDArray[np.int16]) -> list[pa.Array]:
+    """Bring the rows of several sources into the order in which they come."""
+    if len(parts) == 1:
+        return parts[0]
+    back = np.empty(len(source), dtype=np.int64)
+    back[np.argsort(source, kind="stable")] = np.arange(len(source))
+    indices = pa.array(back)
+    return [pc.take(pa.concat_arrays(column), indices, boundscheck=False) for column in zip(*parts, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class IndexedWork(LaneWork):
+    """All that a thread or process needs to make its batches; it pickles.
+
+    Args:
+        plan: what the rank delivers.
+        items: by their place in the epoch's order.
+        schema: of what comes out.
+        gather_batches: batches that are gathered together.
+    """
+
+    plan: GlobalBatches
+    items: ItemStream
+    schema: pa.Schema
+    gather_batches: int
+
+    def rows(self, lane: int, start: int) -> Iterator[Rows]:
+        """Gather a lane's rows, some batches at a time.
+
+        Args:
+            lane: which.
+            start: batches of the lane that were delivered before.
+        """
+        blocks = map(self.plan.places_of, self.plan.steps_of(lane, start, self.gather_batches))
+        for columns, padding in self.items.columns(blocks):
+            if self.marks_padding:
+                columns.append(pa.array(padding))
+            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            yield cast("Rows", self.codec.decode(batch))

@@ -1,0 +1,248 @@
+"""The work of a rank in an epoch, as a value, and one lane of it being done."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.planning.steps import Steps, step_of
+
+if TYPE_CHECKING:
+    from torch_table_loader.batching.rows import Rows, RowsCodec
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LaneWork(ABC):
+    """All that a thread or process needs to make a rank's batches of an epoch; it pickles.
+
+    Args:
+        plan: what the rank delivers.
+        rank: which rank that is.
+        lanes: of the rank.
+        epoch: from 0.
+        codec: turns record batches into rows of the output form.
+        marks_padding: whether batches have the column `padding`.
+        collate_fn: the caller's, called with each batch where it is made.
+        drop_last: whether a short last batch is dropped; used only where rows are not counted.
+        block_batches: batches that cross a process together.
+        blocks_ahead: blocks of a lane that wait to be taken from a process.
+    """
+
+    plan: Steps
+    rank: int
+    lanes: int
+    epoch: int
+    codec: RowsCodec[Any]
+    marks_padding: bool
+    collate_fn: Callable[[Any], Any] | None
+    drop_last: bool
+    block_batches: int
+    blocks_ahead: int
+
+    @abstractmethod
+    def rows(self, lane: int, start: int) -> Iterator[Rows]:
+        """Yield a lane's rows in the order in which they are delivered.
+
+        Args:
+            lane: which.
+            start: batches of the lane that were delivered before.
+        """
+
+    def joins_tails(self, start: int) -> bool:  # noqa: ARG002 most work does not
+        """Whether lanes are read to their very end, and the last batches are made of what they all left over.
+
+        Args:
+            start: steps taken before.
+        """
+        return False
+
+    def rows_to_the_end(self, lane: int, start: int) -> Iterator[Rows]:
+        """Yield a lane's rows, its tail included; see `joins_tails`."""
+        return self.rows(lane, start)
+
+    def tails(self, rests: Sequence[Rows]) -> list[Rows]:  # noqa: ARG002 most work leaves no rows over
+        """Join what the lanes left over to the rows of the rank's last batches, one run a batch; see `joins_tails`.
+
+        Args:
+            rests: in lane order.
+        """
+        return []
+
+    def begun(self, start: int) -> list[int]:
+        """Return the batches of each lane that were delivered in so many steps; 0 where rows are not counted."""
+        return self.plan.batches_before(start) if self.plan.counted else [0] * self.lanes
+
+    def last_batches(self, rests: Sequence[Rows]) -> tuple[list[Any], int]:
+        """Cut what lanes left over where rows are not counted.
+
+        Args:
+            rests: in lane order.
+
+        Returns:
+            The batches, not collated yet, and how many rows the last one lacks.
+        """
+        if not rests:
+            return [], 0
+        size = self.plan.batch_size
+        rows = self.codec.concat(rests)
+        stop = rows.num_rows // size * size if self.drop_last else rows.num_rows
+        return rows.slice(0, stop).batches(size) if stop else [], -stop % size
+
+    def collated(self, batch: Any, lane: int | None, number: int) -> Any:
+        """Call the caller's `collate_fn`, if there is one, with a batch.
+
+        Args:
+            batch: of the output form.
+            lane: which made it; None where it is joined of what all lanes left over.
+            number: batches that the lane made before.
+
+        Raises:
+            BaseException: what `collate_fn` raised, with a note of which batch it was.
+            RuntimeError: `collate_fn` raised StopIteration, which would end the epoch in silence.
+        """
+        if self.collate_fn is None:
+            return batch
+        try:
+            return self.collate_fn(batch)
+        except StopIteration as error:
+            message = f"collate_fn raised StopIteration; {self._where(lane, number)}"
+            raise RuntimeError(message) from error
+        except BaseException as error:
+            error.add_note(f"raised by collate_fn; {self._where(lane, number)}")
+            raise
+
+    def _where(self, lane: int | None, number: int) -> str:
+        where = f"rank {self.rank}, epoch {self.epoch}"
+        if lane is None:
+            return f"{where}, batch {number} of what all workers left over"
+        where += f", batch {number} of worker {lane}"
+        return f"{where}, which is step {step_of(self.plan, lane, number)}" if self.plan.counted else where
+
+
+@dataclass(slots=True)
+class LaneClock:
+    """What a lane has done, for `metrics()`.
+
+    Args:
+        rows: delivered to the engine.
+        batches: made.
+        num_bytes: of the output form.
+        working: seconds spent reading and decoding.
+    """
+
+    rows: int = 0
+    batches: int = 0
+    num_bytes: int = 0
+    working: float = 0.0
+
+
+class LaneBatches:
+    """One lane at work: its rows cut into whole batches.
+
+    Not safe for two threads at once; the executors see to that.
+    """
+
+    def __init__(self, work: LaneWork, lane: int, start: int = 0, *, joins: bool = False, unit: int = 1) -> None:
+        """Begin a lane.
+
+        Args:
+            work: the rank's.
+            lane: which.
+            start: batches of the lane that were delivered before.
+            joins: read to the very end, and leave the tail in `rest`; else the lane makes the tail batches that fall
+                to it.
+            unit: batches of which runs are cut.
+        """
+        self.clock = LaneClock()
+        self.rest: Rows | None = None
+        """The rows that are left over when the lane is done, where they are joined with those of other lanes."""
+        self._work = work
+        self._lane = lane
+        self._start = start
+        self._keeps_rest = joins or not work.plan.counted
+        self._source = work.rows_to_the_end(lane, start) if joins else work.rows(lane, start)
+        self._cutter: ExactBatches[Any] = ExactBatches(work.codec, unit * work.plan.batch_size)
+        self._runs: deque[list[Rows]] = deque()
+        """Decoded rows of whole batches that are not taken yet; each is one run in one or several parts."""
+        self._done = False
+
+    def next_run(self, most: int | None = None) -> list[Rows] | None:
+        """Return the rows of the next whole batches, in parts that follow one another; None when the lane is done.
+
+        Args:
+            most: batches at most, and not fewer than the unit; None for all that are ready together.
+        """
+        if not self._ready():
+            return None
+        run = self._runs.popleft()
+        stop = run[0].num_rows if most is None else most * self._work.plan.batch_size
+        if len(run) == 1 and stop < run[0].num_rows:  # what is left stays rows, which weigh no more than they did
+            self._runs.appendleft([run[0].slice(stop, run[0].num_rows)])
+            run = [run[0].slice(0, stop)]
+        self.clock.batches += -(-sum(part.num_rows for part in run) // self._work.plan.batch_size)
+        return run
+
+    def next_block(self, most: int | None = None) -> list[Any] | None:
+        """Finish the next batches; None when the lane is done.
+
+        Args:
+            most: batches to finish at most; None for all that one decoded run of rows completes. Where there is a
+                `collate_fn`, it is one in any case.
+        """
+        began = time.perf_counter()
+        try:
+            if not self._ready():
+                return None
+            if self._work.collate_fn is not None:
+                number = self._start + self.clock.batches
+                return [self._work.collated(batch, self._lane, number) for batch in self._finish(1)]
+            if most is not None:
+                return self._finish(most)
+            return [batch for _ in range(len(self._runs)) for batch in self._finish(None)]
+        finally:
+            self.clock.working += time.perf_counter() - began
+
+    def add_tails(self, tails: Sequence[Rows]) -> None:
+        """Go on with the rank's last batches that fall to this lane, one run of rows each."""
+        self._runs.extend([tail] for tail in tails)
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        self._done = True
+        self._runs.clear()
+        self._source.close()  # type: ignore[attr-defined]
+
+    def _finish(self, most: int | None) -> list[Any]:
+        run = self.next_run(most)
+        assert run is not None  # noqa: S101 asked only where one is ready
+        rows = run[0] if len(run) == 1 else self._work.codec.concat(run)
+        return rows.batches(self._work.plan.batch_size)
+
+    def _ready(self) -> bool:
+        """Read on until there is a run of whole batches; return whether there is one."""
+        while not self._runs and not self._done:
+            rows = next(self._source, None)
+            if rows is None:
+                self._end()
+            else:
+                self.clock.rows += rows.num_rows
+                self.clock.num_bytes += rows.num_bytes
+                self._runs.extend(self._cutter.push_parts(rows))
+        return bool(self._runs)
+
+    def _end(self) -> None:
+        self._done = True
+        rest = self._cutter.rest()
+        if rest is None:
+            return
+        whole = rest.num_rows
+        if self._keeps_rest:
+            whole -= whole % self._work.plan.batch_size
+            self.rest = rest.slice(whole, rest.num_rows) if whole < rest.num_rows else None
+        if whole:
+            self._runs.append([rest.slice(0, whole) if whole < rest.num_rows else rest])

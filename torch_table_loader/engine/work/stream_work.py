@@ -1,0 +1,191 @@
+"""The work of a rank that reads splits as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.batching.window import WindowShuffle
+from torch_table_loader.engine.work.lane_work import LaneWork
+from torch_table_loader.errors import TableError
+from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.windows import Stretch, permuted, stretches
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.planning.windows import Window
+    from torch_table_loader.read.tasks import TaskReader
+
+PADDING_COLUMN = "padding"
+
+_NO_PADDING = np.empty(0, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StreamWork(LaneWork):
+    """All that a thread or process needs to read its lanes; it pickles.
+
+    Args:
+        plan: what the rank delivers.
+        segments: what the splits consist of.
+        reader: opens and decodes.
+        windows: those that were open when earlier stages of the epoch ended.
+        seed: key of shuffle windows.
+        window: rows of a shuffle window, or None.
+    """
+
+    plan: RankPlan
+    segments: SegmentTable
+    reader: TaskReader
+    windows: tuple[Window, ...]
+    seed: int
+    window: int | None
+
+    def rows(self, lane: int, start: int) -> Iterator[Rows]:
+        """Read a lane's rows in the order in which they are delivered.
+
+        Args:
+            lane: which.
+            start: batches of the lane that were delivered before.
+        """
+        for section in self.plan.sections(lane, start):
+            for stretch in stretches(section, self.segments, self.window):
+                padded_from = section.padded_from - stretch.at
+                if stretch.unit is not None:
+                    yield self._unit(stretch, padded_from)
+                elif stretch.size is not None:
+                    yield from self._windowed(stretch, stretch.size, padded_from)
+                else:
+                    yield from self._plain(stretch, stretch.start, padded_from)
+
+    def joins_tails(self, start: int) -> bool:
+        """Whether every row is read once and the tail batches are joined; not where the resumed stage is in them.
+
+        Args:
+            start: steps taken before.
+        """
+        plan = self.plan
+        return plan.counted and not self.windows and start <= sum(plan.body_batches) < plan.steps
+
+    def rows_to_the_end(self, lane: int, start: int) -> Iterator[Rows]:
+        """Read a lane's rows, its tail included, so that a row group is decoded once.
+
+        Args:
+            lane: which.
+            start: full batches of the lane that were delivered before.
+        """
+        whole = self.plan.whole(lane, start)
+        full_rows = self.plan.body_batches[lane] * self.plan.batch_size
+        for stretch in stretches(whole, self.segments, self.window):
+            if stretch.size is None:
+                yield from self._plain(stretch, stretch.start, stretch.runs.num_rows)
+            else:
+                body = replace(stretch, runs=stretch.runs.slice(0, full_rows))
+                source = self._plain(stretch, stretch.start // stretch.size * stretch.size, stretch.runs.num_rows)
+                yield from self._permuted(body, stretch.size, source)
+
+    def tails(self, rests: Sequence[Rows]) -> list[Rows]:
+        """Join what the lanes left over, and the padding, to the rows of the rank's last batches, one run a batch.
+
+        Args:
+            rests: the tails, in lane order.
+        """
+        size, plan = self.plan.batch_size, self.plan
+        parts = list(rests)
+        for batch, name in self._read(self.segments, plan.padding):
+            parts.append(self._decode(batch, name, np.ones(batch.num_rows, dtype=np.bool_)))
+        if not parts:
+            return []
+        rows = self.codec.concat(parts)
+        return [
+            self._tail(number, rows.slice(number * size, min((number + 1) * size, rows.num_rows)))
+            for number in range(plan.steps - sum(plan.body_batches))
+        ]
+
+    def _tail(self, number: int, rows: Rows) -> Rows:
+        if self.window is None:
+            return rows
+        stretch = Stretch(self.plan.tail_name(number), 0, Runs.of([]), 0, self.segments, self.window, None)
+        shuffle = WindowShuffle(self.codec, self.window, partial(self._order, stretch))
+        return cast("Rows", self.codec.concat([*shuffle.push(rows), *shuffle.finish()]))
+
+    def _plain(self, stretch: Stretch, start: int, padded_from: int) -> Iterator[Rows]:
+        """Read a stretch from a row on; where rows are not counted, all rows of its splits."""
+        at = start
+        runs = stretch.runs.slice(start, stretch.runs.num_rows) if self.plan.counted else stretch.runs
+        for batch, name in self._read(stretch.segments, runs):
+            padding = np.arange(at, at + batch.num_rows) >= padded_from if self.marks_padding else _NO_PADDING
+            yield self._decode(batch, name, padding)
+            at += batch.num_rows
+
+    def _windowed(self, stretch: Stretch, size: int, padded_from: int) -> Iterator[Rows]:
+        """Permute inside windows; reading begins where the open window begins, no earlier."""
+        return self._permuted(stretch, size, self._plain(stretch, stretch.start // size * size, padded_from))
+
+    def _permuted(self, stretch: Stretch, size: int, source: Iterator[Rows]) -> Iterator[Rows]:
+        """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
+        first = stretch.start // size
+        shuffle = WindowShuffle(self.codec, size, partial(self._order, stretch), first_window=first)
+        unwanted = stretch.start - first * size
+        left = stretch.runs.num_rows - first * size if self.plan.counted else None
+        for rows in _through(shuffle, source, left):
+            wanted = rows.slice(min(unwanted, rows.num_rows), rows.num_rows) if unwanted else rows
+            unwanted -= rows.num_rows - wanted.num_rows
+            if wanted.num_rows:
+                yield wanted
+
+    def _order(self, stretch: Stretch, number: int, length: int) -> NDArray[np.int64]:
+        return permuted(length, self.seed, self.epoch, stretch.window_name(number))
+
+    def _unit(self, stretch: Stretch, padded_from: int) -> Rows:
+        """Read an older window whole, and deliver the part of its order that this lane was given."""
+        [(number, start, stop)] = stretch.runs
+        window = self.windows[number - len(stretch.segments.splits)]
+        places = window.order(self.seed, self.epoch)[start + stretch.start : stop]
+        padding = np.zeros(window.runs.num_rows, dtype=np.bool_)
+        padding[places] = np.arange(stretch.start, stop - start) >= padded_from
+        at, parts = 0, []
+        for batch, name in self._read(window.segments, window.runs):
+            parts.append(self._decode(batch, name, padding[at : at + batch.num_rows]))
+            at += batch.num_rows
+        return cast("Rows", self.codec.concat(parts).take(places))
+
+    def _read(self, segments: SegmentTable, runs: Runs) -> Iterator[tuple[pa.RecordBatch, str]]:
+        """Read pieces in order; says of each batch which file it is of."""
+        for split, begin, end in runs:
+            task = segments.task(split, begin, end if self.plan.counted else -1)
+            name = segments.splits.layout.files[task.file_index].name
+            for batch in self.reader.read(task):
+                yield batch, name
+
+    def _decode(self, batch: pa.RecordBatch, name: str, padding: NDArray[np.bool_]) -> Rows:
+        if self.marks_padding:
+            batch = batch.append_column(pa.field(PADDING_COLUMN, pa.bool_(), nullable=False), pa.array(padding))
+        try:
+            return cast("Rows", self.codec.decode(batch))
+        except TableError as error:
+            raise TableError(f"{name}: {error}") from error
+
+
+def _through(shuffle: WindowShuffle[Any], source: Iterator[Rows], left: int | None) -> Iterator[Rows]:
+    """Shuffle the first `left` rows (None: all); the others follow as they are."""
+    for rows in source:
+        if left is None or rows.num_rows <= left:
+            yield from shuffle.push(rows)
+            left = None if left is None else left - rows.num_rows
+            continue
+        if left:
+            yield from shuffle.push(rows.slice(0, left))
+        yield from shuffle.finish()
+        yield rows.slice(left, rows.num_rows)
+        left = 0
+    yield from shuffle.finish()

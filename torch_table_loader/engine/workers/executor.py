@@ -1,0 +1,95 @@
+"""Who makes the batches of lanes: the base of all executors, and the one that has the caller's own thread alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.engine.work.lane_work import LaneBatches
+
+if TYPE_CHECKING:
+    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
+
+
+class LaneExecutor(ABC):
+    """Makes the blocks of lanes: in threads, in processes, or in the caller's own thread."""
+
+    @property
+    @abstractmethod
+    def clocks(self) -> Sequence[LaneClock]:
+        """What each lane has done so far."""
+
+    @abstractmethod
+    def take(self, lane: int) -> list[Any] | None:
+        """Return a lane's next block of batches; None when the lane is done. Raises what the lane raised."""
+
+    @abstractmethod
+    def rest(self, lane: int) -> Rows | None:
+        """Return the rows that a lane which is done left over; only where rows are not counted."""
+
+    @abstractmethod
+    def close(self, *, is_over: bool = False) -> None:
+        """End every thread and process and close every file. May be called more than once.
+
+        Args:
+            is_over: nothing is left to take, so that threads may wait for the next epoch.
+        """
+
+
+class CallerExecutor(LaneExecutor):
+    """Reads a lane when its batch is asked for, in the thread that asks."""
+
+    def __init__(self, work: LaneWork, start: int, prefetch: int | None) -> None:
+        """Prepare the lanes.
+
+        Args:
+            work: the rank's.
+            start: steps taken before.
+            prefetch: batches that are finished together at most; None for those of a decoded run of rows.
+        """
+        self._work = work
+        self._joins = work.joins_tails(start)
+        self._lanes = begin_lanes(work, start)
+        self._prefetch = prefetch
+
+    @property
+    def clocks(self) -> list[LaneClock]:
+        """What each lane has done so far."""
+        return [lane.clock for lane in self._lanes]
+
+    def take(self, lane: int) -> list[Any] | None:
+        """Read the lane on to its next block; when all lanes are done, their tails make the last batches."""
+        block = self._lanes[lane].next_block(self._prefetch)
+        if block is not None or not self._joins:
+            return block
+        self._joins = False
+        join_tails(self._work, self._lanes)
+        return self._lanes[lane].next_block(self._prefetch)
+
+    def rest(self, lane: int) -> Rows | None:
+        """Return the rows that a lane which is done left over."""
+        return self._lanes[lane].rest
+
+    def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 there is no thread to keep
+        """Close every file."""
+        for lane in self._lanes:
+            lane.close()
+
+
+def begin_lanes(work: LaneWork, start: int) -> list[LaneBatches]:
+    """Begin every lane where the plan is after `start` steps; where rows are not counted, at the lanes' start."""
+    joins = work.joins_tails(start)
+    return [LaneBatches(work, lane, batches, joins=joins) for lane, batches in enumerate(work.begun(start))]
+
+
+def join_tails(work: LaneWork, lanes: Sequence[LaneBatches]) -> None:
+    """Make the rank's last batches of what all lanes left over, and let each lane go on with those that fall to it."""
+    for lane in lanes:
+        while lane.next_block() is not None:
+            msg = "a lane made a full batch after the plan's last"
+            raise AssertionError(msg)
+    tails = work.tails([lane.rest for lane in lanes if lane.rest is not None])
+    for number, lane in enumerate(lanes):
+        lane.add_tails(tails[number :: len(lanes)])

@@ -1,0 +1,108 @@
+"""A lane for the caller's own DataLoader; torchdata's StatefulDataLoader can save it and go on from there."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.engine.work.lane_work import LaneBatches
+from torch_table_loader.errors import ResumeError
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.planning.stages import Position
+
+
+@dataclass(slots=True)
+class Taken:
+    """How far an iterator has come.
+
+    Args:
+        position: where it began.
+        batches: of its lane that were given, those before it included.
+    """
+
+    position: Position
+    batches: int
+
+
+class LaneIterator(Iterator[Any]):
+    """All batches of a lane; where rows are not counted, what it left over is its own last batch."""
+
+    def __init__(self, work: LaneWork, lane: int, taken: Taken) -> None:
+        """Begin a lane.
+
+        Args:
+            work: the rank's.
+            lane: which.
+            taken: where it begins; counts what is given.
+        """
+        self._work = work
+        self._lane = lane
+        self._taken = taken
+        self._begin(taken.batches)
+
+    def _begin(self, batches: int) -> None:
+        counted = self._work.plan.counted
+        source = LaneBatches(self._work, self._lane, batches if counted else 0)
+        self._source: LaneBatches | None = source
+        self._close = weakref.finalize(self, source.close)
+        self._ready: deque[Any] = deque()
+        self._taken.batches = batches if counted else 0
+        while self._taken.batches < batches:
+            next(self)
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+        while not self._ready:
+            if self._source is None:
+                raise StopIteration
+            block = self._source.next_block()
+            if block is not None:
+                self._ready.extend(block)
+                continue
+            self._ready.extend(self._last(self._source))
+            self._source = None
+            self._close()
+        self._taken.batches += 1
+        return self._ready.popleft()
+
+    def _last(self, source: LaneBatches) -> list[Any]:
+        batches, _ = self._work.last_batches([] if source.rest is None else [source.rest])
+        return [self._work.collated(batch, self._lane, self._taken.batches) for batch in batches]
+
+
+class WorkersLane(LaneIterator):
+    """A lane in a worker process, with a state; in the process of the caller the dataset has it."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how many batches of the lane were given."""
+        return {
+            "worker": self._lane,
+            "workers": self._work.lanes,
+            "epoch": self._work.epoch,
+            "batches": self._taken.batches,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a lane stood.
+
+        Args:
+            state: what `state_dict` returned.
+
+        Raises:
+            ResumeError: it is of another lane or epoch.
+        """
+        own = self.state_dict()
+        if different := [name for name in ("worker", "workers", "epoch") if state.get(name) != own[name]]:
+            name = different[0]
+            raise ResumeError(
+                f"the state is of {name} {state.get(name)!r}, and this iterator of {name} {own[name]}; go on with as "
+                "many workers as the DataLoader had that was saved"
+            )
+        if state["batches"] != self._taken.batches:
+            self._close()
+            self._begin(state["batches"])

@@ -1,0 +1,141 @@
+"""The consumer's side of every executor: the batches of all lanes, in the order of the plan."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.errors import TableError
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
+    from torch_table_loader.engine.workers.executor import LaneExecutor
+
+
+@dataclass(slots=True)
+class ConsumerStats:
+    """What the consumer noted.
+
+    Args:
+        waited: seconds that it waited for a block.
+        short: rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this is 0.
+        taken: batches, by the trainer or by what carries them ahead to a device.
+    """
+
+    waited: float = 0.0
+    short: int = 0
+    taken: int = 0
+
+
+class LaneMerger(Iterator[Any]):
+    """The batches of a rank, in the order of its plan.
+
+    Leaving it (an exception, `close`, garbage collection) ends the executor's threads and processes.
+    """
+
+    def __init__(self, work: LaneWork, executor: LaneExecutor, start: int = 0) -> None:
+        """Begin to take.
+
+        Args:
+            work: the rank's.
+            executor: which has begun where the plan stands after `start` steps; where rows are not counted, at 0.
+            start: steps taken before.
+        """
+        self.stats = ConsumerStats()
+        self._short_at_end = 0
+        self._num_joined = 0
+        self._work = work
+        self._executor = executor
+        self._ready: list[deque[Any]] = [deque() for _ in range(work.lanes)]
+        self._open = deque(range(work.lanes))
+        self._joined: deque[Any] | None = None
+        self._schedule = work.plan.schedule(start) if work.plan.counted else None
+        # No generator of ours may hold self: in a cycle it would wait for the collector, and so would the workers.
+        self._close = weakref.finalize(self, executor.close)
+        for _ in range(0 if work.plan.counted else start):
+            next(self, None)
+        self.stats.taken = 0
+
+    @property
+    def clocks(self) -> Sequence[LaneClock]:
+        """What each lane has done so far."""
+        return self._executor.clocks
+
+    def __next__(self) -> Any:
+        """Return the next batch; an error of a lane comes where its batch would have, and ends the epoch."""
+        if not self._close.alive:
+            raise StopIteration
+        ready = self._rotated() if self._schedule is None else self._ready_of(next(self._schedule, None))
+        if ready is None or not self._close.alive:
+            if self._close.detach() is not None:
+                self._executor.close(is_over=True)
+            raise StopIteration
+        batch = ready.popleft()
+        if ready is self._joined:
+            batch = self._last(batch, len(ready))
+        self.stats.taken += 1
+        return batch
+
+    def _last(self, batch: Any, left: int) -> Any:
+        """Finish a batch of what all lanes left over; `left` come after it."""
+        try:
+            batch = self._work.collated(batch, None, self._num_joined - left - 1)
+        except BaseException:
+            self.close()
+            raise
+        if not left:
+            self.stats.short = self._short_at_end
+        return batch
+
+    def close(self) -> None:
+        """End the executor; what was not taken is gone. Any thread may, while another one takes."""
+        self._close()
+        self._ready = [deque() for _ in self._ready]
+
+    def _ready_of(self, lane: int | None) -> deque[Any] | None:
+        """Find the batches of the lane whose turn it is; None at the plan's end."""
+        if lane is None:
+            return None
+        ready = self._ready[lane]
+        if not (ready or self._refill(lane) or not self._close.alive):
+            self.close()
+            raise TableError(
+                f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
+                "before; build the loader again, without its plan_cache"
+            )
+        return ready
+
+    def _rotated(self) -> deque[Any] | None:
+        """Take lanes in turn until each is done; then join what they left over."""
+        while self._open:
+            lane = self._open[0]
+            if self._ready[lane] or self._refill(lane):
+                self._open.rotate(-1)
+                return self._ready[lane]
+            self._open.popleft()
+        if self._joined is None:
+            try:
+                rests = [rest for lane in range(self._work.lanes) if (rest := self._executor.rest(lane)) is not None]
+                batches, self._short_at_end = self._work.last_batches(rests)
+                self._joined, self._num_joined = deque(batches), len(batches)
+            except BaseException:
+                self.close()
+                raise
+        return self._joined or None
+
+    def _refill(self, lane: int) -> bool:
+        began = time.perf_counter()
+        try:
+            block = self._executor.take(lane)
+        except BaseException:
+            self.close()
+            raise
+        self.stats.waited += time.perf_counter() - began
+        if block is None:
+            return False
+        self._ready[lane].extend(block)
+        return True

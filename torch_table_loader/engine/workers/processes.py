@@ -1,0 +1,190 @@
+"""Lanes on the worker processes of a torch DataLoader."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock
+from torch_table_loader.engine.workers.executor import LaneExecutor
+from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
+from torch_table_loader.engine.workers.shared_memory import (
+    SharedBlock,
+    SharedMemoryReceiver,
+    SharedMemorySender,
+    new_slots,
+)
+from torch_table_loader.engine.workers.watched_workers import WatchedWorkers
+from torch_table_loader.errors import WorkerError
+
+if TYPE_CHECKING:
+    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.engine.work.lane_work import LaneWork
+
+
+@dataclass(slots=True)
+class _Message:
+    """What crosses from a worker: rows of a lane, a batch that was collated, an error, or the lane's end."""
+
+    lane: int
+    clock: LaneClock
+    batch: list[Any] | None = None
+    error: Any = None
+    block: SharedBlock | None = None
+    done: bool = False
+
+
+class _WorkerLanes(IterableDataset[_Message | None]):
+    """The lanes of one worker process, one message a lane in each round, so that no lane runs far ahead."""
+
+    def __init__(self, work: LaneWork, begun: Sequence[int], marks: torch.Tensor) -> None:
+        self._work = work
+        self._begun = begun
+        self._marks = marks
+        self._sender: SharedMemorySender | None = None
+
+    def __iter__(self) -> Iterator[_Message | None]:
+        info = get_worker_info()
+        assert info is not None  # noqa: S101 a DataLoader with workers calls this in a worker
+        slots = -(-self._work.lanes // info.num_workers)
+        lanes = range(info.id, self._work.lanes, info.num_workers)
+        sources: list[Iterator[_Message] | None] = [self._messages(lane) for lane in lanes]
+        sources += [None] * (slots - len(sources))
+        working = [0.0] * slots
+        while any(source is not None for source in sources):
+            for slot, source in enumerate(sources):
+                began = time.perf_counter()
+                try:
+                    message = None if source is None else next(source, None)
+                except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 the consumer raises it
+                    yield _Message(lanes[slot], LaneClock(), error=pickled_error(error))
+                    return
+                working[slot] += time.perf_counter() - began
+                if message is None:
+                    sources[slot] = None
+                else:
+                    message.clock = replace(message.clock, working=working[slot])
+                yield message
+
+    def _messages(self, lane: int) -> Iterator[_Message]:
+        """With a `collate_fn` each result crosses alone; else several batches cross as one shared block.
+
+        All blocks are of one size, so that no lane runs ahead.
+        """
+        work = self._work
+        if work.collate_fn is not None:
+            batches = LaneBatches(work, lane, self._begun[lane])
+            while (block := batches.next_block()) is not None:
+                yield _Message(lane, batches.clock, batch=list(map(pickled_batch, block)))
+        else:
+            batches = LaneBatches(work, lane, self._begun[lane], unit=work.block_batches)
+            while (run := batches.next_run(work.block_batches)) is not None:
+                yield _Message(lane, batches.clock, block=self._pack(*run))
+        rest = None if batches.rest is None else self._pack(batches.rest)
+        yield _Message(lane, batches.clock, block=rest, done=True)
+
+    def _pack(self, *parts: Rows) -> SharedBlock:
+        if self._sender is None:
+            info = get_worker_info()
+            self._sender = SharedMemorySender(0 if info is None else info.id, self._marks)
+        return self._sender.pack(self._work.codec, *parts)
+
+
+def _as_is(message: Any) -> Any:
+    return message
+
+
+class ProcessExecutor(LaneExecutor):
+    """Worker processes that read the lanes; the consumer cuts their blocks."""
+
+    def __init__(self, work: LaneWork, start: int, processes: int, context: Any) -> None:
+        """Start the processes.
+
+        Args:
+            work: the rank's; it crosses to each worker.
+            start: steps taken before.
+            processes: how many serve the lanes.
+            context: the name of a start method, a multiprocessing context, or None for the platform's default.
+        """
+        self._work = work
+        begun = work.begun(start)
+        self._ready: list[deque[Rows | list[Any] | BaseException]] = [deque() for _ in begun]
+        self._rest: list[Rows | None] = [None for _ in begun]
+        self._done = [False for _ in begun]
+        self._clocks = [LaneClock() for _ in begun]
+        waiting = work.blocks_ahead * -(-work.lanes // processes)
+        marks = new_slots(processes, waiting)
+        self._receiver = SharedMemoryReceiver(marks)
+        loader: DataLoader[Any] = DataLoader(
+            _WorkerLanes(work, begun, marks),
+            batch_size=None,
+            num_workers=processes,
+            collate_fn=_as_is,
+            prefetch_factor=waiting,
+            multiprocessing_context=context,
+        )
+        self._messages: WatchedWorkers | None = WatchedWorkers(loader)
+
+    @property
+    def clocks(self) -> list[LaneClock]:
+        """What each lane had done when its newest message left."""
+        return self._clocks
+
+    def take(self, lane: int) -> list[Any] | None:
+        """Take messages until one is for the lane."""
+        ready = self._ready[lane]
+        while not ready:
+            messages = self._messages
+            if self._done[lane] or messages is None:
+                return None
+            try:
+                message = next(messages)
+            except StopIteration:
+                return None
+            except (OSError, EOFError, RuntimeError, UnpicklingError, AssertionError) as error:
+                if self._messages is None:  # closed meanwhile, by another thread
+                    return None
+                if isinstance(error, WorkerError | AssertionError):
+                    raise
+                lost = WorkerError(f"a message of a worker process could not be taken: {error!r}")
+                raise messages.death() or lost from error
+            if message is not None:
+                self._sort_in(message)
+        came = ready.popleft()
+        if isinstance(came, BaseException):
+            raise came
+        return came if isinstance(came, list) else came.batches(self._work.plan.batch_size)
+
+    def rest(self, lane: int) -> Rows | None:
+        """Return the rows that a lane which is done left over."""
+        return self._rest[lane]
+
+    def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 they hold the epoch that they began with
+        """End every process."""
+        messages, self._messages = self._messages, None
+        if messages is not None:
+            messages._shutdown_workers()
+        for ready in self._ready:
+            ready.clear()
+
+    def _sort_in(self, message: _Message) -> None:
+        lane = message.lane
+        if message.error is not None:
+            self._ready[lane].append(message.error)
+            return
+        self._clocks[lane] = message.clock
+        rows = None if message.block is None else self._receiver.unpack(self._work.codec, message.block)
+        if message.done:
+            self._done[lane] = True
+            self._rest[lane] = rows
+        elif rows is not None:
+            self._ready[lane].append(rows)
+        elif message.batch is not None:
+            self._ready[lane].append(message.batch)

@@ -1,0 +1,262 @@
+"""Lanes on threads of this process, which outlive an epoch.
+
+An allocator keeps memory for each thread: a new one begins with none, and what an old one had is found again late.
+New threads for each epoch cost a few percent of a short one, and let memory grow over many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.engine.sizes import BLOCKS_AHEAD
+from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
+
+if TYPE_CHECKING:
+    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock, LaneWork
+
+
+class ThreadPool:
+    """Keeps threads that have nothing to do, for whoever wants them next; they end with it."""
+
+    def __init__(self) -> None:
+        """Begin without threads."""
+        self._idle: list[_Worker] = []
+        self._numbers = itertools.count()
+        self._end = weakref.finalize(self, _shut_down, self._idle)
+
+    def __reduce__(self) -> tuple[type[ThreadPool], tuple[()]]:
+        """Copy and pickle as a pool without threads."""
+        return ThreadPool, ()
+
+    def begin(self, job: Callable[[], None]) -> Callable[[], None]:
+        """Do something in a thread.
+
+        Args:
+            job: should raise nothing, since nobody hears it but `threading.excepthook`.
+
+        Returns:
+            Waits until the job is over and its thread may be wanted again; called in that thread, or where a fork
+            left the thread behind, it does not wait.
+        """
+        worker, over = self._worker(), threading.Event()
+        worker.jobs.put((job, over))
+
+        def wait() -> None:
+            if worker.thread.is_alive() and worker.thread is not threading.current_thread():
+                over.wait()
+
+        return wait
+
+    def shut_down(self) -> None:
+        """End the threads that have nothing to do."""
+        _shut_down(self._idle)
+
+    def _worker(self) -> _Worker:
+        """Find a thread that lives (a fork leaves none of them to the child), or start one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.thread.is_alive():
+                return worker
+        return _Worker(f"table-loader-{next(self._numbers)}", self._idle)
+
+
+class _Worker:
+    """A thread, and the queue of its jobs."""
+
+    __slots__ = ("jobs", "thread")
+
+    def __init__(self, name: str, idle: list[_Worker]) -> None:
+        self.jobs: SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, args=(idle,), name=name, daemon=True)
+        self.thread.start()
+
+    def _run(self, idle: list[_Worker]) -> None:
+        while (given := self.jobs.get()) is not None:
+            job, over = given
+            try:
+                job()
+                idle.append(self)
+            finally:  # an error ends the thread, and is reported as that of any thread; nobody waits for it in vain
+                del given, job  # what it holds must not live until the next one comes
+                over.set()
+
+
+def _shut_down(idle: list[_Worker]) -> None:
+    ended = []
+    while idle:
+        ended.append(idle.pop())
+        ended[-1].jobs.put(None)
+    for worker in ended:
+        if worker.thread is not threading.current_thread():  # the collector runs where it likes
+            worker.thread.join()
+
+
+class _Lane:
+    """A lane's blocks on their way from a thread to the consumer."""
+
+    __slots__ = ("batches", "busy", "done", "error", "read", "ready", "waiting")
+
+    def __init__(self, batches: LaneBatches) -> None:
+        self.batches = batches
+        self.ready: deque[list[Any]] = deque()
+        self.waiting = 0
+        self.busy = False
+        self.read = False
+        """Nothing is left to read; its part of the tails may be missing still."""
+        self.done = False
+        self.error: BaseException | None = None
+
+
+class ThreadExecutor(LaneExecutor):
+    """Threads that always work on the lane whose batches are needed first.
+
+    A lane pauses while finished batches of it wait: `prefetch` of them, or, where the caller left that open, those of
+    `BLOCKS_AHEAD` decoded runs of rows (with a `collate_fn`, so many batches).
+    """
+
+    def __init__(self, work: LaneWork, start: int, pool: ThreadPool, threads: int, prefetch: int | None) -> None:
+        """Start the threads.
+
+        Args:
+            work: the rank's.
+            start: steps taken before.
+            pool: has the threads; it keeps none of an epoch that was left early.
+            threads: how many serve the lanes.
+            prefetch: finished batches of a lane that may wait; None for `BLOCKS_AHEAD` blocks of them.
+        """
+        self._work = work
+        self._joins = work.joins_tails(start)
+        """Whether the tails of the lanes are still to be joined."""
+        self._lanes = [_Lane(batches) for batches in begin_lanes(work, start)]
+        self._prefetch = BLOCKS_AHEAD if prefetch is None and work.collate_fn is not None else prefetch
+        self._lock = threading.Lock()
+        self._work_wanted = threading.Condition(self._lock)
+        self._block_ready = threading.Condition(self._lock)
+        self._stopped = False
+        self._running = threads
+        self._pool = pool
+        self._waits = [pool.begin(self._run) for _ in range(threads)]
+
+    @property
+    def clocks(self) -> list[LaneClock]:
+        """What each lane has done so far."""
+        return [lane.batches.clock for lane in self._lanes]
+
+    def take(self, lane: int) -> list[Any] | None:
+        """Wait for a lane's next block."""
+        wanted = self._lanes[lane]
+        with self._lock:
+            while not wanted.ready:
+                if (error := self._error_of(wanted)) is not None:
+                    raise error
+                if wanted.done or self._stopped:
+                    return None
+                self._block_ready.wait()
+            block = wanted.ready.popleft()
+            wanted.waiting -= len(block)
+            self._work_wanted.notify()
+            return block
+
+    def rest(self, lane: int) -> Rows | None:
+        """Return the rows that a lane which is done left over."""
+        return self._lanes[lane].batches.rest
+
+    def close(self, *, is_over: bool = False) -> None:
+        """Close every file, and end every thread that nobody else works with, unless the next epoch may want it."""
+        with self._lock:
+            self._stopped = True
+            self._work_wanted.notify_all()
+            self._block_ready.notify_all()
+        for wait in self._waits:
+            wait()
+        for lane in self._lanes:
+            lane.ready.clear()
+        if not is_over:
+            self._pool.shut_down()
+
+    def _error_of(self, lane: _Lane) -> BaseException | None:
+        """Return a lane's own error; where it waits for its part of the tails, that of any lane."""
+        if lane.error is not None or lane.done or not lane.read:
+            return lane.error
+        return next((other.error for other in self._lanes if other.error is not None), None)
+
+    def _run(self) -> None:
+        """Work until nothing is left to do; the last to end closes the files, even where it was the one to close us."""
+        while (job := self._next_job()) is not None:
+            job()
+        with self._lock:
+            self._running -= 1
+            is_last = self._running == 0
+        if is_last:
+            for lane in self._lanes:
+                lane.batches.close()
+
+    def _next_job(self) -> Callable[[], None] | None:
+        """Wait for something to do; None when there will be nothing."""
+        with self._lock:
+            while not self._stopped:
+                to_read = [lane for lane in self._lanes if not (lane.read or lane.error)]
+                if not to_read:
+                    return self._last_job()
+                wanting = [lane for lane in to_read if not lane.busy and self._has_room(lane)]
+                if wanting:
+                    lane = min(wanting, key=lambda lane: lane.waiting)
+                    lane.busy = True
+                    room = None if self._prefetch is None else self._prefetch - lane.waiting
+                    return partial(self._read_on, lane, room)
+                self._work_wanted.wait()
+            return None
+
+    def _has_room(self, lane: _Lane) -> bool:
+        if self._prefetch is None:
+            return len(lane.ready) < BLOCKS_AHEAD
+        return lane.waiting < self._prefetch
+
+    def _last_job(self) -> Callable[[], None] | None:
+        """When all lanes are read, one thread joins their tails."""
+        if not self._joins or any(lane.error for lane in self._lanes):
+            return None
+        self._joins = False
+        return self._join_tails
+
+    def _read_on(self, lane: _Lane, room: int | None) -> None:
+        block, error = None, None
+        try:
+            block = lane.batches.next_block(room)
+        except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
+            error = caught
+        with self._lock:
+            lane.busy = False
+            lane.error = error
+            if block is not None:
+                if room is None:
+                    lane.ready.append(block)
+                else:  # one by one, since what the consumer holds beside its batch waits too
+                    lane.ready.extend([batch] for batch in block)
+                lane.waiting += len(block)
+            elif error is None:
+                lane.read = True
+                lane.done = not self._joins
+            self._block_ready.notify()
+            if lane.read or lane.error:
+                self._work_wanted.notify_all()
+
+    def _join_tails(self) -> None:
+        error = None
+        try:
+            join_tails(self._work, [lane.batches for lane in self._lanes])
+        except BaseException as caught:  # noqa: BLE001 the consumer raises it, in its own thread
+            error = caught
+        with self._lock:
+            for lane in self._lanes:
+                lane.error = error
+                lane.read = False
+            self._block_ready.notify()

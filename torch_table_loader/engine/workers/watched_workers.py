@@ -1,0 +1,157 @@
+"""torch's iterator over worker processes, which says at once that a worker ended before its work did.
+
+torch itself says so by a RuntimeError that its handler of SIGCHLD raises wherever the main thread is, or after some
+seconds; a worker that is killed while it writes makes torch wait for the rest of its message for ever.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
+from pickle import PicklingError
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from torch_table_loader.engine.workers.shared_memory import shared_memory_named
+from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
+
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "where that was the kernel for want of memory, take fewer workers, a smaller batch_size, "
+    'shuffle_buffer_size or prefetch_batches, or worker_type="thread"',
+    signal.SIGBUS: "shared memory may be full: make /dev/shm larger (docker run --shm-size=...), take fewer workers or "
+    'a smaller prefetch_batches, or worker_type="thread"',
+}
+_STARTING = (
+    "its own message is on stderr; a script that starts workers by spawn or forkserver needs "
+    'if __name__ == "__main__": around what it does'
+)
+
+
+class WatchedWorkers(_MultiProcessingDataLoaderIter):
+    """The results of a DataLoader's workers, in torch's order."""
+
+    def __init__(self, loader: Any) -> None:
+        """Start the workers.
+
+        Args:
+            loader: a DataLoader with workers.
+
+        Raises:
+            WorkerError: they cannot be started.
+            OutOfMemoryError: there is too little shared memory.
+        """
+        try:
+            with shared_memory_named():
+                super().__init__(loader)
+        except OutOfMemoryError:
+            self._end_what_began()
+            raise
+        except (OSError, EOFError, RuntimeError, AssertionError) as error:
+            death = self.death()
+            self._end_what_began()
+            raise death or WorkerError(f"worker processes could not be started: {error!r}") from error
+        except (PicklingError, AttributeError, TypeError) as error:
+            self._end_what_began()
+            raise ConfigError(
+                f"what worker processes work on must pickle where they do not start by fork: {error}; "
+                'pass worker_type="thread", or functions of a module instead of lambdas'
+            ) from error
+        except BaseException:
+            self._end_what_began()
+            raise
+        torch._C._remove_worker_pids(id(self))  # torch's handler of SIGCHLD would raise where the main thread is
+        self._worker_pids_set = False
+        self._watch: _Watch | None = None
+        if os.name == "posix":
+            reader = self._data_queue._reader  # type: ignore[attr-defined]
+            self._watch = _Watch(reader.fileno(), self._workers, self._workers_status)
+            reader._recv = self._watch.read
+
+    def _try_get_data(self, timeout: float = 5.0) -> Any:
+        if self._watch is not None:
+            self._watch.wait()
+        return super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+
+    def death(self) -> WorkerError | None:
+        """Return how a worker ended before its work did, where one did; an error may come a moment before its end."""
+        workers = getattr(self, "_workers", [])
+        working = getattr(self, "_workers_status", [True for _ in workers])
+        ended = wait([worker.sentinel for worker, works in zip(workers, working, strict=False) if works], timeout=1)
+        for worker in workers:
+            if worker.sentinel in ended or worker.exitcode:
+                return death_of(worker)
+        return None
+
+    def _end_what_began(self) -> None:
+        """End the workers of a start that failed; torch would trip over what it has not made yet."""
+        self._shutdown = True
+        if getattr(self, "_worker_pids_set", False):
+            torch._C._remove_worker_pids(id(self))
+            self._worker_pids_set = False
+        for worker in getattr(self, "_workers", []):
+            worker.kill()
+            worker.join()
+
+
+class _Watch:
+    """Waits for what workers write, and notices where one ended before its work did."""
+
+    def __init__(self, pipe: int, workers: Sequence[Any], working: Sequence[bool]) -> None:
+        self._pipe = pipe
+        self._workers = {worker.sentinel: number for number, worker in enumerate(workers)}
+        self._processes = workers
+        self._working = working
+        self._poll = select.poll()
+        for handle in (pipe, *self._workers):
+            self._poll.register(handle, select.POLLIN)
+
+    def wait(self) -> None:
+        """Return where there is something to read; WorkerError where a worker ended, EOFError where all did."""
+        while True:
+            ready = [handle for handle, _ in self._poll.poll()]
+            if self._pipe in ready:
+                return
+            for handle in ready:
+                number = self._workers.pop(handle)
+                if self._working[number]:
+                    raise death_of(self._processes[number])
+                self._poll.unregister(handle)
+            if not self._workers:
+                raise EOFError("every worker has ended")
+
+    def read(self, size: int, read: Callable[[int, int], bytes] = os.read) -> io.BytesIO:
+        """Read so many bytes, as `multiprocessing.connection.Connection` does."""
+        data = io.BytesIO()
+        while (left := size - data.tell()) > 0:
+            self.wait()
+            chunk = read(self._pipe, left)
+            if not chunk:
+                raise EOFError("the workers' pipe was closed")
+            data.write(chunk)
+        return data
+
+
+def death_of(worker: Any) -> WorkerError:
+    """Return how a worker ended.
+
+    Args:
+        worker: a process whose sentinel says that it has ended; its exit code is known a moment later.
+    """
+    worker.join(1)
+    code = worker.exitcode or 0
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        how, hint = f"was killed by {name}", _HINTS.get(-code, "")
+    else:
+        how, hint = f"ended with code {code}", _STARTING if code == 1 else ""
+    message = f"worker process {worker.pid} {how} in the middle of the epoch"
+    return WorkerError(f"{message}; {hint}" if hint else message)

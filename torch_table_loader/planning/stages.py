@@ -1,0 +1,303 @@
+"""Where a job is, as a value: what it has done of an epoch.
+
+A stream counts the steps of each topology that it had. A job of items that are gathered by index counts samples.
+"""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+from torch_table_loader.errors import ConfigError, ResumeError
+from torch_table_loader.planning.exclusion import ExclusionVersions
+from torch_table_loader.planning.global_batches import GlobalBatches
+from torch_table_loader.planning.mixture import Mixture, StopRule
+from torch_table_loader.planning.ranks import Topology
+
+_topology_values = operator.attrgetter(*(entry.name for entry in fields(Topology)))
+
+_WIDTH = len(fields(Topology)) + 1
+"""Values of a stage in a state."""
+
+_ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of an epoch in which the topology did not change.
+
+    Args:
+        topology: the job's shape.
+        steps: that the job took under it.
+    """
+
+    topology: Topology
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a negative number."""
+        if self.steps < 0:
+            raise ConfigError(f"steps must be at least 0, got {self.steps}")
+
+
+@dataclass(frozen=True, slots=True)
+class Position(ABC):
+    """What a job has done of an epoch: the same on every rank, but for `ended`.
+
+    Args:
+        epoch: from 0.
+        stage: the newest stage.
+        ended: True on a rank that has taken all its batches while others may go on.
+    """
+
+    epoch: int
+    stage: Stage
+    ended: bool = field(default=False, kw_only=True)
+
+    @property
+    def exclusion_digests(self) -> Mapping[str, str]:
+        """Hashes of all that was excluded and included before the epoch, by source; empty of a stream."""
+        return {}
+
+    @property
+    def weights(self) -> tuple[int, Mapping[str, int]] | None:
+        """The samples from which on the weights of a mixture hold, and these by name; None without a mixture."""
+        return None
+
+    @abstractmethod
+    def on(self, topology: Topology) -> Self:
+        """Return the position under another topology."""
+
+    def after(self, steps: int, *, ended: bool = False) -> Self:
+        """Return the position at which the newest stage has taken so many steps."""
+        return replace(self, stage=Stage(self.stage.topology, steps), ended=ended)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition(Position):
+    """What a job has done of an epoch of splits.
+
+    Args:
+        epoch: from 0.
+        stage: the newest stage.
+        past: the stages before it, oldest first.
+        ended: see `Position`.
+        rank: only where rows are not counted: the one rank that can go on from here.
+    """
+
+    past: tuple[Stage, ...] = ()
+    rank: int | None = None
+
+    @classmethod
+    def at(cls, epoch: int, topology: Topology) -> StreamPosition:
+        """Return the start of an epoch."""
+        return cls(epoch, Stage(topology))
+
+    @property
+    def start_of_stage(self) -> StreamPosition:
+        """The position at which the newest stage began."""
+        return StreamPosition(self.epoch, Stage(self.stage.topology), self.past)
+
+    def on(self, topology: Topology) -> StreamPosition:
+        """Return the position under a topology: the same stage if nothing changes, else a new one."""
+        if topology == self.stage.topology:
+            return self
+        past = (*self.past, self.stage) if self.stage.steps else self.past
+        return replace(self, past=past, stage=Stage(topology))
+
+    def to_state(self) -> dict[str, Any]:
+        """Write as ints, strings and lists, under the same keys always.
+
+        A stage is the fields of its `Topology` in order, then its steps; the newest goes on with `ended` and `rank`
+        where they say something. All that may differ between ranks is in that one list, because
+        ``torch.distributed.checkpoint`` may keep one rank's value of one key and another rank's of the next.
+
+        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).to_state()
+        {'epoch': 2, 'history': [[4, 2, 1024, None, None, False, 17]]}
+        >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17), ended=True).to_state()["history"][-1]
+        [4, 2, 1024, None, None, False, 17, True]
+        """
+        history: list[list[Any]] = [
+            [*_topology_values(stage.topology), stage.steps] for stage in (*self.past, self.stage)
+        ]
+        if self.rank is not None:
+            history[-1] += [self.ended, self.rank]
+        elif self.ended:
+            history[-1] += [True]
+        return {"epoch": self.epoch, "history": history}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> StreamPosition:
+        """Read what `to_state` wrote.
+
+        Raises:
+            ResumeError: it is something else.
+        """
+        try:
+            *_, newest = entries = [list(entry) for entry in state["history"]]
+            given: list[Any] = [*newest[_WIDTH:], *(False, None)[len(newest) - _WIDTH :]]
+            ended, rank = given
+            del newest[_WIDTH:]
+            *past, stage = [Stage(Topology(*entry[:-1]), operator.index(entry[-1])) for entry in entries]
+            return cls(operator.index(state["epoch"]), stage, tuple(past), rank, ended=ended)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ResumeError(
+                f"the state must hold epoch and history as state_dict() writes them, got {error!r}; "
+                "pass the value of state_dict() unchanged"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePosition(Position):
+    """What a job has done of an epoch of items that are gathered by index, as a number of samples.
+
+    Args:
+        epoch: from 0.
+        stage: the newest stage.
+        total: items of the epoch's order; `ENDLESS` where it has no end.
+        start: samples that the job had taken when the stage began.
+        exclusions: what is taken out of each source, of this epoch and of the next. A table alone has the name "".
+        mixture: the order of several sources since the weights changed last; None for one table.
+        rows: rows of each source of the mixture in the epoch, in the order of its names.
+        ended: see `Position`.
+    """
+
+    total: int = 0
+    start: int = 0
+    exclusions: Mapping[str, ExclusionVersions] = field(default_factory=dict)
+    mixture: Mixture | None = None
+    rows: tuple[int, ...] = ()
+
+    @property
+    def exclusion_digests(self) -> Mapping[str, str]:
+        """Hashes of all that was excluded and included before the epoch, by source."""
+        return {name: versions.running.digest for name, versions in self.exclusions.items()}
+
+    @property
+    def weights(self) -> tuple[int, Mapping[str, int]] | None:
+        """The samples from which on the weights of a mixture hold, and these by name; None without a mixture."""
+        return None if self.mixture is None else (self.consumed, self.mixture.weights)
+
+    @property
+    def mixed(self) -> Mixture:
+        """The mixture, of a position in one."""
+        assert self.mixture is not None  # noqa: S101 asked only of mixtures
+        return self.mixture
+
+    @property
+    def rows_by_name(self) -> dict[str, int]:
+        """Rows of each source of the mixture in the epoch."""
+        return dict(zip(self.mixed.names, self.rows, strict=True))
+
+    @property
+    def consumed(self) -> int:
+        """Samples that the job has taken."""
+        return self.batches(0).consumed(self.stage.steps)
+
+    def batches(self, rank: int) -> GlobalBatches:
+        """Plan the stage for a rank; padding repeats from the epoch's start, or from where the weights changed last."""
+        first = 0 if self.mixture is None else self.mixture.shares.start
+        return GlobalBatches(self.total, self.start, self.stage.topology, rank, first)
+
+    def on(self, topology: Topology) -> SamplePosition:
+        """Return the position under a topology, in a stage of its own."""
+        return replace(self, start=self.consumed, stage=Stage(topology), ended=False)
+
+    def reweighted(self, weights: Mapping[str, float], rows: Mapping[str, int], stop: StopRule) -> SamplePosition:
+        """Return the position with other weights, in a stage of its own; an epoch that is finished stays finished.
+
+        Args:
+            weights: by name; sources may come and go.
+            rows: of each source in the epoch, by name.
+            stop: when the epoch ends.
+
+        Raises:
+            ConfigError: a weight is wrong, or a source with a weight has no row.
+        """
+        at = self.consumed
+        if at == self.total:
+            return self
+        mixture = self.mixed.reweighted(at, weights)
+        if mixture is self.mixture:
+            return self
+        counts = tuple(rows[name] for name in mixture.names)
+        total = mixture.length(counts, stop)
+        stage = Stage(self.stage.topology)
+        return replace(self, total=total, start=at, stage=stage, ended=False, mixture=mixture, rows=counts)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleCount:
+    """The part of a state of one table that says how far the job came, before its rows are counted again.
+
+    Args:
+        epoch: from 0.
+        consumed: samples that the job had taken.
+        exclusions: of that epoch, and of the next.
+        ended: see `Position`.
+    """
+
+    epoch: int
+    consumed: int
+    exclusions: ExclusionVersions = field(default_factory=ExclusionVersions)
+    ended: bool = False
+
+    def to_state(self) -> dict[str, Any]:
+        """Write as ints, strings and lists, always under the same keys: a checkpoint may be put together key by key.
+
+        >>> SampleCount(2, 48).to_state(), SampleCount(2, 48, ended=True).to_state()["consumed"]
+        ({'epoch': 2, 'consumed': 48, 'exclusions': []}, [48, 'ended'])
+        """
+        consumed = [self.consumed, _ENDED] if self.ended else self.consumed
+        excluded = self.exclusions.to_state() if self.exclusions != ExclusionVersions() else []
+        return {"epoch": self.epoch, "consumed": consumed, "exclusions": excluded}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> SampleCount:
+        """Read what `to_state` wrote.
+
+        Raises:
+            ResumeError: it is something else.
+        """
+        epoch, consumed, ended = state.get("epoch"), state.get("consumed"), False
+        if isinstance(consumed, list) and consumed[1:] == [_ENDED]:
+            consumed, ended = consumed[0], True
+        for name, value in (("epoch", epoch), ("consumed", consumed)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ResumeError(
+                    f"the state must hold epoch and consumed as state_dict() writes them, got {name}={value!r}; "
+                    "pass the value of state_dict() unchanged"
+                )
+        assert isinstance(epoch, int)  # noqa: S101 checked above
+        assert isinstance(consumed, int)  # noqa: S101
+        return cls(epoch, consumed, ExclusionVersions.from_state(state), ended)
+
+    def check(self, total: int) -> None:
+        """Refuse what does not fit an epoch of so many rows.
+
+        Raises:
+            ResumeError: the epoch has fewer rows, or others may still take a step that this rank does not know of.
+        """
+        if self.consumed > total:
+            raise ResumeError(
+                f"the state has taken {self.consumed} samples of an epoch that has {total}; load it with the table and "
+                "filter of the run that was saved"
+            )
+        refuse_ended(self.consumed, total, ended=self.ended)
+
+
+def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:
+    """Refuse to go on from the state of a rank that had ended while others went on.
+
+    Raises:
+        ResumeError: says what the others may still take.
+    """
+    if ended and consumed < total:
+        raise ResumeError(
+            f"the state was taken on a rank that had ended after {consumed} samples, while others take "
+            f"{total - consumed} more; load the state of a rank that was still running, or the start of the "
+            "next epoch"
+        )

@@ -1,0 +1,203 @@
+"""Where a dataset and its loader are: the one owner of the epoch, of a state that was loaded, and of what was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from torch_table_loader.calling import warn_caller
+from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.planning.steps import UNCOUNTED, num_steps
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.plan_check import PlanCheck
+    from torch_table_loader.metrics import Progress
+    from torch_table_loader.planning.stages import Position
+
+    Reopen = Callable[[Job, Mapping[str, Any]], Job]
+
+
+class JobPosition:
+    """The job of a rank, the epoch that comes next, and how far the newest iterator is.
+
+    A dataset and its loader share one. A copy in a worker process shares the epoch alone.
+    """
+
+    def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen | None = None) -> None:
+        """Begin before epoch 0.
+
+        Args:
+            job: ready to be planned.
+            plan_check: compares with the other ranks what is excluded and mixed; None compares nothing.
+            reopen: returns the job over the tables that a state was saved with; None keeps those that are open.
+        """
+        self.job = job
+        self.newest: Progress | None = None
+        """Of the newest iterator of the loader, unless a state was loaded since."""
+        self.is_for_any_iterator = False
+        """Whether the state was loaded into the dataset, and serves whoever iterates it."""
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._loaded: Position | None = None
+        self._begun: int | None = None
+        """The epoch that was begun last, unless an epoch was set or a state loaded since."""
+        self._plan_check = plan_check
+        self._reopen = reopen
+        self._warned_of_repetition = False
+        self._warned_of_uneven_steps = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
+        if not job.can_be_mixed:  # a mixture takes steps of its own: such a job warns when it is iterated itself
+            self.warn_of_uneven_steps()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to the process that trains: its iterator, and what opens tables again."""
+        return {**vars(self), "newest": None, "_reopen": None}
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iterator reads."""
+        return int(self._epoch.item())
+
+    @property
+    def next(self) -> Position:
+        """Where the next iterator begins: at a state that was loaded, else at the start of the epoch."""
+        position: Position = self.job.current(self._loaded or self.job.start(self.epoch))
+        return position
+
+    @property
+    def now(self) -> Position:
+        """Where the newest iterator is, unless the next one is to begin elsewhere."""
+        ahead = self.next
+        if self.newest is None or ahead.epoch != self.newest.position.epoch:
+            return ahead
+        return self.newest.now()
+
+    @property
+    def running(self) -> Position | None:
+        """Where the epoch that runs is, or will go on; None if none does."""
+        if self.newest is not None and self.newest.position.epoch == self.epoch:
+            return self.newest.now()
+        return self._loaded
+
+    @property
+    def num_steps(self) -> int:
+        """Batches of this rank in the epoch that comes next.
+
+        Raises:
+            TypeError: the caller gave the counting pass up, or the epoch has no end.
+        """
+        if not self.job.counted:
+            raise TypeError(UNCOUNTED)
+        return num_steps(self.job.planned(self.next).plan)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iterator, here and in worker processes that exist.
+
+        The epoch of a state that was loaded keeps its position; any other begins at its start.
+
+        Raises:
+            ConfigError: it is not an int of at least 0.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int):
+            raise ConfigTypeError(f"epoch must be an int, got {type(epoch).__name__} {epoch!r}")
+        if epoch < 0:
+            raise ConfigError(f"epoch must be at least 0, got {epoch}")
+        self._epoch.fill_(epoch)
+        self._begun = None
+        if self._loaded is not None and self._loaded.epoch != epoch:
+            self._loaded = None
+
+    def begin(self) -> Position:
+        """Return where an iterator begins, and note that it does; a state that was loaded serves once."""
+        position, self._loaded, self.is_for_any_iterator = self.next, None, False
+        self._begin(position)
+        if self._plan_check is not None and position.exclusion_digests:
+            self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
+        return position
+
+    def begin_alone(self) -> tuple[Job, Position]:
+        """Return what this process reads for a DataLoader of the caller's, whose workers are the lanes."""
+        info = get_worker_info()
+        job, position = self.job, self._loaded if self.is_for_any_iterator else None
+        if position is None:
+            job = job.with_lanes(1 if info is None else info.num_workers)
+            position = job.start(self.epoch)
+        self._loaded, self.is_for_any_iterator = None, False
+        self._begin(position)
+        return job, position
+
+    def restart(self) -> None:
+        """Forget a state that was loaded, so that the next iterator begins at the start of the epoch."""
+        self._loaded = self._begun = None
+
+    def note_first_batch(self, epoch: int) -> None:
+        """Note that an iterator gives its first batch of an epoch; warn once where that repeats a shuffled one."""
+        if self._begun == epoch and self.job.options.shuffle and not self._warned_of_repetition:
+            self._warned_of_repetition = True
+            again = f"epoch {epoch} is iterated again, in the same order"
+            warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch to shuffle anew")
+        self._begun = epoch
+
+    def state(self) -> dict[str, Any]:
+        """Return what the job has done as plain data; see `TableLoader.state_dict`."""
+        return self.job.state(self.now)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Let the next iterator go on from a state, on any number of ranks and lanes.
+
+        Raises:
+            ResumeError: it is of another table or other options; names what differs.
+        """
+        job, position = self.reopened(state).resume(state)
+        self.restore(job, position)
+        self.newest = None
+
+    def load_for_workers(self, state: Mapping[str, Any], lanes: int) -> None:
+        """Go on from a state in a DataLoader of the caller's, whose workers are the lanes.
+
+        Raises:
+            ResumeError: it does not fit, or is of another number of workers.
+        """
+        job, position = self.job.with_lanes(lanes).resume(state)
+        if job.topology.lanes != lanes:
+            raise ResumeError(
+                f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
+                "into a loader made by create_dataloader(...), which goes on with any number"
+            )
+        self.restore(job, position)
+
+    def reopened(self, state: Mapping[str, Any]) -> Job:
+        """Return the job over the tables that a state was saved with, such as an older snapshot."""
+        if self._reopen is None or not isinstance(state, Mapping):
+            return self.job
+        return self._reopen(self.job, state)
+
+    def restore(self, job: Job, position: Position) -> None:
+        """Let the next iterator begin at a position; warn where it undoes what the caller asked before."""
+        self.job.warn_of_undone(job)
+        self.job = job
+        self._epoch.fill_(position.epoch)
+        self._loaded, self._begun = position, None
+
+    def check_weights(self, position: Position, *, begins: bool) -> None:
+        """Compare a mixture's weights with the other ranks.
+
+        Args:
+            position: from which on they hold.
+            begins: whether an iterator gives its first batch; else the weights were changed.
+        """
+        if self._plan_check is not None and (weighed := position.weights) is not None:
+            self._plan_check.check_weights(position.epoch, *weighed, begins=begins)
+
+    def warn_of_uneven_steps(self) -> None:
+        """Warn, once for all processes of the rank, that ranks take unequally many steps."""
+        worker = get_worker_info()
+        if not self._warned_of_uneven_steps and (worker is None or worker.id == 0):
+            self._warned_of_uneven_steps.fill_(True)
+            self.job.warn_of_uneven_steps()
+
+    def _begin(self, position: Position) -> None:
+        self.warn_of_uneven_steps()
+        self.job.begin(position)

@@ -168,7 +168,7 @@ class Job:
         Raises:
             ResumeError: the state does not fit; names what differs.
         """
-        cursor = read_state(self.identity, self.table, state)
+        cursor = read_state(self.identity, self.table, state, self.options.filters)
         job = self if self.options.num_workers is not None else self.with_lanes(cursor.stage.topology.lanes)
         job._check(cursor)
         return job, cursor if job._stays(cursor) else cursor.on(job.topology)

@@ -151,7 +151,7 @@ class RowJob:
         Raises:
             ResumeError: the state does not fit; names what differs.
         """
-        check_state(self.identity, self.table, state)
+        check_state(self.identity, self.table, state, self.options.filters)
         position = RowPosition.from_state(state)
         job = replace(self, book=ExclusionBook(position.exclusions, position.epoch))
         total = job._some(position.exclusions.running).num_rows

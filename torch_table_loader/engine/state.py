@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.cursor import STATE_VERSION, Cursor
+from torch_table_loader.read.filter_key import filter_key, printed_filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -25,11 +26,6 @@ _REMEDIES = {
     "table": "pin the files of the first run with files= (dataset.save_files(path) keeps them), or start a new epoch",
     "options": "give the loader the options of the run that was saved, or start without its state",
 }
-
-
-def filter_key(filters: Any, schema: pa.Schema) -> str:
-    """Name a filter over a schema: 64 hexadecimal digits, in which no literal can be read."""
-    return hashlib.sha256(f"{filters}\n{schema.to_string(show_schema_metadata=False)}".encode()).hexdigest()
 
 
 def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> dict[str, Any]:
@@ -74,28 +70,32 @@ def write_state(said: Mapping[str, Any], cursor: Cursor | RowCursor) -> dict[str
     return about | cursor.to_state()
 
 
-def read_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> Cursor:
+def read_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any], filters: Any = None) -> Cursor:
     """Read where a job stood, and refuse a state of another table or other options.
 
     Args:
         said: the `identity` of the job that is to go on.
         table: its table.
         state: what `write_state` wrote, on any rank.
+        filters: the job's row filter.
 
     Raises:
         ResumeError: names what differs.
     """
-    check_state(said, table, state)
+    check_state(said, table, state, filters)
     return Cursor.from_state(state)
 
 
-def check_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> None:
+def check_state(said: Mapping[str, Any], table: Table, state: Mapping[str, Any], filters: Any = None) -> None:
     """Refuse a state of another table or other options; see `read_state`."""
     check_version(state)
     if "mixture" in state:
         raise ResumeError("the state speaks of a mixture, and this is one table; load it with a MixedDataset's loader")
     _compare_tables(table, said["table"], state.get("table", {}))
-    _compare_options(said["options"], state.get("options", {}))
+    theirs = state.get("options", {})
+    if filters is not None and theirs.get("filters") == printed_filter_key(filters, table.schema):
+        theirs = {**theirs, "filters": said["options"]["filters"]}
+    _compare_options(said["options"], theirs)
 
 
 def check_version(state: Mapping[str, Any]) -> None:

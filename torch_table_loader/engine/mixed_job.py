@@ -25,9 +25,8 @@ from torch_table_loader.planning.cursor import Stage
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.mixed_cursor import MixedCursor
-from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule
+from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule, smallest
 from torch_table_loader.planning.rows_of import SourceRow
-from torch_table_loader.planning.weights import smallest
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.ranks import RankInfo

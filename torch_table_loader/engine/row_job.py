@@ -24,7 +24,6 @@ from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions
-from torch_table_loader.planning.chunks import whole_files
 from torch_table_loader.planning.cursor import Stage
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
@@ -33,6 +32,7 @@ from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.row_cursor import RowCursor, RowPosition
 from torch_table_loader.planning.rows_of import RowSpan
+from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.read.tasks import ROW_ID
 
 if TYPE_CHECKING:

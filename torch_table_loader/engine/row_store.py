@@ -23,7 +23,7 @@ from torch_table_loader.engine.sizes import is_variable, width_of
 from torch_table_loader.engine.store_url import local_path, store_url
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.local_files import check_owned
-from torch_table_loader.planning.chunks import Chunks
+from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.store.advice import LEAST_ROWS

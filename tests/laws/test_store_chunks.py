@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_table_loader.planning.chunks import Chunks, whole_files
 from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.splits import Chunks, whole_files
 from torch_table_loader.records import DataFile, FileVersion
 
 groups = st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=6)

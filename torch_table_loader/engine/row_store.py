@@ -20,11 +20,11 @@ from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.engine.memory import available_memory
 from torch_table_loader.engine.sizes import is_variable, width_of
-from torch_table_loader.engine.state import filter_key
 from torch_table_loader.engine.store_url import local_path, store_url
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.local_files import check_owned
-from torch_table_loader.planning.chunks import Chunks
+from torch_table_loader.planning.splits import Chunks
+from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.store.advice import LEAST_ROWS
 from torch_table_loader.store.build import Report, build_files, build_memory, check_memory

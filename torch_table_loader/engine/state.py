@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
 from torch_table_loader.planning.mixture import Shares
+from torch_table_loader.read.filter_key import filter_key, printed_filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ _REMEDIES = {
     "table": "pin the files of the first run with files= (dataset.save_files(path) keeps them), or start a new epoch",
     "options": "give the loader the options of the run that was saved, or start without its state",
 }
-
-
-def filter_key(filters: Any, schema: pa.Schema) -> str:
-    """Name a filter over a schema: 64 hexadecimal digits, in which no literal can be read."""
-    return hashlib.sha256(f"{filters}\n{schema.to_string(show_schema_metadata=False)}".encode()).hexdigest()
 
 
 def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> dict[str, Any]:
@@ -108,13 +104,14 @@ def current_version(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return state
 
 
-def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]) -> None:
+def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any], filters: Any) -> None:
     """Refuse a state of another table or other options.
 
     Args:
         bound: the `identity` of the job that is to go on.
         table: its table.
         state: of the current version, written on any rank.
+        filters: the job's row filter, or None.
 
     Raises:
         ResumeError: names what differs.
@@ -122,7 +119,10 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
     if "mixture" in state:
         raise ResumeError("the state speaks of a mixture, and this is one table; load it with a MixedDataset's loader")
     _compare_tables(table, bound["table"], state.get("table", {}))
-    _compare_options(bound["options"], state.get("options", {}))
+    theirs = state.get("options", {})
+    if filters is not None and theirs.get("filters") == printed_filter_key(filters, table.schema):
+        theirs = {**theirs, "filters": bound["options"]["filters"]}
+    _compare_options(bound["options"], theirs)
 
 
 def _columns(schema: pa.Schema) -> list[str] | str:

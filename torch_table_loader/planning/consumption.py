@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 PlacedPlan = tuple["RankPlan", "SegmentTable", "NDArray[np.int64]", int | None]
 """A rank's plan, the segments and the bases of its splits, and its window size."""
 
-Intervals = tuple["NDArray[np.int64]", "NDArray[np.int64]"]
-"""int64[K] starts and int64[K] stops, exclusive."""
-
 
 @dataclass(frozen=True, slots=True)
 class OpenWindow:

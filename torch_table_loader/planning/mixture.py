@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
+from math import gcd, lcm
+from numbers import Rational, Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -20,7 +23,6 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key, hashes_of, u64
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.weights import smallest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,6 +39,8 @@ _SLOTS_AT_ONCE = 1 << 18
 """Places that are shuffled together, so that memory stays small where places are far from each other."""
 _LONG_BLOCK = 1 << 14
 """Rows from which on a block is kept for the next batches that need it."""
+_LEAST_SHARE = 1 << 20
+"""A source with a weight has at least one row in so many."""
 
 
 class Place(NamedTuple):
@@ -303,3 +307,43 @@ def _first(over: Any) -> int:
         middle = (low + high) // 2
         low, high = (low, middle) if over(middle) else (middle + 1, high)
     return low
+
+
+def smallest(weights: Mapping[str, float]) -> dict[str, int]:
+    """Write weights as the smallest integers, by name, sorted; a float counts as the decimal that it prints.
+
+    Raises:
+        ConfigError: no source, or a weight that is negative, not finite or too small beside the others.
+
+    >>> smallest({"b": 0.3, "a": 0.7})
+    {'a': 7, 'b': 3}
+    """
+    names = sorted(weights)
+    shares = [_exact(weights[name]) for name in names]
+    if shares and not any(share is None or share for share in shares):
+        raise ConfigError(
+            f"weights are all 0, so that no source gives a row, got {dict(weights)!r}; "
+            "give at least one a weight above 0"
+        )
+    if None in shares or not any(shares) or min(shares, default=0) < 0:  # type: ignore[operator, type-var]
+        raise ConfigError(
+            f"weights must be numbers by source name, at least 0, and one of them above it, got {dict(weights)!r}"
+        )
+    exact = [share for share in shares if share is not None]
+    if sum(exact) / min(share for share in exact if share) > _LEAST_SHARE:
+        raise ConfigError(
+            f"the smallest weight must be at least 1/{_LEAST_SHARE} of their sum, got {dict(weights)!r}; "
+            "leave that source out"
+        )
+    common = lcm(*(share.denominator for share in exact))
+    whole = [int(share * common) for share in exact]
+    return dict(zip(names, (number // gcd(*whole) for number in whole), strict=True))
+
+
+def _exact(weight: object) -> Fraction | None:
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        return None
+    try:
+        return Fraction(weight) if isinstance(weight, Rational) else Fraction(str(weight))
+    except ValueError:
+        return None

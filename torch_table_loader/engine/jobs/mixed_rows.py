@@ -23,10 +23,9 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
-from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule
+from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule, smallest
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.stages import SamplePosition, Stage, refuse_ended
-from torch_table_loader.planning.weights import smallest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,12 +15,12 @@ from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.progress import progress_bar
-from torch_table_loader.engine.state import filter_key
 from torch_table_loader.engine.work.stream_work import PADDING_COLUMN
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import rank_batch_size
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
+from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.spelling import did_you_mean
 
 if TYPE_CHECKING:

@@ -160,7 +160,7 @@ class StreamJob(Job):
             This job, with the state's number of lanes where the caller named none, and where it goes on.
         """
         state = current_version(state)
-        check_state(self.identity, self.table, state)
+        check_state(self.identity, self.table, state, self.options.filters)
         position = StreamPosition.from_state(state)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
         job._check(position)

@@ -20,11 +20,11 @@ from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions
-from torch_table_loader.planning.chunks import whole_files
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan
+from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
 from torch_table_loader.read.tasks import ROW_ID
 
@@ -145,7 +145,7 @@ class TableRows(Items):
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[TableRows, SamplePosition]:
         """Return the rows with the state's exclusions, and the position."""
-        check_state(self.identity, self.table, state)
+        check_state(self.identity, self.table, state, self.options.filters)
         count = SampleCount.from_state(state)
         rows = replace(self, exclusions=ExclusionState(count.exclusions, count.epoch))
         total = rows._some(count.exclusions.running).num_rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import numpy as np
 import torch
 
-from torch_table_loader.batching.memory import aligned, new_array
+from torch_table_loader.arrow.buffers import aligned, new_array
 
 if TYPE_CHECKING:
     import pyarrow as pa

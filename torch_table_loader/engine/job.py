@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.fitting import codec_of, columns_of, planner_of, strategy_of, with_padding
 from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, usable_cpus
-from torch_table_loader.engine.sizes import blocks_of_a_process, is_variable, rows_of_a_read, width_of
+from torch_table_loader.engine.sizes import blocks_of_a_process, rows_of_a_read
 from torch_table_loader.engine.state import identity, read_state, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work import EpochWork

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.arrow.reserved import PADDING_COLUMN
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.work import PADDING_COLUMN
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:

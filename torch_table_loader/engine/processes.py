@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.batching.rebatching import ExactBatches
 from torch_table_loader.engine.carrying import carry_batch, carry_error
 from torch_table_loader.engine.crossing import Inbox, Outbox, Parcel, new_slots
 from torch_table_loader.engine.watch import WatchedWorkers

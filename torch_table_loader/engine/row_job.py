@@ -12,6 +12,8 @@ import pyarrow as pa
 import torch
 from torch.utils.data import get_worker_info
 
+from torch_table_loader.arrow.datatypes import width_of
+from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.exclusion_book import ExclusionBook
 from torch_table_loader.engine.fitting import codec_of, columns_of, counter_of, topology_of, with_padding
@@ -19,7 +21,7 @@ from torch_table_loader.engine.machine import ranks_on_this_node, servers_for, u
 from torch_table_loader.engine.row_share import PlannedRows, planned_rows, schema_of, work_of
 from torch_table_loader.engine.row_store import StoreKeeper
 from torch_table_loader.engine.row_work import RowFeed, RowOrder, RowWork
-from torch_table_loader.engine.sizes import batches_of_a_gather, rows_of_a_read, width_of
+from torch_table_loader.engine.sizes import batches_of_a_gather, rows_of_a_read
 from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.errors import ConfigError
@@ -33,7 +35,6 @@ from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.row_cursor import RowCursor, RowPosition
 from torch_table_loader.planning.rows_of import RowSpan
-from torch_table_loader.read.tasks import ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from torch_table_loader.read.field_ids import LAST_UPDATED_FIELD, ROW_ID_FIELD, places_of
+from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
+from torch_table_loader.read.field_ids import places_of
 from torch_table_loader.read.parquet_statistics import refuse_unsafe
 
 if TYPE_CHECKING:

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.arrow.datatypes import decoded_type, is_string
+from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
 from torch_table_loader.contracts import renewing
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.distinct import distinct
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 512 * 1024 * 1024
 """Decoded deletes that a process holds at most; what was used longest ago goes first, and is read again."""
 
-_PATH_ID, _POSITION_ID = 2147483546, 2147483545
 _ROWS_AT_A_TIME = 1 << 17
 
 
@@ -155,11 +156,11 @@ class Deletes:
     def _position_names(file: DataFile) -> Callable[[pa.Schema], list[str]]:
         def choose(schema: pa.Schema) -> list[str]:
             by_id = own_ids(schema)
-            names = [by_id.get(_PATH_ID, "file_path"), by_id.get(_POSITION_ID, "pos")]
+            names = [by_id.get(PATH_FIELD, "file_path"), by_id.get(POSITION_FIELD, "pos")]
             if missing := [name for name in names if name not in schema.names]:
                 raise TableError(f"the position delete file {file.name} must have a column {missing[0]!r}; it has none")
             kinds = [schema.field(name).type for name in names]
-            if not (_is_text(kinds[0]) and pa.types.is_integer(kinds[1])):
+            if not (is_string(decoded_type(kinds[0])) and pa.types.is_integer(kinds[1])):
                 raise TableError(
                     f"the position delete file {file.name} must have paths in {names[0]!r} and whole numbers in "
                     f"{names[1]!r}, got {kinds[0]} and {kinds[1]}; write the table's deletes again"
@@ -260,8 +261,3 @@ def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
             if (rest := _path_to(child, field_id)) is not None:
                 return (column, *rest)
     return None
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.arrow.arrays import offsets_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -182,10 +184,7 @@ def _words_of_bytes(column: pa.Array) -> Sequence[Words]:
 
 def _bytes_of(column: pa.LargeBinaryArray) -> tuple[NDArray[np.int64], NDArray[np.int64], Words]:
     """Where strings begin, how long they are, and their bytes, of which eight are one word wherever it begins."""
-    _, bounds, values = column.buffers()
-    if not len(column):
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint64)
-    offsets = np.frombuffer(bounds, dtype=np.int64)[column.offset : column.offset + len(column) + 1]
+    offsets, values = offsets_of(column), column.buffers()[2]
     text = np.zeros(int(offsets[-1] - offsets[0]) + 8, dtype=np.uint8)
     if len(text) > 8:
         text[:-8] = np.frombuffer(values, dtype=np.uint8)[offsets[0] : offsets[-1]]

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import OpenFile, Storage
     from torch_table_loader.read.footers import Footers
     from torch_table_loader.records import DataFile, ReadTask, Segment
-
-ROW_ID = "row_id"
-"""The column that says which physical row of the snapshot a row is."""
 
 DEFAULT_MAX_ROWS = 65_536
 

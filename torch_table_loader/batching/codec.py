@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.arrays import encoded
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
@@ -139,11 +140,18 @@ class TensorCodec:
         """View a record batch as rows."""
         if batch.schema is not self._schema and not batch.schema.equals(self._schema):
             _check_columns(batch.schema, self._schema)
+        return self._decode(batch.columns, batch.num_rows)
+
+    def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
+        """View columns in their plain types as rows."""
+        return self._decode(columns, len(columns[0]) if columns else 0)
+
+    def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
         data: list[Any] = []
         seen: set[int] = set()
-        for column, array in zip(self._columns, batch.columns, strict=True):
+        for column, array in zip(self._columns, columns, strict=True):
             column.into(array, data, seen)
-        return TensorRows(self, batch.num_rows, data)
+        return TensorRows(self, num_rows, data)
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""
@@ -273,6 +281,11 @@ class ArrowCodec:
             _check_columns(batch.schema, self._schema)
             batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) if batch.columns else batch
         return ArrowRows(batch, python=self._python)
+
+    def decode_plain(self, columns: Sequence[pa.Array]) -> ArrowRows:
+        """Return columns in their plain types as the schema has them."""
+        arrays = [encoded(array, entry.type) for array, entry in zip(columns, self._schema, strict=True)]
+        return ArrowRows(pa.RecordBatch.from_arrays(arrays, schema=self._schema), python=self._python)
 
     def concat(self, parts: Sequence[ArrowRows]) -> ArrowRows:
         """Copy runs into one."""

@@ -79,6 +79,14 @@ class RowsCodec(Protocol[R]):
         """
         ...
 
+    def decode_plain(self, columns: Sequence[pa.Array]) -> R:
+        """View columns in their plain types (`arrow.datatypes.plain_type`), as a row store gathers them, as rows.
+
+        Raises:
+            TableError: a null in a column that may have none.
+        """
+        ...
+
     def concat(self, parts: Sequence[R]) -> R:
         """Copy one or more runs into one, in this order."""
         ...

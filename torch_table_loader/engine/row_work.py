@@ -166,8 +166,7 @@ class RowWork:
         for columns, padding in self.feed.columns(self._blocks(lane, start)):
             if self.marks_padding:
                 columns.append(pa.array(padding))
-            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-            yield cast("Rows", self.codec.decode(batch))
+            yield cast("Rows", self.codec.decode_plain(columns))
 
     def _blocks(self, lane: int, start: int) -> Iterator[tuple[Ints, NDArray[np.bool_]]]:
         """Return the places that are gathered together, and which of them are padding."""

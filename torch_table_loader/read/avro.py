@@ -14,7 +14,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.reserved import FIELD_ID_KEY
 from torch_table_loader.errors import MissingExtraError
 from torch_table_loader.read.failures import first_line, reading
-from torch_table_loader.read.sequential import SequentialFile, WithoutStatistics, one_group
+from torch_table_loader.read.readers import SequentialFile, WithoutStatistics, one_group
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

@@ -22,8 +22,8 @@ from torch_table_loader.read.failures import reading
 from torch_table_loader.read.field_ids import own_ids
 from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_for
-from torch_table_loader.read.held import Held
-from torch_table_loader.read.keys import KeySet
+from torch_table_loader.read.key_set import KeySet
+from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.vectors import read_vector
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Deletes:
         """
         self.verify_checksums = verify_checksums
         self._storage = storage
-        self._cache = Held(cache_bytes)
+        self._cache = LRUCache(cache_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what was given alone."""
@@ -116,12 +116,12 @@ class Deletes:
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
         if delete.kind == "vector":
             name = ("vector", delete.file.path, delete.blob)
-            vector = self._held(name, delete, lambda: self._sized_vector(delete))
+            vector = self._cached(name, delete, lambda: self._sized_vector(delete))
             return cast("NDArray[np.int64]", vector)
-        by_path = self._held(("position", delete.file.path), delete, lambda: self._read_positions(delete))
+        by_path = self._cached(("position", delete.file.path), delete, lambda: self._read_positions(delete))
         return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
 
-    def _held(self, key: tuple[Any, ...], delete: DeleteFile, read: Callable[[], tuple[Any, int]]) -> Any:
+    def _cached(self, key: tuple[Any, ...], delete: DeleteFile, read: Callable[[], tuple[Any, int]]) -> Any:
         """Return what was read of a delete file, or read it."""
         with reading(self._storage, delete.file):  # decoders raise errors of many kinds for damaged bytes
             return self._cache.get(key, lambda: renewing(self._storage, read))
@@ -190,7 +190,7 @@ class Deletes:
         return _MadeSet(tuple(delete.file.path for delete in deletes), keys), keys.num_bytes
 
     def _keys_of(self, delete: DeleteFile, ids: tuple[int, ...]) -> pa.Table:
-        return cast("pa.Table", self._held(("keys", delete.file.path), delete, lambda: self._read_keys(delete, ids)))
+        return cast("pa.Table", self._cached(("keys", delete.file.path), delete, lambda: self._read_keys(delete, ids)))
 
     def _read_keys(self, delete: DeleteFile, ids: tuple[int, ...]) -> tuple[Any, int]:
         file = delete.file

@@ -16,10 +16,9 @@ from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure, reading
 from torch_table_loader.read.file_plan import FilePlan, plan_file
+from torch_table_loader.read.file_walk import FileWalk, Piece, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import COLUMNAR
-from torch_table_loader.read.runs import Piece, fit_segments, group_at, plan_runs, trim_segments
-from torch_table_loader.read.walking import FileWalk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_table_loader.store.advice import Advice
+from torch_table_loader.store.read_ahead import ReadAhead
 from torch_table_loader.store.spec import RECORDS
 
 WINDOW_BYTES = 256 << 20
@@ -39,13 +39,13 @@ def windows(loader: Any, rounds: int) -> dict[str, Any]:
     path = store.place / RECORDS
     width = stored.layout.width
     order = job.work(job.start(0)).items.order.take(np.arange(min(WINDOW_BYTES // 4096, stored.num_rows)))
-    advice = Advice([(path, width)], WINDOW_BYTES)
+    read_ahead = ReadAhead([(path, width)], WINDOW_BYTES)
     found: dict[str, list[tuple[float, float, float]]] = {"told": [], "not told": []}
     for _ in range(rounds):
         for way, samples in found.items():
             _drop(path, stored.records)
             before, began = _read_bytes(), time.perf_counter()
-            requests = advice.expect(order) if way == "told" else 0
+            requests = read_ahead.expect(order) if way == "told" else 0
             for start in range(0, len(order), _BLOCK):
                 stored.gather(order[start : start + _BLOCK])
             seconds = time.perf_counter() - began

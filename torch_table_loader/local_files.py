@@ -91,6 +91,14 @@ def new_file(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
         unfinished.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that is there whole, or not at all; one of that name is replaced."""
+    with new_file(path) as (unfinished, file):
+        file.write(data)
+        file.close()
+        unfinished.replace(path)
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder, and those above it that are missing. What is there already may not be a link.
 

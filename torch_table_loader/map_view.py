@@ -96,7 +96,7 @@ class MapView(torch.utils.data.Dataset[Any]):
         columns = stored.gather(places)
         if self._items.options.row_id:
             columns.append(pa.array(stored.ids(places)))
-        return self._codec.decode(pa.RecordBatch.from_arrays(columns, schema=self._items.columns))
+        return self._codec.decode_plain(columns)
 
     def _places(self, indices: Any) -> NDArray[np.int64]:
         """Return the places that are meant as int64[n], each in [0, len)."""

@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.exact import ExactBatches
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.window import WindowShuffle
+from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
 
 Make = Callable[[np.random.Generator], Any]
 

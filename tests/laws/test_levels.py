@@ -22,6 +22,7 @@ LEVELS = {
     "units": 0,
     "contracts": 1,
     "options": 1,
+    "arrow": 2,
     "planning": 2,
     "source": 3,
     "read": 3,
@@ -89,7 +90,7 @@ def outer_faults(entry: Import) -> Iterator[str]:
         yield "imports pyiceberg"
     if name in ("fsspec", "s3fs", "boto3", "botocore") and room != "source":
         yield f"imports {name}"
-    if name == "pyarrow" and level_of(module) < 3 and not entry.typing_only:
+    if name == "pyarrow" and level_of(module) < 3 and room != "arrow" and not entry.typing_only:
         yield "imports pyarrow at run time"
 
 
@@ -144,6 +145,8 @@ SOUND = {
     "__init__.py": "from pkg.dataset import Dataset\n",
     "errors.py": "class E(Exception): ...\n",
     "records.py": "from pkg.errors import E\nif 'TYPE_CHECKING':\n    import pyarrow\n",
+    "arrow/__init__.py": "",
+    "arrow/buffers.py": "import pyarrow as pa\n",
     "planning/__init__.py": "",
     "planning/keys.py": "import numpy\n",
     "planning/runs.py": "from .keys import x\nfrom pkg.planning import keys\n",
@@ -160,6 +163,12 @@ SOUND = {
 PLANTED = {
     "an upper level": ("records.py", "from pkg.planning.keys import x", "imports planning.keys of level 2"),
     "the package itself": ("dataset.py", "import pkg", "imports the package of level 8"),
+    "planning asks arrow": (
+        "planning/keys.py",
+        "from pkg.arrow import x",
+        "imports arrow, which is of its own level 2",
+    ),
+    "arrow asks planning": ("arrow/buffers.py", "from pkg.planning import x", "imports planning, which is of its own"),
     "another room": ("read/parquet.py", "from pkg.source.iceberg import x", "imports source.iceberg, which is of its"),
     "a lazy import": ("planning/keys.py", "def f():\n    import pkg.dataset", "imports dataset of level 5"),
     "an import for types": (

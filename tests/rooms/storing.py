@@ -13,9 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_table_loader.store.build import build_memory
-from torch_table_loader.store.chunks import ROW_ID
-from torch_table_loader.store.gather import Rows
+from torch_table_loader.arrow.arrays import encoded
+from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.arrow.reserved import ROW_ID
+from torch_table_loader.store.builder import build_memory
+from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.remote import RemoteRows
 from torch_table_loader.store.spec import StoreSpec
 
@@ -52,11 +54,13 @@ class MemoryTable:
                 part = part.append_column(pa.field(ROW_ID, pa.int64(), nullable=False), column)
             yield part
 
-    def check(self, rows: Rows | RemoteRows, places: Any) -> None:
+    def check(self, rows: StoredRows | RemoteRows, places: Any) -> None:
         """Hold what a store gathers against the table."""
         places = np.asarray(places, dtype=np.int64)
         found = rows.gather(places)
-        for entry, array in zip(self.batch.schema, found, strict=True):
+        for entry, plain in zip(self.batch.schema, found, strict=True):
+            assert plain.type == plain_type(entry.type)
+            array = encoded(plain, entry.type)
             array.validate(full=True)
             assert array.type == entry.type
             column = self.batch.column(entry.name).to_pylist()
@@ -64,7 +68,7 @@ class MemoryTable:
         assert rows.ids(places).tolist() == (places if self.ids is None else self.ids[places]).tolist()
 
 
-def in_memory(table: MemoryTable, threads: int = 2) -> Rows:
+def in_memory(table: MemoryTable, threads: int = 2) -> StoredRows:
     return build_memory(table.spec, table.read, threads)
 
 

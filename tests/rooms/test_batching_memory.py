@@ -13,12 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from torch_table_loader.arrow.buffers import joined
 from torch_table_loader.batching.codec import make_codec
-from torch_table_loader.batching.exact import ExactBatches
-from torch_table_loader.batching.memory import joined
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
 from torch_table_loader.batching.rows import Block
-from torch_table_loader.batching.window import WindowShuffle
 
 
 def _read(path: Path, rows: int) -> pa.RecordBatch:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tests.iceberg import IcebergWriter, column, some
 from torch_table_loader import IcebergDataset, TableError
-from torch_table_loader.read import deletes, live
-from torch_table_loader.read.keys import KeySet
+from torch_table_loader.read import deletes, file_walk
+from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.source.iceberg.storage import IcebergStorage
 
@@ -328,7 +328,7 @@ def test_row_groups_beside_short_ones_leave_their_deleted_rows_out_while_they_ar
 def test_live_rows_are_found_for_as_many_row_groups_as_are_looked_ahead(
     tmp_path: Path, thinned: list[int], monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    monkeypatch.setattr(live, "_ROWS_AHEAD", ahead)
+    monkeypatch.setattr(file_walk, "_ROWS_AHEAD", ahead)
     table = IcebergWriter(tmp_path)
     file = table.append(some(0, 80), group=16)
     table.commit()

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from tests.rooms.storing import MemoryTable, everything, in_memory, numbers
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.store.build import build_files
-from torch_table_loader.store.layout import RecordLayout
+from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.stored import check_storable
+from torch_table_loader.store.record_layout import RecordLayout, check_storable
 
 ORDERS = [
     [],

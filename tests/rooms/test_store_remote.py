@@ -20,7 +20,7 @@ from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.planning.ranges import coalesce, in_windows
 from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.store import remote
-from torch_table_loader.store.build import build_files
+from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store
 from torch_table_loader.store.spec import MANIFEST, RECORDS, heap_file
 

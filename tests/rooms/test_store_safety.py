@@ -19,8 +19,8 @@ import pytest
 from tests.rooms.small_disks import run_with_small
 from tests.rooms.storing import Counting, MemoryTable, everything, numbers
 from torch_table_loader.errors import OutOfMemoryError, StorageError, TableLoaderError
-from torch_table_loader.store.buffers import BufferPool
-from torch_table_loader.store.build import build_files, build_memory
+from torch_table_loader.store import gather
+from torch_table_loader.store.builder import build_files, build_memory
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.spec import IDS, LEASES, MANIFEST, NULLS, PARTS, RECORDS, heap_file
@@ -169,12 +169,12 @@ import sys
 from pathlib import Path
 from tests.rooms.storing import MemoryTable, numbers
 from torch_table_loader.errors import StorageError
-from torch_table_loader.store import build
-from torch_table_loader.store.build import build_files
+from torch_table_loader.store import builder
+from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.opened import open_store
 made = MemoryTable(numbers(100_000), [*range(0, 100_000, 10_000), 100_000])
 place = Path(sys.argv[1]) / "rows-1"
-build._check_room = lambda *_: None  # as where another process fills the disk meanwhile
+builder._check_room = lambda *_: None  # as where another process fills the disk meanwhile
 try:
     build_files(place, made.spec, made.read, 2)
 except StorageError as error:
@@ -243,7 +243,7 @@ def test_rows_that_do_not_fit_memory_are_named(monkeypatch: pytest.MonkeyPatch, 
         raise fault
 
     rows = build_memory(table().spec, table().read, 1)
-    monkeypatch.setattr(BufferPool, "take", none)
+    monkeypatch.setattr(gather, "Arena", none)
     with pytest.raises(
         OutOfMemoryError, match=r"too little memory for 300 rows of the row store \(no\); take a smaller"
     ):
@@ -255,7 +255,7 @@ import resource, sys
 from pathlib import Path
 from tests.rooms.storing import MemoryTable, numbers
 from torch_table_loader.errors import OutOfMemoryError
-from torch_table_loader.store.build import build_memory
+from torch_table_loader.store.builder import build_memory
 from torch_table_loader.store.opened import open_store
 made = MemoryTable(numbers(1_000_000), [0, 1_000_000])
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

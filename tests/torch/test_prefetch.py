@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from tests.torch.tables import as_values, make, write_table
 from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
-from torch_table_loader.batching.tensors import TensorCodec, TensorRows
+from torch_table_loader.batching.codec import TensorCodec, TensorRows
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
 

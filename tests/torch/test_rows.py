@@ -24,7 +24,7 @@ from tests.torch.jobs import check_that_fresh_loaders_go_on, spans_of
 from tests.torch.tables import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.dataset import TableDataset
-from torch_table_loader.store.gather import Rows
+from torch_table_loader.store.gather import StoredRows
 
 ROWS = 2_903
 
@@ -352,13 +352,13 @@ class Gathers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.times = 0
-        gather = Rows.gather
+        gather = StoredRows.gather
 
-        def counted(rows: Rows, places: Any) -> Any:
+        def counted(rows: StoredRows, places: Any) -> Any:
             self.times += 1
             return gather(rows, places)
 
-        monkeypatch.setattr(Rows, "gather", counted)
+        monkeypatch.setattr(StoredRows, "gather", counted)
 
 
 SEVERAL: dict[str, tuple[Any, list[int]]] = {

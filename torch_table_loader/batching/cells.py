@@ -7,97 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as pt
 
+from torch_table_loader.arrow.arrays import bits, null_mask, plain
 from torch_table_loader.batching.kinds import DenseKind
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-
-_WRAPPERS = (pt.is_dictionary, pt.is_run_end_encoded, pt.is_list_view, pt.is_large_list_view)
-
-
-def is_wrapped(kind: pa.DataType) -> bool:
-    """Return whether `plain` has something to take off: an extension, a dictionary, run-ends, a list view."""
-    return isinstance(kind, pa.BaseExtensionType) or any(test(kind) for test in _WRAPPERS)
-
-
-def _unwrapped_once(kind: pa.DataType) -> pa.DataType:
-    if isinstance(kind, pa.BaseExtensionType):
-        return kind.storage_type
-    if pt.is_list_view(kind) or pt.is_large_list_view(kind):
-        return pa.large_list(kind.value_type)
-    return kind.value_type
-
-
-def unwrapped(kind: pa.DataType) -> pa.DataType:
-    """Return the type that `plain` leaves.
-
-    >>> unwrapped(pa.dictionary(pa.int8(), pa.string()))
-    DataType(string)
-    """
-    while is_wrapped(kind):
-        kind = _unwrapped_once(kind)
-    return kind
-
-
-def plain(array: pa.Array) -> pa.Array:
-    """Take off extension types, dictionaries, run-ends and list views.
-
-    >>> plain(pa.array(["a", "b", "a"]).dictionary_encode()).to_pylist()
-    ['a', 'b', 'a']
-    """
-    while is_wrapped(array.type):
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
-        elif isinstance(array, pa.DictionaryArray):
-            array = array.dictionary_decode()
-        elif isinstance(array, pa.RunEndEncodedArray):
-            array = pc.run_end_decode(array)
-        else:
-            # pyarrow 26 casts a list view to an array with offsets that do not rise; `flatten` is right.
-            array = relisted(array, array.flatten())
-    return array
-
-
-def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
-    """Make large lists with the lengths and nulls of `lists`.
-
-    Args:
-        lists: lists of any kind.
-        values: the values of the lists that are not null, one after another.
-
-    >>> relisted(pa.array([[1, 2], None, [3]]), pa.array(["a", "b", "c"])).to_pylist()
-    [['a', 'b'], None, ['c']]
-    """
-    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
-    mask = lists.is_null() if lists.null_count else None
-    return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=mask)
-
-
-def bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:
-    """Unpack `length` bits from bit `offset` on into new bytes."""
-    first = offset >> 3
-    packed = np.frombuffer(buffer, np.uint8, ((offset + length + 7) >> 3) - first, first)
-    skip = offset & 7
-    return np.unpackbits(packed, count=skip + length, bitorder="little")[skip:].view(np.bool_)
-
-
-def null_mask(array: pa.Array) -> NDArray[np.bool_]:
-    """Mark the nulls of an array that has some."""
-    valid = bits(array.buffers()[0], array.offset, len(array))
-    return np.logical_not(valid, out=valid)
-
-
-def valid_mask(array: pa.Array) -> NDArray[np.bool_]:
-    """Mark the values of an array; the result is new."""
-    if array.null_count == 0:
-        return np.ones(len(array), np.bool_)
-    return bits(array.buffers()[0], array.offset, len(array))
 
 
 def refuse_null(path: str, nulls: NDArray[np.bool_]) -> TableError:

@@ -1,17 +1,26 @@
-"""The door of this room: the codec for a schema and a policy."""
+"""How record batches become outputs: bare arrays for torch and numpy, record batches for arrow and dict."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
-from torch_table_loader.batching.arrow_rows import ArrowCodec
-from torch_table_loader.batching.tensors import TensorCodec
+import pyarrow as pa
+
+from torch_table_loader.arrow.arrays import encoded
+from torch_table_loader.arrow.buffers import Arena, aligned
+from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
+from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.rows import new_block, pieces_of
+from torch_table_loader.batching.types import choose, refuses_any_null
+from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import numpy as np
+    from numpy.typing import NDArray
 
     from torch_table_loader.batching.policy import TypePolicy
-    from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.batching.rows import Allocate, Block, RowsCodec
 
 
 def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
@@ -27,3 +36,297 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
     if policy.output_format in ("arrow", "dict"):
         return ArrowCodec(schema, python=policy.output_format == "dict")
     return TensorCodec(schema, policy)
+
+
+class TensorRows:
+    """A run of rows; see `Rows`.
+
+    Args:
+        codec: knows what `data` is.
+        num_rows: how many.
+        data: one entry a leaf of the codec.
+    """
+
+    __slots__ = ("_codec", "_data", "num_rows")
+
+    def __init__(self, codec: TensorCodec, num_rows: int, data: Sequence[Any]) -> None:
+        """Take them as they are."""
+        self._codec = codec
+        self._data = data
+        self.num_rows = num_rows
+
+    @property
+    def data(self) -> Sequence[Any]:
+        """One entry a leaf of the codec, in its kind's form."""
+        return self._data
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of their values."""
+        leaves, data = self._codec.leaves, self._data
+        varying = sum(leaves[index].kind.num_bytes(data[index]) for index in self._codec.varying)
+        return self.num_rows * self._codec.row_bytes + varying
+
+    def slice(self, start: int, stop: int) -> Self:
+        """View rows `start` to `stop`."""
+        data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self._data, strict=True)]
+        return type(self)(self._codec, stop - start, data)
+
+    def take(self, indices: NDArray[np.int64]) -> Self:
+        """Copy the rows at `indices`."""
+        data = [leaf.kind.take(data, indices) for leaf, data in zip(self._codec.leaves, self._data, strict=True)]
+        return type(self)(self._codec, len(indices), data)
+
+    def batches(self, batch_size: int) -> list[dict[str, Any]]:
+        """Cut into dicts of name to tensor or array."""
+        num_batches = -(-self.num_rows // batch_size)
+        if num_batches == 0:
+            return []
+        cuts = iter([leaf.cut(data, batch_size) for leaf, data in zip(self._codec.leaves, self._data, strict=True)])
+        return _dicts(self._codec.shapes, cuts, num_batches)
+
+
+def _dicts(shapes: Sequence[Shape], cuts: Any, num_batches: int) -> list[dict[str, Any]]:
+    if not shapes:
+        return [{} for _ in range(num_batches)]
+    columns = [_dicts(shape.nodes, cuts, num_batches) if isinstance(shape, Branch) else next(cuts) for shape in shapes]
+    names = [shape.name for shape in shapes]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _leaves(shapes: Sequence[Shape]) -> list[Leaf]:
+    found: list[Leaf] = []
+    for shape in shapes:
+        if isinstance(shape, Branch):
+            found += _leaves(shape.nodes)
+        else:
+            found.append(shape)
+    return found
+
+
+class TensorCodec:
+    """Makes, joins and ships rows of one schema; see `RowsCodec`.
+
+    Args:
+        schema: what record batches have.
+        policy: how types come out.
+
+    Raises:
+        ConfigError: a column that has no tensor form.
+    """
+
+    def __init__(self, schema: pa.Schema, policy: TypePolicy) -> None:
+        """Choose the node of each column."""
+        self._schema = schema
+        self._columns: list[Decoder]
+        self._columns, self._null_sensitive = choose(schema, policy)
+        self.shapes = [shape for column in self._columns for shape in column.shapes()]
+        self.leaves = _leaves(self.shapes)
+        self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
+        self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
+
+    @property
+    def null_sensitive(self) -> frozenset[str]:
+        """The plain columns in which a null is an error."""
+        return self._null_sensitive
+
+    @property
+    def refusing_nulls(self) -> frozenset[str]:
+        """The columns in which a null, at whatever depth, is an error."""
+        columns = zip(self._schema.names, self._columns, strict=True)
+        return frozenset(name for name, column in columns if refuses_any_null(column))
+
+    def decode(self, batch: pa.RecordBatch) -> TensorRows:
+        """View a record batch as rows."""
+        if batch.schema is not self._schema and not batch.schema.equals(self._schema):
+            _check_columns(batch.schema, self._schema)
+        return self._decode(batch.columns, batch.num_rows)
+
+    def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
+        """View columns in their plain types as rows."""
+        return self._decode(columns, len(columns[0]) if columns else 0)
+
+    def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
+        data: list[Any] = []
+        seen: set[int] = set()
+        for column, array in zip(self._columns, columns, strict=True):
+            column.into(array, data, seen)
+        return TensorRows(self, num_rows, data)
+
+    def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
+        """Copy runs into one."""
+        num_rows = sum(part.num_rows for part in parts)
+        arena = Arena(sum(aligned(num_rows * leaf.kind.row_bytes) for leaf in self.leaves))
+        columns = zip(*(part.data for part in parts), strict=True)
+        data = [leaf.kind.join(runs, arena.array) for leaf, runs in zip(self.leaves, columns, strict=True)]
+        return TensorRows(self, num_rows, data)
+
+    def pack(self, *parts: TensorRows, out: Allocate | None = None) -> Block:
+        """Copy runs into one flat block."""
+        prepared = [leaf.kind.prepare([part.data[index] for part in parts]) for index, leaf in enumerate(self.leaves)]
+        sizes = [size for _, leaf_sizes in prepared for size in leaf_sizes]
+        block, pieces = new_block(sizes, sum(part.num_rows for part in parts), out)
+        start = 0
+        for leaf, (form, leaf_sizes) in zip(self.leaves, prepared, strict=True):
+            leaf.kind.write(form, pieces[start : start + len(leaf_sizes)])
+            start += len(leaf_sizes)
+        return block
+
+    def unpack(self, block: Block) -> TensorRows:
+        """View a block as rows."""
+        pieces = pieces_of(block)
+        data = []
+        start = 0
+        for leaf in self.leaves:
+            stop = start + leaf.kind.num_pieces
+            data.append(leaf.kind.read(pieces[start:stop], block.num_rows))
+            start = stop
+        return TensorRows(self, block.num_rows, data)
+
+
+class ArrowRows:
+    """A run of rows; see `Rows`.
+
+    Args:
+        batch: the rows.
+        python: whether batches come as dicts of Python lists.
+    """
+
+    __slots__ = ("_python", "batch")
+
+    def __init__(self, batch: pa.RecordBatch, *, python: bool) -> None:
+        """Take it as it is."""
+        self.batch = batch
+        self._python = python
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return int(self.batch.num_rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of their values."""
+        return int(self.batch.nbytes)
+
+    def slice(self, start: int, stop: int) -> Self:
+        """View rows `start` to `stop`."""
+        return type(self)(self.batch.slice(start, stop - start), python=self._python)
+
+    def take(self, indices: NDArray[np.int64]) -> Self:
+        """Copy the rows at `indices`."""
+        if not self.batch.num_columns:
+            return self.slice(0, len(indices))
+        columns = [_take(column, indices) for column in self.batch.columns]
+        return type(self)(pa.RecordBatch.from_arrays(columns, schema=self.batch.schema), python=self._python)
+
+    def batches(self, batch_size: int) -> list[Any]:
+        """Cut into record batches, or dicts of name to Python list."""
+        cut = [self.batch.slice(start, batch_size) for start in range(0, self.num_rows, batch_size)]
+        return [_as_python(piece) for piece in cut] if self._python else cut
+
+
+def _as_python(batch: pa.RecordBatch) -> dict[str, list[Any]]:
+    try:
+        found: dict[str, list[Any]] = batch.to_pydict()
+    except (ValueError, OverflowError) as error:
+        raise TableError(
+            f"each value must have a Python object for it, which output_format='dict' gives, got {error} in columns "
+            f"{_without_objects(batch)}; mend the values, leave the columns out, or take output_format='arrow'"
+        ) from error
+    return found
+
+
+def _without_objects(batch: pa.RecordBatch) -> list[str]:
+    """Name the columns with a value that Python has no object for, such as a date after the year 9999."""
+    names = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.to_pylist()
+        except (ValueError, OverflowError):
+            names.append(name)
+    return names
+
+
+def _take(column: pa.Array, indices: NDArray[np.int64]) -> pa.Array:
+    try:
+        return column.take(pa.array(indices))
+    except pa.ArrowNotImplementedError:
+        # Arrow has no `take` for string views and run-ends, but it joins them.
+        rows = [column.slice(index, 1) for index in indices.tolist()]
+        return pa.concat_arrays([column.slice(0, 0), *rows])
+
+
+class ArrowCodec:
+    """Joins and ships record batches of one schema; see `RowsCodec`.
+
+    Args:
+        schema: what record batches have, and what comes out.
+        python: whether batches come as dicts of Python lists.
+    """
+
+    def __init__(self, schema: pa.Schema, *, python: bool) -> None:
+        """Keep both."""
+        self._schema = schema
+        self._python = python
+
+    @property
+    def null_sensitive(self) -> frozenset[str]:
+        """None: every column may hold nulls."""
+        return frozenset()
+
+    def decode(self, batch: pa.RecordBatch) -> ArrowRows:
+        """Return a record batch the schema that all batches have."""
+        if not batch.schema.equals(self._schema, check_metadata=True):
+            _check_columns(batch.schema, self._schema)
+            batch = pa.RecordBatch.from_arrays(batch.columns, schema=self._schema) if batch.columns else batch
+        return ArrowRows(batch, python=self._python)
+
+    def decode_plain(self, columns: Sequence[pa.Array]) -> ArrowRows:
+        """Return columns in their plain types as the schema has them."""
+        arrays = [encoded(array, entry.type) for array, entry in zip(columns, self._schema, strict=True)]
+        return ArrowRows(pa.RecordBatch.from_arrays(arrays, schema=self._schema), python=self._python)
+
+    def concat(self, parts: Sequence[ArrowRows]) -> ArrowRows:
+        """Copy runs into one."""
+        return ArrowRows(self._join(parts), python=self._python)
+
+    def _join(self, parts: Sequence[ArrowRows]) -> pa.RecordBatch:
+        columns = []
+        for index, entry in enumerate(self._schema):
+            try:
+                columns.append(pa.concat_arrays([part.batch.column(index) for part in parts]))
+            except pa.ArrowInvalid as error:
+                raise TableError(
+                    f"column {entry.name!r}: {sum(part.num_rows for part in parts)} rows do not fit into one "
+                    f"Arrow array of type {entry.type} ({error}); make batch_size or shuffle_buffer_size smaller"
+                ) from error
+        if not columns:
+            return pa.Table.from_batches([part.batch for part in parts]).combine_chunks().to_batches()[0]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def pack(self, *parts: ArrowRows, out: Allocate | None = None) -> Block:
+        """Copy runs into one flat block: an Arrow IPC stream."""
+        batch = parts[0].batch if len(parts) == 1 else self._join(parts)
+        block, pieces = new_block([ipc_size(batch)], batch.num_rows, out)
+        ipc_write(batch, pieces[0])
+        return block
+
+    def unpack(self, block: Block) -> ArrowRows:
+        """View a block as rows."""
+        return ArrowRows(ipc_read(pieces_of(block)[0]), python=self._python)
+
+
+def _check_columns(came: pa.Schema, expected: pa.Schema) -> None:
+    """Refuse a record batch with other columns; nullability and metadata do not matter.
+
+    Raises:
+        TableError: names the first column that differs.
+    """
+    if came.names != expected.names:
+        raise TableError(f"expected the columns {expected.names}, got {came.names}; was the file rewritten?")
+    for entry, wanted in zip(came, expected, strict=True):
+        if entry.type != wanted.type:
+            raise TableError(
+                f"column {wanted.name!r}: expected type {wanted.type}, got {entry.type}; was the file rewritten?"
+            )

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_table_loader.batching.cells import GridCell, PlainCell, unwrapped
+from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.batching.cells import GridCell, PlainCell
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.spelling import nearest
 
@@ -52,7 +53,7 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
     _refuse_none(path, given)
     if not isinstance(given, list | tuple | np.ndarray):
         while isinstance(cell, GridCell | PlainCell):
-            kind = unwrapped(kind).value_type if isinstance(cell, GridCell) else unwrapped(kind)
+            kind = plain_type(kind).value_type if isinstance(cell, GridCell) else plain_type(kind)
             cell = cell.item
     if pt.is_decimal(kind):
         kind = pa.float64()

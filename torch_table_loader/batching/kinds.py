@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.batching.memory import NewArray, joined, new_array
+from torch_table_loader.arrow.buffers import NewArray, joined, new_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 import numpy as np
 import torch
 
-from torch_table_loader.batching.memory import aligned, new_array
+from torch_table_loader.arrow.buffers import aligned, new_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +76,14 @@ class RowsCodec(Protocol[R]):
 
         Raises:
             TableError: a null in a column that may have none, or columns that are not the schema's.
+        """
+        ...
+
+    def decode_plain(self, columns: Sequence[pa.Array]) -> R:
+        """View columns in their plain types (`arrow.datatypes.plain_type`), as a row store gathers them, as rows.
+
+        Raises:
+            TableError: a null in a column that may have none.
         """
         ...
 

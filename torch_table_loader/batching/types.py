@@ -24,23 +24,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, plain_type
 from torch_table_loader.batching import outputs
-from torch_table_loader.batching.cells import Cell, FlatCell, GridCell, PlainCell, is_wrapped, unwrapped
-from torch_table_loader.batching.columns import (
-    CodeListsColumn,
-    CodesColumn,
-    Column,
-    FixedColumn,
-    ListsColumn,
-    PlainColumn,
-    StructColumn,
-    TextColumn,
+from torch_table_loader.batching.cells import Cell, FlatCell, GridCell, PlainCell
+from torch_table_loader.batching.decoders import (
+    CodeListsDecoder,
+    CodesDecoder,
+    Decoder,
+    FixedDecoder,
+    ListsDecoder,
+    PlainDecoder,
+    StructDecoder,
+    TextDecoder,
 )
 from torch_table_loader.batching.fills import check_names, fixed_fill, list_fill, text_fill, vocabulary_array
 from torch_table_loader.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.columns import Cut
+    from torch_table_loader.batching.decoders import Cut
     from torch_table_loader.batching.policy import TypePolicy
 
 _INT64 = np.dtype(np.int64)
@@ -79,7 +80,7 @@ _FILLABLE = {"number", "fixed-size list", "list", "string", "list of codes"}
 _CODABLE = {"string", "list of codes"}
 
 
-def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Column], frozenset[str]]:
+def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozenset[str]]:
     """Choose how each column of a schema is decoded.
 
     Args:
@@ -100,28 +101,28 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Column], frozens
     sensitive = frozenset(
         entry.name
         for entry, column in zip(schema, columns, strict=True)
-        if _refuses_nulls(column) and not pt.is_fixed_size_list(unwrapped(entry.type))
+        if _refuses_nulls(column) and not pt.is_fixed_size_list(plain_type(entry.type))
     )
     return columns, sensitive
 
 
-def _refuses_nulls(column: Column) -> bool:
-    if isinstance(column, PlainColumn):
+def _refuses_nulls(column: Decoder) -> bool:
+    if isinstance(column, PlainDecoder):
         return _refuses_nulls(column.inner)
-    return isinstance(column, FixedColumn) and isinstance(column.cell, FlatCell) and column.cell.fill is None
+    return isinstance(column, FixedDecoder) and isinstance(column.cell, FlatCell) and column.cell.fill is None
 
 
-def refuses_any_null(column: Column) -> bool:
+def refuses_any_null(column: Decoder) -> bool:
     """Return whether a null in a column, at whatever depth, would be an error."""
-    if isinstance(column, PlainColumn):
+    if isinstance(column, PlainDecoder):
         return refuses_any_null(column.inner)
-    if isinstance(column, StructColumn):
+    if isinstance(column, StructDecoder):
         return any(map(refuses_any_null, column.children))
-    if isinstance(column, CodeListsColumn):
+    if isinstance(column, CodeListsDecoder):
         return column.lists.fill is None  # the strings inside may be null: their code is -1
-    if isinstance(column, ListsColumn):
+    if isinstance(column, ListsDecoder):
         return column.fill is None or _cell_refuses(column.item)
-    return isinstance(column, FixedColumn) and _cell_refuses(column.cell)
+    return isinstance(column, FixedDecoder) and _cell_refuses(column.cell)
 
 
 def _cell_refuses(cell: Cell) -> bool:
@@ -132,7 +133,7 @@ def _cell_refuses(cell: Cell) -> bool:
     return isinstance(cell, FlatCell) and cell.fill is None
 
 
-def check_keys(columns: Sequence[Column], where: str) -> None:
+def check_keys(columns: Sequence[Decoder], where: str) -> None:
     """Refuse columns of which two would come under one key of a batch.
 
     Raises:
@@ -160,7 +161,7 @@ class Chooser:
     policy: TypePolicy
     known: dict[str, str] = field(default_factory=dict)
 
-    def column(self, entry: pa.Field, path: str, *, nullable: bool) -> Column:
+    def column(self, entry: pa.Field, path: str, *, nullable: bool) -> Decoder:
         """Choose the node of a column, or of a struct's child.
 
         Args:
@@ -171,9 +172,9 @@ class Chooser:
         Raises:
             ConfigError: the type has no tensor form, or a fill or vocabulary does not fit it.
         """
-        kind = entry.type
-        if is_wrapped(kind):
-            return PlainColumn(self.column(entry.with_type(unwrapped(kind)), path, nullable=nullable))
+        kind = plain_type(entry.type)
+        if kind != entry.type:
+            return PlainDecoder(self.column(entry.with_type(kind), path, nullable=nullable))
         if pt.is_struct(kind):
             return self._struct(entry, path, nullable=nullable)
         if is_text(kind):
@@ -182,31 +183,31 @@ class Chooser:
         if pt.is_list(kind) or pt.is_large_list(kind) or _is_grid_of_text(kind):
             return self._lists(entry, path, masked=masked)
         masked = masked and not _becomes_float(kind)
-        return FixedColumn(entry.name, self._cell(kind, path, masked=masked), self._cut("fixed"), masked)
+        return FixedDecoder(entry.name, self._cell(kind, path, masked=masked), self._cut("fixed"), masked)
 
-    def _struct(self, entry: pa.Field, path: str, *, nullable: bool) -> Column:
+    def _struct(self, entry: pa.Field, path: str, *, nullable: bool) -> Decoder:
         self.known[path] = f"struct, whose children are named '{path}.<child>'"
         children = tuple(
             self.column(child, f"{path}.{child.name}", nullable=nullable or child.nullable)
-            for child in (entry.type.field(index) for index in range(entry.type.num_fields))
+            for child in children_of(entry.type)
         )
         check_keys(children, f"the struct {path!r}")
-        return StructColumn(entry.name, children)
+        return StructDecoder(entry.name, children)
 
-    def _text(self, name: str, kind: pa.DataType, path: str) -> Column:
+    def _text(self, name: str, kind: pa.DataType, path: str) -> Decoder:
         self.known[path] = "string"
         wide = _wide(kind)
         fills = self.policy.fills
         fill = text_fill(path, fills[path], wide) if path in fills else None
         if self.policy.strings == "list":
-            return TextColumn(name, wide, outputs.cut_texts, fill)
+            return TextDecoder(name, wide, outputs.cut_texts, fill)
         given = (self.policy.vocabulary or {}).get(path)
         if given is None:
-            return TextColumn(name, wide, self._cut("codes"), fill)
-        return CodesColumn(name, wide, self._cut("fixed"), vocabulary_array(path, given, wide), fill)
+            return TextDecoder(name, wide, self._cut("codes"), fill)
+        return CodesDecoder(name, wide, self._cut("fixed"), vocabulary_array(path, given, wide), fill)
 
-    def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Column:
-        item = unwrapped(entry.type.value_type)
+    def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Decoder:
+        item = plain_type(entry.type.value_type)
         if is_text(item):
             return self._text_lists(entry.name, path, _wide(item), masked=masked)
         if pt.is_nested(item) and not pt.is_fixed_size_list(item):
@@ -214,17 +215,17 @@ class Chooser:
         self.known[path] = "list"
         return self._lists_of(entry.name, path, self._cell(entry.type.value_type, f"{path}.item"), masked=masked)
 
-    def _lists_of(self, name: str, path: str, item: Cell, *, masked: bool) -> ListsColumn:
+    def _lists_of(self, name: str, path: str, item: Cell, *, masked: bool) -> ListsDecoder:
         fill = list_fill(path, [], item) if masked else None
         if path in self.policy.fills:
             fill = list_fill(path, self.policy.fills[path], item)
         cut = self._cut(self.policy.ragged_layout)
-        return ListsColumn(name, path, item, cut, self._cut("fixed"), masked, fill)
+        return ListsDecoder(name, path, item, cut, self._cut("fixed"), masked, fill)
 
-    def _text_lists(self, name: str, path: str, wide: pa.DataType, *, masked: bool) -> Column:
+    def _text_lists(self, name: str, path: str, wide: pa.DataType, *, masked: bool) -> Decoder:
         if self.policy.strings == "list":
             self.known[path] = "list of strings, where null comes as None"
-            return TextColumn(name, pa.large_list(wide), outputs.cut_text_lists)
+            return TextDecoder(name, pa.large_list(wide), outputs.cut_text_lists)
         self.known[path] = "list of codes"
         given = (self.policy.vocabulary or {}).get(path)
         if given is None:
@@ -234,11 +235,11 @@ class Chooser:
             )
         codes = FlatCell(f"{path}.item", _INT64, _INT64)
         lists = self._lists_of(name, path, codes, masked=masked)
-        return CodeListsColumn(lists, vocabulary_array(path, given, wide))
+        return CodeListsDecoder(lists, vocabulary_array(path, given, wide))
 
     def _cell(self, kind: pa.DataType, path: str, *, masked: bool = False) -> Cell:
-        if is_wrapped(kind):
-            return PlainCell(self._cell(unwrapped(kind), path, masked=masked))
+        if (inner := plain_type(kind)) != kind:
+            return PlainCell(self._cell(inner, path, masked=masked))
         cell: FlatCell | GridCell
         if pt.is_fixed_size_list(kind):
             self.known[path] = "fixed-size list"
@@ -275,22 +276,8 @@ def unsupported(path: str, kind: pa.DataType, remedy: str) -> ConfigError:
     return ConfigError(f"column {path!r} is of type {kind}, which has no form as a tensor; {remedy}")
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether values become Python strings or bytes.
-
-    >>> is_text(pa.string()), is_text(pa.binary(4)), is_text(pa.int8())
-    (True, True, False)
-    """
-    tests = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary, pt.is_binary_view)
-    return _is_string(kind) or any(test(kind) for test in tests)
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
-
-
 def _is_grid_of_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_fixed_size_list(kind)) and is_text(unwrapped(kind.value_type))
+    return bool(pt.is_fixed_size_list(kind)) and is_text(plain_type(kind.value_type))
 
 
 def _becomes_float(kind: pa.DataType) -> bool:
@@ -298,4 +285,4 @@ def _becomes_float(kind: pa.DataType) -> bool:
 
 
 def _wide(kind: pa.DataType) -> pa.DataType:
-    return pa.large_string() if _is_string(kind) else pa.large_binary()
+    return pa.large_string() if is_string(kind) else pa.large_binary()

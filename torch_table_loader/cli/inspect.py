@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.kinds import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.tensors import TensorCodec
 from torch_table_loader.cli.arguments import TABLE, add_arguments, loader_keywords, open_loader
 from torch_table_loader.cli.tables import render
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
@@ -28,7 +28,7 @@ from torch_table_loader.planning.epoch import uneven_steps
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.batching.columns import Shape
+    from torch_table_loader.batching.decoders import Shape
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.planning.splits import SegmentTable
 

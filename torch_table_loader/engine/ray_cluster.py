@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_table_loader.errors import ConfigError, MissingExtraError, StorageError, WorkerError
-from torch_table_loader.store.build import done_chunks
+from torch_table_loader.store.builder import done_chunks
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.row_store import RowStoreHandle

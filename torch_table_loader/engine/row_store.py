@@ -16,22 +16,22 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
+from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.engine.memory import available_memory
-from torch_table_loader.engine.sizes import is_variable, width_of
 from torch_table_loader.engine.store_url import local_path, store_url
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.source.fingerprint import content_key
-from torch_table_loader.store.advice import LEAST_ROWS
-from torch_table_loader.store.build import Report, build_files, build_memory, check_memory
+from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.opened import open_store
+from torch_table_loader.store.read_ahead import LEAST_ROWS
+from torch_table_loader.store.record_layout import check_storable
 from torch_table_loader.store.remote import IN_FLIGHT_BYTES, open_remote, upload_store
 from torch_table_loader.store.spec import StoreSpec
-from torch_table_loader.store.stored import check_storable
 from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.store.gather import Rows
+    from torch_table_loader.store.gather import StoredRows as Rows
     from torch_table_loader.store.remote import RemoteRows
 
 CHUNK_BYTES = 32 * 1024 * 1024

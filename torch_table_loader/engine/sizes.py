@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
 
@@ -32,9 +30,6 @@ SPARE_SLOTS = 2
 
 _GATHER_ROWS = 65_536
 _GATHER_BYTES = 2 * CHUNK_BYTES
-
-_VARIABLE_BYTES = 64
-"""What a value of variable width is taken to weigh where a read is sized."""
 
 
 def rows_of_a_read(row_bytes: int, batch_size: int, group_rows: int = 0) -> int:
@@ -68,36 +63,6 @@ def batches_of_a_gather(row_bytes: int, batch_size: int) -> int:
     (64, 1)
     """
     return max(1, min(_GATHER_ROWS, _GATHER_BYTES // row_bytes) // batch_size)
-
-
-def width_of(kind: pa.DataType) -> int:
-    """Estimate the decoded bytes of a value."""
-    if pa.types.is_struct(kind):
-        return sum(width_of(kind.field(at).type) for at in range(kind.num_fields)) or 1
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * width_of(kind.value_type)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _VARIABLE_BYTES * width_of(kind.value_type)
-    try:
-        return max(1, int(kind.bit_width) // 8)
-    except ValueError:
-        return _VARIABLE_BYTES
-
-
-def is_variable(kind: pa.DataType) -> bool:
-    """Return whether `width_of` has to guess.
-
-    >>> is_variable(pa.int32()), is_variable(pa.struct([("tokens", pa.list_(pa.int32()))]))
-    (False, True)
-    """
-    if pa.types.is_struct(kind):
-        return any(is_variable(kind.field(at).type) for at in range(kind.num_fields))
-    if pa.types.is_fixed_size_list(kind):
-        return is_variable(kind.value_type)
-    try:
-        return kind.bit_width is None
-    except ValueError:
-        return True
 
 
 def blocks_of_a_process(

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.reserved import FIELD_ID_KEY
 from torch_table_loader.errors import MissingExtraError
 from torch_table_loader.read.failures import first_line, reading
-from torch_table_loader.read.sequential import SequentialFile, WithoutStatistics, one_group
+from torch_table_loader.read.readers import SequentialFile, WithoutStatistics, one_group
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile, FileMeta
 
 _ROWS_AT_A_TIME = 4096
-_ID = "PARQUET:field_id"
 _LOGICAL = {
     "date": pa.date32(),
     "time-millis": pa.time32("ms"),
@@ -83,7 +83,7 @@ def arrow_schema(avro: Mapping[str, Any]) -> pa.Schema:
 
 def _field(name: str, avro: Any, field_id: int | None) -> pa.Field:
     nullable = isinstance(avro, list) and "null" in avro
-    metadata = None if field_id is None else {_ID: str(field_id)}
+    metadata = None if field_id is None else {FIELD_ID_KEY: str(field_id)}
     return pa.field(name, _type(_some(avro)), nullable=nullable, metadata=metadata)
 
 

@@ -10,18 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.arrow.datatypes import children_of
+from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.conformer import FileConformer
+from torch_table_loader.read.conform import FileConformer
 from torch_table_loader.read.failures import first_line
-from torch_table_loader.read.field_ids import (
-    LAST_UPDATED_FIELD,
-    ROW_ID_FIELD,
-    children_of,
-    has_ids,
-    inside_of,
-    places,
-    places_of,
-)
+from torch_table_loader.read.field_ids import has_ids, inside_of, places, places_of
 
 if TYPE_CHECKING:
     from torch_table_loader.records import Column, FileColumns, NamedIds

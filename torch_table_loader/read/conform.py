@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,8 +10,39 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.conformer import FileConformer
 from torch_table_loader.read.failures import first_line
+
+
+@dataclass(frozen=True, slots=True)
+class FileConformer(ABC):
+    """Makes the batches of one file into the table's.
+
+    Args:
+        name: the file, for messages.
+        reads: the columns to read from the file, in this order.
+        schema: of what `apply` returns.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    schema: pa.Schema
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether a column says where in the file its row stands, so that `apply` must see all rows."""
+        return False
+
+    @abstractmethod
+    def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
+        """Convert, fill and order a batch.
+
+        Args:
+            batch: has exactly the columns `reads`.
+            row: the place of its first row in the file.
+
+        Raises:
+            TableError: a value does not fit the table's type, or a null stands where none may; names the column.
+        """
 
 
 class _Step(NamedTuple):

@@ -12,11 +12,11 @@ from pyarrow import csv
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.parquet import refuse_duplicates
-from torch_table_loader.read.sequential import (
+from torch_table_loader.read.readers import (
     SequentialFile,
     WithoutStatistics,
     one_group,
+    refuse_duplicates,
     refuse_large_inference,
 )
 

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.arrow.datatypes import decoded_type, is_string
+from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
 from torch_table_loader.contracts import renewing
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.distinct import distinct
@@ -20,8 +22,8 @@ from torch_table_loader.read.failures import reading
 from torch_table_loader.read.field_ids import own_ids
 from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_for
-from torch_table_loader.read.held import Held
-from torch_table_loader.read.keys import KeySet
+from torch_table_loader.read.key_set import KeySet
+from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.vectors import read_vector
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
 CACHE_BYTES = 512 * 1024 * 1024
 """Decoded deletes that a process holds at most; what was used longest ago goes first, and is read again."""
 
-_PATH_ID, _POSITION_ID = 2147483546, 2147483545
 _ROWS_AT_A_TIME = 1 << 17
 
 
@@ -73,7 +74,7 @@ class Deletes:
         """
         self.verify_checksums = verify_checksums
         self._storage = storage
-        self._cache = Held(cache_bytes)
+        self._cache = LRUCache(cache_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what was given alone."""
@@ -115,12 +116,12 @@ class Deletes:
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
         if delete.kind == "vector":
             name = ("vector", delete.file.path, delete.blob)
-            vector = self._held(name, delete, lambda: self._sized_vector(delete))
+            vector = self._cached(name, delete, lambda: self._sized_vector(delete))
             return cast("NDArray[np.int64]", vector)
-        by_path = self._held(("position", delete.file.path), delete, lambda: self._read_positions(delete))
+        by_path = self._cached(("position", delete.file.path), delete, lambda: self._read_positions(delete))
         return cast("NDArray[np.int64]", by_path.get(path, np.empty(0, dtype=np.int64)))
 
-    def _held(self, key: tuple[Any, ...], delete: DeleteFile, read: Callable[[], tuple[Any, int]]) -> Any:
+    def _cached(self, key: tuple[Any, ...], delete: DeleteFile, read: Callable[[], tuple[Any, int]]) -> Any:
         """Return what was read of a delete file, or read it."""
         with reading(self._storage, delete.file):  # decoders raise errors of many kinds for damaged bytes
             return self._cache.get(key, lambda: renewing(self._storage, read))
@@ -155,11 +156,11 @@ class Deletes:
     def _position_names(file: DataFile) -> Callable[[pa.Schema], list[str]]:
         def choose(schema: pa.Schema) -> list[str]:
             by_id = own_ids(schema)
-            names = [by_id.get(_PATH_ID, "file_path"), by_id.get(_POSITION_ID, "pos")]
+            names = [by_id.get(PATH_FIELD, "file_path"), by_id.get(POSITION_FIELD, "pos")]
             if missing := [name for name in names if name not in schema.names]:
                 raise TableError(f"the position delete file {file.name} must have a column {missing[0]!r}; it has none")
             kinds = [schema.field(name).type for name in names]
-            if not (_is_text(kinds[0]) and pa.types.is_integer(kinds[1])):
+            if not (is_string(decoded_type(kinds[0])) and pa.types.is_integer(kinds[1])):
                 raise TableError(
                     f"the position delete file {file.name} must have paths in {names[0]!r} and whole numbers in "
                     f"{names[1]!r}, got {kinds[0]} and {kinds[1]}; write the table's deletes again"
@@ -189,7 +190,7 @@ class Deletes:
         return _MadeSet(tuple(delete.file.path for delete in deletes), keys), keys.num_bytes
 
     def _keys_of(self, delete: DeleteFile, ids: tuple[int, ...]) -> pa.Table:
-        return cast("pa.Table", self._held(("keys", delete.file.path), delete, lambda: self._read_keys(delete, ids)))
+        return cast("pa.Table", self._cached(("keys", delete.file.path), delete, lambda: self._read_keys(delete, ids)))
 
     def _read_keys(self, delete: DeleteFile, ids: tuple[int, ...]) -> tuple[Any, int]:
         file = delete.file
@@ -260,8 +261,3 @@ def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
             if (rest := _path_to(child, field_id)) is not None:
                 return (column, *rest)
     return None
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.datatypes import children_of
+from torch_table_loader.arrow.reserved import FIELD_ID_KEY, LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
     from torch_table_loader.records import FileColumns, NamedIds
 
-ROW_ID_FIELD = 2147483540
-LAST_UPDATED_FIELD = 2147483539
-_ID_KEYS = (b"PARQUET:field_id", b"iceberg.id")
+_ID_KEYS = (FIELD_ID_KEY.encode(), b"iceberg.id")
 
 Places = Mapping[int, int]
 """The place of a child, by field id."""
@@ -97,17 +97,6 @@ def _walk(fields: Sequence[pa.Field]) -> Iterator[pa.Field]:
     for field in fields:
         yield field
         yield from _walk(children_of(field.type))
-
-
-def children_of(kind: pa.DataType) -> list[pa.Field]:
-    """Return the fields inside a type."""
-    if pa.types.is_struct(kind):
-        return [kind.field(place) for place in range(kind.num_fields)]
-    if pa.types.is_map(kind):
-        return [kind.key_field, kind.item_field]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return [kind.value_field]
-    return []
 
 
 def inside_of(names: NamedIds, name: str) -> NamedIds | None:

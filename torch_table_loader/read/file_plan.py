@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.read.by_id import plan_by_id
-from torch_table_loader.read.conform import conform_plan
-from torch_table_loader.read.conformer import FileConformer
+from torch_table_loader.read.conform import FileConformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
 from torch_table_loader.read.expressions import row_mask
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.read.deletes import Deletes, EqualityKeys
-    from torch_table_loader.read.keys import KeySet
+    from torch_table_loader.read.key_set import KeySet
     from torch_table_loader.records import Column, DataFile, FileColumns, FileMeta, Segment
 
 

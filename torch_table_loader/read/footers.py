@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.held import Held
+from torch_table_loader.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta
@@ -45,15 +45,15 @@ class LazyFooters:
         Args:
             files: each with its number of rows.
             inspect: reads a footer; must pickle.
-            most_bytes: how much is held.
+            most_bytes: how much is kept.
         """
         self._files = files
         self._inspect = inspect
-        self._held = Held(most_bytes)
+        self._cache = LRUCache(most_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle how footers are read."""
-        return LazyFooters, (self._files, self._inspect, self._held.most_bytes)
+        return LazyFooters, (self._files, self._inspect, self._cache.most_bytes)
 
     def __len__(self) -> int:
         """How many files."""
@@ -72,7 +72,7 @@ class LazyFooters:
             check_rows(file, meta)
             return meta, _META_BYTES + len(meta.footer or b"")
 
-        meta: FileMeta = self._held.get(index, make)
+        meta: FileMeta = self._cache.get(index, make)
         return meta
 
     def __iter__(self) -> Iterator[FileMeta]:
@@ -82,7 +82,7 @@ class LazyFooters:
     @property
     def num_bytes(self) -> int:
         """What is held now."""
-        return self._held.num_bytes
+        return self._cache.num_bytes
 
 
 def check_rows(file: DataFile, meta: FileMeta) -> None:

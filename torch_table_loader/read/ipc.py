@@ -1,4 +1,9 @@
-"""Arrow IPC: the file format cut at record batches, the stream format as one row group."""
+"""Arrow IPC: the file format cut at record batches, the stream format as one row group.
+
+pyarrow does not say where the blocks of a file lie. A file ends in: footer, its length in 4 bytes, ``ARROW1``. The
+footer is a flatbuffer (https://arrow.apache.org/docs/format/Columnar.html, "IPC File Format"; ``File.fbs`` in Arrow's
+repository).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,21 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.ipc_footer import check_blocks, read_blocks
-from torch_table_loader.read.parquet import refuse_duplicates
-from torch_table_loader.read.sequential import SequentialFile, WithoutStatistics, one_group
-from torch_table_loader.read.slices import bounded, rows_without_columns
+from torch_table_loader.read.readers import (
+    SequentialFile,
+    WithoutStatistics,
+    bounded,
+    one_group,
+    refuse_duplicates,
+    rows_without_columns,
+)
 from torch_table_loader.read.sound import sound
 from torch_table_loader.records import FileMeta
 
@@ -27,6 +37,10 @@ _FILE_MAGIC = b"ARROW1"
 _FEATHER_1_MAGIC = b"FEA1"
 _STREAM_START = 8
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_DICTIONARIES, _RECORD_BATCHES = 2, 3
+_BLOCK = struct.Struct("<qi4xq")
+_MOST_PADDING = 128
+"""Bytes between blocks that some writer may leave, and the end-of-stream marker; the header of a batch needs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +127,7 @@ def _check_footer(source: pa.NativeFile, num_batches: int) -> None:
     size = source.size()
     footer_bytes = int.from_bytes(source.read_at(4, size - 4 - len(_FILE_MAGIC)), "little")
     stop = size - 4 - len(_FILE_MAGIC) - footer_bytes
-    blocks, counted = read_blocks(source.read_at(footer_bytes, stop))
+    blocks, counted = _read_blocks(source.read_at(footer_bytes, stop))
     if counted != num_batches:
         raise ValueError(f"its footer names {counted} record batches, and {num_batches} are found")
     marker, length = struct.unpack("<iI", source.read_at(8, _STREAM_START))
@@ -173,3 +187,73 @@ def _owned(batch: pa.RecordBatch) -> pa.RecordBatch:
     if all(buffer.is_mutable for buffer in buffers):
         return batch
     return batch.copy_to(pa.default_cpu_memory_manager())
+
+
+class Block(NamedTuple):
+    """The bytes of one dictionary or record batch."""
+
+    start: int
+    stop: int
+
+
+def _read_blocks(footer: bytes) -> tuple[list[Block], int]:
+    """Read the footer's lists of blocks.
+
+    Args:
+        footer: without its length.
+
+    Returns:
+        Dictionaries and record batches, in the order of the footer; and how many of them are record batches.
+
+    Raises:
+        ValueError: the footer does not parse.
+    """
+    try:
+        (root,) = struct.unpack_from("<I", footer)
+        dictionaries, batches = (_vector(footer, root, field) for field in (_DICTIONARIES, _RECORD_BATCHES))
+    except struct.error as error:
+        raise ValueError(f"the footer ends before its blocks ({error})") from error
+    return [*dictionaries, *batches], len(batches)
+
+
+def _vector(footer: bytes, table: int, field: int) -> list[Block]:
+    (to_vtable,) = struct.unpack_from("<i", footer, table)
+    vtable = table - to_vtable
+    if vtable < 0:
+        raise ValueError("the footer's table begins before the footer")
+    (vtable_bytes,) = struct.unpack_from("<H", footer, vtable)
+    slot = 4 + 2 * field
+    place = struct.unpack_from("<H", footer, vtable + slot)[0] if slot + 2 <= vtable_bytes else 0
+    if not place:
+        return []
+    vector = table + place + struct.unpack_from("<I", footer, table + place)[0]
+    (count,) = struct.unpack_from("<I", footer, vector)
+    if vector + 4 + count * _BLOCK.size > len(footer):
+        raise ValueError(f"the footer has no room for the {count} blocks that it says")
+    blocks = []
+    for offset, metadata, body in _BLOCK.iter_unpack(footer[vector + 4 : vector + 4 + count * _BLOCK.size]):
+        if offset < 0 or metadata <= 0 or body < 0:
+            raise ValueError(f"a block has the offset {offset} and the lengths {metadata} and {body}")
+        blocks.append(Block(offset, offset + metadata + body))
+    return blocks
+
+
+def check_blocks(blocks: list[Block], start: int, stop: int) -> None:
+    """Check that blocks fill a file, so that none is missing, given twice, or elsewhere.
+
+    Args:
+        blocks: in any order.
+        start: where the schema ends.
+        stop: where the footer begins.
+
+    Raises:
+        ValueError: says where they do not.
+
+    >>> check_blocks([Block(120, 200), Block(100, 120)], 100, 208)
+    """
+    edges = [Block(start, start), *sorted(blocks), Block(stop, stop)]
+    for before, after in pairwise(edges):
+        if not 0 <= after.start - before.stop <= _MOST_PADDING:
+            raise ValueError(
+                f"its blocks must fill it, and between byte {before.stop} and byte {after.start} they do not"
+            )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyarrow import json
 
+from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.sequential import (
+from torch_table_loader.read.readers import (
     SequentialFile,
     WithoutStatistics,
     one_group,
@@ -95,4 +96,4 @@ def _as_json_reads(kind: pa.DataType) -> pa.DataType:
     kinds = pa.types
     if kinds.is_date(kind) or kinds.is_time(kind):
         return pa.string()
-    return kind.value_type if kinds.is_dictionary(kind) else kind
+    return decoded_type(kind)

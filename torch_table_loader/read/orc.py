@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import orc
 
 from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.orc_footer import Stripe, check_stripes, read_postscript, read_stripes
-from torch_table_loader.read.parquet import refuse_duplicates
-from torch_table_loader.read.prune import partition_can_pass
-from torch_table_loader.read.slices import bounded, rows_without_columns
+from torch_table_loader.read.readers import WithoutStatistics, bounded, refuse_duplicates, rows_without_columns
 from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
@@ -25,7 +23,7 @@ _TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class OrcReader:
+class OrcReader(WithoutStatistics):
     """Reads ORC files (https://orc.apache.org/specification/ORCv1/)."""
 
     name: str = "orc"
@@ -40,14 +38,6 @@ class OrcReader:
             group_rows=tuple(stripe.num_rows for stripe in stripes),
             group_bytes=tuple(stripe.num_bytes for stripe in stripes),
         )
-
-    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Return whether the partition values let rows pass; ORC's own statistics are not used."""
-        return [partition_can_pass(file, filters, schema)] * len(meta.group_rows)
-
-    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Prove nothing: pyarrow gives no ORC statistics."""
-        return frozenset()
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OrcFile:
         """Open; pyarrow takes no footer from outside, so this reads it again."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_table_loader.errors import TableError
@@ -19,7 +20,7 @@ from torch_table_loader.read.parquet_footer import (
 )
 from torch_table_loader.read.parquet_statistics import refuse_unsafe
 from torch_table_loader.read.prune import kept_row_groups
-from torch_table_loader.read.slices import taken
+from torch_table_loader.read.readers import refuse_duplicates
 from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
@@ -160,7 +161,7 @@ class ParquetFile:
                     "not what it was: build the loader again"
                 )
             fields += table.schema
-            arrays += taken(table, kept)
+            arrays += _taken(table, kept)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -190,22 +191,20 @@ class ParquetFile:
         self._source.close()
 
 
-def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
-    """Refuse a file with two columns of one name.
+def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
+    """Copy rows of a table: its columns, each in one piece.
 
     Args:
-        schema: the file's own schema.
-        file: the file, for the message.
+        table: of any number of chunks.
+        places: uint32, each inside the table; this is not checked.
 
-    Raises:
-        TableError: names the column.
+    >>> [column.to_pylist() for column in taken(pa.table({"a": [5, 6, 7]}), pa.array([0, 2], pa.uint32()))]
+    [[5, 7]]
     """
-    if len(set(schema.names)) != len(schema.names):
-        twice = next(name for name in schema.names if schema.names.count(name) > 1)
-        raise TableError(
-            f"{file.name} must have columns of different names, got {twice!r} "
-            f"{schema.names.count(twice)} times; write it again with unique names"
-        )
+    batches = table.to_batches()
+    if len(batches) == 1:
+        return list(pc.take(batches[0], places, boundscheck=False).columns)
+    return [column.combine_chunks() for column in pc.take(table, places, boundscheck=False).columns]
 
 
 def _footer_of(file: DataFile, meta: FileMeta) -> bytes:

@@ -11,6 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from torch_table_loader.arrow.arrays import offsets_of
+from torch_table_loader.arrow.datatypes import is_string
+
 _Check = Callable[[pa.Array], None]
 _Batch = TypeVar("_Batch", pa.RecordBatch, pa.Table)
 
@@ -68,7 +71,7 @@ def check_names(fields: Iterable[pa.Field]) -> None:
 
 @lru_cache(maxsize=1024)
 def _holds_text(kind: pa.DataType) -> bool:
-    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind) or pt.is_dictionary(kind):
+    if is_string(kind) or pt.is_dictionary(kind):
         return True
     if isinstance(kind, pa.BaseExtensionType):
         return _holds_text(kind.storage_type)
@@ -100,11 +103,10 @@ def _check_offsets_and_text(array: pa.Array) -> None:
 
 def _check_text(array: pa.Array) -> None:
     """Check text whose offsets are right. pyarrow looks at each string, which takes long: ASCII needs no such look."""
-    _, offsets, data = array.buffers()
+    data = array.buffers()[2]
     if data is None or not len(array):
         return
-    dtype = np.dtype(np.int32 if pt.is_string(array.type) else np.int64)
-    first, last = np.frombuffer(offsets, dtype, len(array) + 1, array.offset * dtype.itemsize)[[0, -1]]
+    first, last = offsets_of(array)[[0, -1]]
     # As signed bytes, all but ASCII is negative.
     if first < last and np.frombuffer(data, np.int8, last - first, first).min() < 0:
         array.validate(full=True)

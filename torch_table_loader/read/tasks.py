@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure, reading
 from torch_table_loader.read.file_plan import FilePlan, plan_file
+from torch_table_loader.read.file_walk import FileWalk, Piece, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import COLUMNAR
-from torch_table_loader.read.runs import Piece, fit_segments, group_at, plan_runs, trim_segments
-from torch_table_loader.read.walking import FileWalk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import OpenFile, Storage
     from torch_table_loader.read.footers import Footers
     from torch_table_loader.records import DataFile, ReadTask, Segment
-
-ROW_ID = "row_id"
-"""The column that says which physical row of the snapshot a row is."""
 
 DEFAULT_MAX_ROWS = 65_536
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.datatypes import decoded_type, is_string
 from torch_table_loader.errors import TableError
 
 NamedSchema = tuple[str, pa.Schema]
@@ -112,7 +113,7 @@ def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False)
     if kinds.is_null(one):
         return other
     if kinds.is_dictionary(one) or kinds.is_dictionary(other):
-        return unify_types(_plain(one), _plain(other), inferred=inferred)
+        return unify_types(decoded_type(one), decoded_type(other), inferred=inferred)
     families = {_family(one), _family(other)}
     if len(families) == 1:
         return _WITHIN[families.pop()](one, other, inferred)
@@ -159,10 +160,6 @@ def _refuse_uncastable(field: pa.Field, file_type: pa.DataType, name: str) -> No
             f"schema= says that column {field.name!r} is {field.type}, but in {name} it is {file_type}, which does "
             "not cast to that; change the field's type"
         ) from error
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _family(kind: pa.DataType) -> str:
@@ -225,7 +222,7 @@ def _fields(one: pa.Field, other: pa.Field, inferred: bool) -> pa.Field:
 _FAMILIES: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "integer": (pa.types.is_integer,),
     "floating": (pa.types.is_floating,),
-    "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    "string": (is_string,),
     "binary": (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
     "decimal": (pa.types.is_decimal,),
     "list": (pa.types.is_list, pa.types.is_large_list),

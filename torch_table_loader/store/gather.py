@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.errors import OutOfMemoryError
-from torch_table_loader.store.buffers import BufferPool
-from torch_table_loader.store.stored import from_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.store.advice import Advice
-    from torch_table_loader.store.layout import RecordLayout, Slot
-    from torch_table_loader.store.stored import Fixed
+    from torch_table_loader.store.read_ahead import ReadAhead
+    from torch_table_loader.store.record_layout import Fixed, RecordLayout, Slot
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -30,11 +27,10 @@ T = TypeVar("T")
 _BLOCK = 1 << 21
 """Bytes of records that are transposed at a time: measured on two threads, which wait for each other at every call."""
 _LEAST_BLOCK = 64
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class StoredRows:
     """All rows of a store, in memory or mapped into it.
 
     Args:
@@ -45,7 +41,7 @@ class Rows:
         row_ids: int64 [rows], rising; None where each row's id is its place.
         heap: record batches of the columns that no record holds, in row order.
         num_rows: how many.
-        advice: tells the system what comes next, where that is more than its memory holds; or None.
+        read_ahead: asks the system for the pages that come next, where it cannot hold them all; or None.
     """
 
     layout: RecordLayout
@@ -55,9 +51,8 @@ class Rows:
     row_ids: Ints | None
     heap: Sequence[pa.RecordBatch]
     num_rows: int
-    advice: Advice | None = None
+    read_ahead: ReadAhead | None = None
     _heap_starts: Ints = field(init=False, repr=False)
-    _pool: BufferPool = field(init=False, repr=False, default_factory=BufferPool)
 
     def __post_init__(self) -> None:
         """Derive where each batch of the heap begins."""
@@ -67,7 +62,7 @@ class Rows:
 
     def windows(
         self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
-    ) -> Iterator[tuple[Rows, Ints, T]]:
+    ) -> Iterator[tuple[StoredRows, Ints, T]]:
         """Make ready the rows of blocks that come after each other.
 
         Args:
@@ -77,7 +72,7 @@ class Rows:
         Yields:
             The rows to gather from, the places of the block among them, and the note.
         """
-        for places, note in blocks if self.advice is None else self.advice.windows(blocks, most_blocks):
+        for places, note in blocks if self.read_ahead is None else self.read_ahead.windows(blocks, most_blocks):
             yield self, places, note
 
     def ids(self, places: Ints) -> Ints:
@@ -85,7 +80,7 @@ class Rows:
         return places.copy() if self.row_ids is None else self.row_ids.take(places)
 
     def gather(self, places: Ints) -> list[pa.Array]:
-        """Return the rows at some places, as one array a column of the schema, whose memory is new.
+        """Return the rows at some places: one array a column of the schema, of its plain type, whose memory is new.
 
         Args:
             places: int64[n], each in [0, num_rows).
@@ -102,8 +97,7 @@ class Rows:
             ) from error
 
     def _gathered(self, places: Ints) -> list[pa.Array]:
-        schema = self.layout.schema
-        columns: list[Any] = [None] * len(schema)
+        columns: list[Any] = [None] * len(self.layout.schema)
         values = self._records(places)
         bits = self._null_bits(places)
         for slot, bare in zip(self.layout.slots, values, strict=True):
@@ -113,7 +107,7 @@ class Rows:
             columns[slot.column] = _array(slot, bare, nulls)
         for column, array in zip(self.layout.heap, self._from_heap(places), strict=True):
             columns[column] = array
-        return [from_stored(array, entry.type) for array, entry in zip(columns, schema, strict=True)]
+        return columns
 
     def _records(self, places: Ints) -> list[NDArray[Any]]:
         """Return each slot's values: contiguous, one row of a group's rectangle."""
@@ -143,14 +137,10 @@ class Rows:
         return values
 
     def _rectangles(self, rows: int) -> list[NDArray[Any]]:
-        """Make room for each group, one row a column, at multiples of 64 bytes of one buffer."""
-        sizes = [group.count * rows * group.dtype.itemsize for group in self.layout.groups]
-        starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-        memory = self._pool.take(starts[-1])
-        return [
-            memory[start : start + size].view(group.dtype).reshape(group.count, rows)
-            for start, size, group in zip(starts, sizes, self.layout.groups, strict=False)
-        ]
+        """Make room for each group, one row a column."""
+        groups = self.layout.groups
+        arena = Arena(sum(aligned(group.count * rows * group.dtype.itemsize) for group in groups))
+        return [arena.array((group.count, rows), group.dtype) for group in groups]
 
     def _null_bits(self, places: Ints) -> NDArray[np.uint8] | None:
         if self.nulls is None or not self.null_columns:
@@ -178,7 +168,7 @@ class Rows:
 
 
 def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) -> pa.Array:
-    """Make an Arrow array of the stored type over a column's values."""
+    """Make an Arrow array of the plain type over a column's values."""
     kind = slot.kind
     rows = len(values) // kind.count
     depth_nulls = _by_depth(kind, rows, nulls)

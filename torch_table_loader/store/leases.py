@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from torch_table_loader.local_files import new_file, open_regular, read_regular, stat_regular
+from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 
 BEAT = 2.0
 """Seconds between two heartbeats."""
@@ -54,7 +54,7 @@ class Leases:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Return every lease back."""
+        """Release every lease."""
         self._stop.set()
         self._thread.join()
         for path in (*self._held, self._clock):
@@ -78,15 +78,12 @@ class Leases:
             if not self._create(path):
                 if self._lives(path):
                     return False
-                with new_file(path) as (fresh, file):
-                    file.write(_own_name())
-                    file.close()
-                    fresh.replace(path)
+                write_whole(path, _own_name())
             self._held.add(path)
             return True
 
     def release(self, chunk: int) -> None:
-        """Return a chunk back."""
+        """Release a chunk."""
         path = self._folder / f"{chunk:06}"
         with self._lock:
             self._held.discard(path)

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from torch_table_loader.errors import StorageError, TableError
-from torch_table_loader.local_files import new_file, open_regular, read_regular, stat_regular
-from torch_table_loader.store.layout import RecordLayout
+from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
+from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.spec import (
     FORMAT,
     IDS,
@@ -36,7 +36,7 @@ REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is b
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a finished store says of itself.
+    """What a finished store consists of.
 
     Args:
         name: the store's.
@@ -73,7 +73,7 @@ class Manifest:
 
 
 def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> None:
-    """Say that a store is whole.
+    """Write the manifest of a store that is whole.
 
     Args:
         place: its folder.
@@ -84,7 +84,7 @@ def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> None:
     for name in file_names(spec, parts):
         now = stat_regular(place / name)
         files[name] = (now.st_size, now.st_mtime_ns)
-    said = {
+    content = {
         "format": FORMAT,
         "name": spec.name,
         "table": spec.table,
@@ -94,7 +94,7 @@ def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> None:
         "parts": [part.to_json() for part in parts],
         "made": time.time(),
     }
-    write_whole(place / MANIFEST, {"crc": _crc(said), "store": said})
+    write_whole(place / MANIFEST, json.dumps({"crc": _crc(content), "store": content}).encode())
 
 
 def read_manifest(place: Path) -> Manifest | None:
@@ -127,24 +127,24 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
     """
     try:
         whole = json.loads(text)
-        said = whole["store"]
-        if whole["crc"] != _crc(said) or said["format"] != FORMAT:
+        content = whole["store"]
+        if whole["crc"] != _crc(content) or content["format"] != FORMAT:
             raise TableError(f"the manifest of the row store {name!r} is damaged; {REMEDY}")
         return Manifest(
-            said["name"],
-            decode_schema(said["schema"]),
-            tuple(Part.from_json(part) for part in said["parts"]),
-            {name: (length, changed) for name, (length, changed) in said["files"].items()},
-            said["table"],
-            said["filtered"],
-            said["made"],
+            content["name"],
+            decode_schema(content["schema"]),
+            tuple(Part.from_json(part) for part in content["parts"]),
+            {name: (length, changed) for name, (length, changed) in content["files"].items()},
+            content["table"],
+            content["filtered"],
+            content["made"],
         )
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise TableError(f"the manifest of the row store {name!r} is damaged ({error!r}); {REMEDY}") from error
 
 
 def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
-    """Hold what a store says of itself against what is wanted.
+    """Compare a store with what is wanted.
 
     Args:
         manifest: the store's.
@@ -174,7 +174,7 @@ def file_names(spec: StoreSpec, parts: Sequence[Part]) -> list[str]:
 
 
 def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int = 1) -> bool:
-    """Hold a store's files against its manifest.
+    """Compare a store's files with its manifest.
 
     Args:
         place: its folder.
@@ -240,13 +240,5 @@ def _check_part(place: Path, chunk: int, name: str, start: int, length: int, wan
         )
 
 
-def write_whole(path: Path, value: Any) -> None:
-    """Write JSON so that the file is there whole, or not at all."""
-    with new_file(path) as (unfinished, file):
-        file.write(json.dumps(value).encode())
-        file.close()
-        unfinished.replace(path)
-
-
-def _crc(said: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+def _crc(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())

@@ -14,17 +14,17 @@ import pyarrow as pa
 
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.local_files import open_regular
-from torch_table_loader.store.advice import Advice
-from torch_table_loader.store.gather import Rows
-from torch_table_loader.store.layout import RecordLayout
+from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.manifest import Manifest, check_fits, check_store, read_manifest, write_manifest
+from torch_table_loader.store.read_ahead import ReadAhead
+from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS, StoreSpec, heap_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def open_store(place: Path, spec: StoreSpec, threads: int, window_bytes: int | None = None) -> Rows | None:
+def open_store(place: Path, spec: StoreSpec, threads: int, window_bytes: int | None = None) -> StoredRows | None:
     """Map a store into memory, after its counts (and where a file was written since, its checksums) were compared.
 
     Args:
@@ -49,7 +49,7 @@ def open_store(place: Path, spec: StoreSpec, threads: int, window_bytes: int | N
     return _mapped(place, manifest, window_bytes)
 
 
-def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> Rows:
+def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> StoredRows:
     layout, rows = RecordLayout(manifest.schema), manifest.num_rows
     records: NDArray[Any] = np.empty(0, dtype=np.uint8)
     if layout.width and rows:
@@ -62,15 +62,15 @@ def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> Rows:
     if layout.heap:
         for chunk in range(len(manifest.parts)):
             heap += _heap(place / heap_file(chunk))
-    advice = None
+    read_ahead = None
     if window_bytes is not None and layout.width and hasattr(os, "posix_fadvise"):
         nulled = [(place / NULLS, layout.null_width)] if NULLS in manifest.files else []
-        advice = Advice([(place / RECORDS, layout.width), *nulled], window_bytes)
-    return Rows(layout, records, nulls, manifest.null_columns, ids, heap, rows, advice)
+        read_ahead = ReadAhead([(place / RECORDS, layout.width), *nulled], window_bytes)
+    return StoredRows(layout, records, nulls, manifest.null_columns, ids, heap, rows, read_ahead)
 
 
 def _map(path: Path) -> NDArray[np.uint8]:
-    """Map a file, told to expect reads here and there."""
+    """Map a file, of which parts are read here and there."""
     mapped = _mapping(path)
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)

@@ -17,10 +17,10 @@ import pyarrow as pa
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, read_regular
 from torch_table_loader.planning.ranges import Ranges, coalesce, in_windows
-from torch_table_loader.store.gather import Rows
-from torch_table_loader.store.layout import RecordLayout
+from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.manifest import Manifest, check_fits, parse_manifest, read_manifest
+from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.spec import IDS, MANIFEST, NULLS, RECORDS, StoreSpec, heap_file
 
 if TYPE_CHECKING:
@@ -83,20 +83,20 @@ class RemoteRows:
         return found
 
     def gather(self, places: Ints) -> list[pa.Array]:
-        """Return the rows at some places, as one array a column; see `Rows.gather`."""
+        """Return the rows at some places, as one array a column; see `StoredRows.gather`."""
         rows, local = self.fetch(places)
         return rows.gather(local)
 
     def windows(
         self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
-    ) -> Iterator[tuple[Rows, Ints, T]]:
-        """Read the rows of blocks into memory, the next window while this one is taken; see `Rows.windows`."""
+    ) -> Iterator[tuple[StoredRows, Ints, T]]:
+        """Read the rows of blocks into memory, the next window while this one is taken; see `StoredRows.windows`."""
         windows = in_windows(blocks, self._least, self._most, most_blocks)
 
-        def begin(window: list[tuple[Ints, T]]) -> Future[tuple[Rows, Ints]]:
-            return pool.submit(self.fetch, np.concatenate([places for places, _ in window]), left)
+        def begin(window: list[tuple[Ints, T]]) -> Future[tuple[StoredRows, Ints]]:
+            return pool.submit(self.fetch, np.concatenate([places for places, _ in window]), cancellation)
 
-        with ThreadPoolExecutor(1, "table-loader-window") as pool, closing(_Left()) as left:
+        with ThreadPoolExecutor(1, "table-loader-window") as pool, closing(_Cancellation()) as cancellation:
             coming = deque((window, begin(window)) for window in islice(windows, 1))
             while coming:
                 coming.extend((window, begin(window)) for window in islice(windows, 1))
@@ -107,12 +107,12 @@ class RemoteRows:
                     yield rows, local[at : at + len(places)], note
                     at += len(places)
 
-    def fetch(self, places: Ints, left: _Left | None = None) -> tuple[Rows, Ints]:
+    def fetch(self, places: Ints, cancellation: _Cancellation | None = None) -> tuple[StoredRows, Ints]:
         """Read some rows into memory.
 
         Args:
             places: int64[n], each in [0, num_rows).
-            left: says that nobody wants them any more.
+            cancellation: whether nobody wants them any more.
 
         Returns:
             The rows, each once, and where among them each place's is.
@@ -121,15 +121,17 @@ class RemoteRows:
         layout, files = self.layout, self._manifest.files
         records: NDArray[Any] = np.empty(0, dtype=np.uint8)
         if layout.width:
-            records = self._records(RECORDS, layout.width, wanted, left).view(f"V{layout.width}").reshape(-1)
-        nulls = self._records(NULLS, layout.null_width, wanted, left) if NULLS in files else None
+            records = self._records(RECORDS, layout.width, wanted, cancellation).view(f"V{layout.width}").reshape(-1)
+        nulls = self._records(NULLS, layout.null_width, wanted, cancellation) if NULLS in files else None
         ids: Ints | None = wanted
         if IDS in files:
-            ids = self._records(IDS, 8, wanted, left).view("<i8").reshape(-1)
-        heap = self._heap(wanted, left) if layout.heap else []
-        return Rows(layout, records, nulls, self._manifest.null_columns, ids, heap, len(wanted)), local
+            ids = self._records(IDS, 8, wanted, cancellation).view("<i8").reshape(-1)
+        heap = self._heap(wanted, cancellation) if layout.heap else []
+        return StoredRows(layout, records, nulls, self._manifest.null_columns, ids, heap, len(wanted)), local
 
-    def _records(self, name: str, width: int, wanted: Ints, left: _Left | None = None) -> NDArray[np.uint8]:
+    def _records(
+        self, name: str, width: int, wanted: Ints, cancellation: _Cancellation | None = None
+    ) -> NDArray[np.uint8]:
         """Read records of one file: uint8[n, width]."""
         out = np.empty((len(wanted), width), dtype=np.uint8)
         if not len(wanted):
@@ -137,7 +139,7 @@ class RemoteRows:
         parts = coalesce(wanted, GAP_BYTES // width, max(1, REQUEST_BYTES // width))
         flat = out.view(f"V{width}").reshape(-1)
         for some in _in_flight(parts, width):
-            _check(left)
+            _check(cancellation)
             ends = [(int(parts.first[i]) * width, int(parts.stop[i]) * width) for i in some]
             found = self._storage.read_parts(f"{self._root}/{name}", ends)
             for number, data in zip(some, found, strict=True):
@@ -150,13 +152,13 @@ class RemoteRows:
                 )
         return out
 
-    def _heap(self, wanted: Ints, left: _Left | None) -> list[pa.RecordBatch]:
+    def _heap(self, wanted: Ints, cancellation: _Cancellation | None) -> list[pa.RecordBatch]:
         """Read the heaps of the chunks that are wanted, one after the other, and keep what is wanted of each."""
         starts = np.cumsum([0, *(part.rows for part in self._manifest.parts)])
         ends = np.searchsorted(wanted, starts)
         kept = []
         for chunk in np.flatnonzero(np.diff(ends)).tolist():
-            _check(left)
+            _check(cancellation)
             path = f"{self._root}/{heap_file(chunk)}"
             size = self._manifest.parts[chunk].heap_bytes
             cuts = [*range(0, size, REQUEST_BYTES), size]
@@ -168,8 +170,8 @@ class RemoteRows:
         return kept
 
 
-class _Left:
-    """Says, once it is closed, that an iterator was left."""
+class _Cancellation:
+    """Cancels what is still being read, once it is closed."""
 
     closed = False
 
@@ -177,8 +179,8 @@ class _Left:
         self.closed = True
 
 
-def _check(left: _Left | None) -> None:
-    if left is not None and left.closed:
+def _check(cancellation: _Cancellation | None) -> None:
+    if cancellation is not None and cancellation.closed:
         raise CancelledError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_table_loader.store.layout import RecordLayout
+from torch_table_loader.store.record_layout import RecordLayout
 
 FORMAT = 1
 """Raise it when the files' layout changes: names of stores carry it."""
@@ -53,8 +53,8 @@ class StoreSpec:
     @cached_property
     def name(self) -> str:
         """The store's folder: the same for every run of the same table, columns and filter."""
-        said = (FORMAT, self.table, self.filters, encode_schema(self.schema), self.chunk_rows, self.keeps_ids)
-        return f"rows-{hashlib.sha256(repr(said).encode()).hexdigest()[:32]}"
+        key = (FORMAT, self.table, self.filters, encode_schema(self.schema), self.chunk_rows, self.keeps_ids)
+        return f"rows-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
 
     @cached_property
     def chunk_starts(self) -> tuple[int, ...]:

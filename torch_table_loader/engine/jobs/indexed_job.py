@@ -244,7 +244,6 @@ class IndexedJob(Job):
             **self._common_work(position, marks_padding=self._marks_padding),
             plan=self._batches(position),
             items=self.items.stream(position),
-            schema=self.schema(),
             gather_batches=self.gather_batches,
         )
 

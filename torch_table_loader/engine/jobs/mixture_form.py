@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.reserved import PADDING_COLUMN
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.work.stream_work import PADDING_COLUMN
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:

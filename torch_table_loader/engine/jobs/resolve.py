@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.reserved import PADDING_COLUMN
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.calling import warn_caller
@@ -15,7 +16,6 @@ from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.progress import progress_bar
-from torch_table_loader.engine.work.stream_work import PADDING_COLUMN
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import rank_batch_size
 from torch_table_loader.planning.ranks import Topology

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, planner_of, strategy_of, with_padding
-from torch_table_loader.engine.sizes import is_variable, rows_in_flight, rows_of_a_read, width_of
+from torch_table_loader.engine.sizes import rows_in_flight, rows_of_a_read
 from torch_table_loader.engine.state import check_state, current_version, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.stream_work import StreamWork

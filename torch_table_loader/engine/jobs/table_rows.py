@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.datatypes import width_of
+from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.engine.exclusion_state import ExclusionState, warn_of_undone
 from torch_table_loader.engine.jobs.indexed_job import Items
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, with_padding
 from torch_table_loader.engine.row_store import RowStoreHandle
-from torch_table_loader.engine.sizes import rows_of_a_read, width_of
+from torch_table_loader.engine.sizes import rows_of_a_read
 from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream
@@ -26,7 +28,6 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
-from torch_table_loader.read.tasks import ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -189,13 +189,11 @@ class IndexedWork(LaneWork):
     Args:
         plan: what the rank delivers.
         items: by their place in the epoch's order.
-        schema: of what comes out.
         gather_batches: batches that are gathered together.
     """
 
     plan: GlobalBatches
     items: ItemStream
-    schema: pa.Schema
     gather_batches: int
 
     def rows(self, lane: int, start: int) -> Iterator[Rows]:
@@ -209,5 +207,4 @@ class IndexedWork(LaneWork):
         for columns, padding in self.items.columns(blocks):
             if self.marks_padding:
                 columns.append(pa.array(padding))
-            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-            yield cast("Rows", self.codec.decode(batch))
+            yield cast("Rows", self.codec.decode_plain(columns))

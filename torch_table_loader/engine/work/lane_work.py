@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.batching.exact import ExactBatches
+from torch_table_loader.batching.rebatching import ExactBatches
 from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:

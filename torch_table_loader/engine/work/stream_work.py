@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.batching.window import WindowShuffle
+from torch_table_loader.arrow.reserved import PADDING_COLUMN
+from torch_table_loader.batching.rebatching import WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.runs import Runs
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
     from torch_table_loader.read.tasks import TaskReader
-
-PADDING_COLUMN = "padding"
 
 _NO_PADDING = np.empty(0, dtype=np.bool_)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch_table_loader.batching.memory import new_array
+from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.batching.rows import Block, piece_starts
 from torch_table_loader.engine.sizes import SPARE_SLOTS
 from torch_table_loader.errors import OutOfMemoryError, TableLoaderError

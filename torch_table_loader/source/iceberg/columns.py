@@ -12,12 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, NamedIds
 from torch_table_loader.source.iceberg.checked import shown
 
-ROW_ID = Column(2147483540, "_row_id", pa.int64())
-LAST_UPDATED = Column(2147483539, "_last_updated_sequence_number", pa.int64())
+ROW_ID = Column(ROW_ID_FIELD, "_row_id", pa.int64())
+LAST_UPDATED = Column(LAST_UPDATED_FIELD, "_last_updated_sequence_number", pa.int64())
 LINEAGE = (ROW_ID, LAST_UPDATED)
 """Row lineage (v3): reserved columns, which come only where they are asked for."""
 

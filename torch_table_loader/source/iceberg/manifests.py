@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from torch_table_loader.arrow.reserved import PATH_FIELD
 from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.clients import STAT_THREADS
@@ -32,9 +33,6 @@ _UNKNOWN_ROWS = -1
 
 _VERSIONS = ("1", "2", "3")
 _PARTITION_VALUES = (type(None), bool, int, float, str, bytes, Decimal, UUID, dt.date, dt.time)
-
-_FILE_PATH_ID = 2147483546
-"""The column of a position delete file that names the data file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -379,7 +377,7 @@ def _deletes_info(raw: Raw) -> DeletesInfo:
     target = raw.get("referenced_data_file")
     if raw.get("content") == EQUALITY_DELETES and not raw.get("equality_ids"):
         raise unfit("equality_ids", "the ids of its key columns", raw.get("equality_ids"))
-    low, high = (by_id(raw, name).get(_FILE_PATH_ID) for name in ("lower_bounds", "upper_bounds"))
+    low, high = (by_id(raw, name).get(PATH_FIELD) for name in ("lower_bounds", "upper_bounds"))
     return DeletesInfo(
         key_ids=tuple(_offsets(raw.get("equality_ids") or [], "equality_ids")),
         target=None if not target else text(target, "referenced_data_file"),

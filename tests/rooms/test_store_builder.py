@@ -24,8 +24,8 @@ import pytest
 
 from tests.rooms.storing import Counting, MemoryTable, everything, numbers
 from torch_table_loader.errors import StorageError, TableError
-from torch_table_loader.store import build
-from torch_table_loader.store.build import build_files, done_chunks
+from torch_table_loader.store import builder
+from torch_table_loader.store.builder import build_files, done_chunks
 from torch_table_loader.store.leases import Leases
 from torch_table_loader.store.manifest import check_store, read_manifest
 from torch_table_loader.store.opened import open_store
@@ -60,7 +60,7 @@ def test_builders_that_share_a_folder_share_the_work(tmp_path: Path) -> None:
 
 
 def test_a_builder_that_waits_for_another_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_LOOKS_UNTIL_SAID", 1)
+    monkeypatch.setattr(builder, "_LOOKS_UNTIL_WARNING", 1)
     made = table()
     (tmp_path / LEASES).mkdir()
     waiting, said = threading.Event(), list[tuple[Any, ...]]()
@@ -69,7 +69,7 @@ def test_a_builder_that_waits_for_another_says_so_once(tmp_path: Path, monkeypat
         said.append(words)
         waiting.set()
 
-    monkeypatch.setattr(logging.getLogger(build.__name__), "warning", hear)
+    monkeypatch.setattr(logging.getLogger(builder.__name__), "warning", hear)
     with ThreadPoolExecutor(1) as pool, Leases(tmp_path / LEASES) as other:
         assert other.claim(3)
         building = pool.submit(build_files, tmp_path, made.spec, made.read, 2)
@@ -88,12 +88,12 @@ def test_a_builder_that_waits_for_another_says_so_once(tmp_path: Path, monkeypat
 def test_a_thread_that_waits_for_another_of_its_own_goes_on_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    monkeypatch.setattr(build, "_LOOK_AGAIN", 3600.0)
-    made, waits, wait = table(), threading.Event(), build._Builder._wait
+    monkeypatch.setattr(builder, "_LOOK_AGAIN", 3600.0)
+    made, waits, wait = table(), threading.Event(), builder._Builder._wait
 
-    def telling(builder: build._Builder, left: int) -> None:
+    def telling(one: builder._Builder, left: int) -> None:
         waits.set()
-        wait(builder, left)
+        wait(one, left)
 
     def late(chunk: int) -> Iterator[pa.RecordBatch]:
         if chunk == 0:
@@ -102,7 +102,7 @@ def test_a_thread_that_waits_for_another_of_its_own_goes_on_at_once(
                 raise TableError("torn")
         return made.read(chunk)
 
-    monkeypatch.setattr(build._Builder, "_wait", telling)
+    monkeypatch.setattr(builder._Builder, "_wait", telling)
     if fails:
         with pytest.raises(TableError, match="torn"):
             build_files(tmp_path, made.spec, late, 2)
@@ -312,8 +312,8 @@ BUILD = """
 import sys
 from pathlib import Path
 from tests.rooms.storing import Counting, MemoryTable, numbers
-from torch_table_loader.store import build
-from torch_table_loader.store.build import build_files
+from torch_table_loader.store import builder
+from torch_table_loader.store.builder import build_files
 made = MemoryTable(numbers(2_000), [*range(0, 2_000, 100), 2_000])
 print("go", flush=True)
 build_files(Path(sys.argv[1]), made.spec, Counting(made, 0.01), 2, beat=0.05, dead_after=0.5)

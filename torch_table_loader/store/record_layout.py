@@ -1,4 +1,8 @@
-"""How a row lies in the store: fixed-width columns in one record, widest first, everything else in heaps."""
+"""How a row lies in the store: fixed-width columns in one record, widest first, everything else in heaps.
+
+Columns are stored in their plain types, all of which Arrow gathers by index: dictionaries and run-ends as what they
+encode, views as strings and lists, extension types as what is inside.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_table_loader.store.stored import Fixed, fixed, stored_type, to_stored
+from torch_table_loader.arrow.arrays import bits, encoded, plain
+from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,12 +36,37 @@ _LEAST_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Fixed:
+    """A type of fixed width.
+
+    Args:
+        item: the Arrow type of one value.
+        sizes: of the fixed-size lists around it, outermost first.
+        width: bytes of one value in a record.
+    """
+
+    item: pa.DataType
+    sizes: tuple[int, ...]
+    width: int
+
+    @property
+    def count(self) -> int:
+        """Values in a row."""
+        return prod(self.sizes)
+
+    @property
+    def null_bits(self) -> int:
+        """Bits that say which parts of a row are null: one for the row, one for each list inside, one a value."""
+        return sum(prod(self.sizes[:depth]) for depth in range(len(self.sizes) + 1))
+
+
+@dataclass(frozen=True, slots=True)
 class Slot:
     """One column's place in the record.
 
     Args:
         column: its number in the schema.
-        kind: its stored type.
+        kind: its plain type.
         offset: bytes from the record's start.
         bit: the first of its bits in the record of nulls.
     """
@@ -72,7 +104,7 @@ class RecordLayout:
             schema: what record batches have.
         """
         self.schema = schema
-        kinds = [fixed(stored_type(entry.type)) for entry in schema]
+        kinds = [fixed(plain_type(entry.type)) for entry in schema]
         placed = sorted(
             ((column, kind) for column, kind in enumerate(kinds) if kind is not None),
             key=lambda pair: (-_alignment(pair[1].width), -pair[1].width, pair[0]),
@@ -93,7 +125,7 @@ class RecordLayout:
     @cached_property
     def heap_schema(self) -> pa.Schema:
         """The columns that no record holds, as they are stored."""
-        return pa.schema([pa.field(f"c{column}", stored_type(self.schema.types[column])) for column in self.heap])
+        return pa.schema([pa.field(f"c{column}", plain_type(self.schema.types[column])) for column in self.heap])
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -101,9 +133,8 @@ class RecordLayout:
         groups = []
         for width, run in groupby(range(len(self.slots)), key=lambda number: self.slots[number].kind.width):
             numbers = tuple(run)
-            dtype = np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
             count = sum(self.slots[number].kind.count for number in numbers)
-            groups.append(Group(numbers, dtype, self.slots[numbers[0]].offset, count))
+            groups.append(Group(numbers, _dtype_of(width), self.slots[numbers[0]].offset, count))
         return tuple(groups)
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
@@ -114,7 +145,7 @@ class RecordLayout:
         """
         values, nulls, found = [], None, set()
         for slot in self.slots:
-            bare, missing = _taken_apart(to_stored(batch.column(slot.column)), slot.kind)
+            bare, missing = _taken_apart(plain(batch.column(slot.column)), slot.kind)
             values.append(bare)
             if missing is not None:
                 if nulls is None:
@@ -126,7 +157,7 @@ class RecordLayout:
 
     def heap_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Take the columns that no record holds."""
-        columns = [to_stored(batch.column(column)) for column in self.heap]
+        columns = [plain(batch.column(column)) for column in self.heap]
         return pa.RecordBatch.from_arrays(columns, schema=self.heap_schema)
 
 
@@ -178,6 +209,57 @@ class Encoded:
         ]
 
 
+def fixed(kind: pa.DataType) -> Fixed | None:
+    """Describe a plain type of fixed width; None if its values have no fixed width.
+
+    >>> fixed(pa.list_(pa.int16(), 3))
+    Fixed(item=DataType(int16), sizes=(3,), width=2)
+    >>> fixed(pa.string()) is None
+    True
+    """
+    sizes: list[int] = []
+    while pt.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    if pt.is_boolean(kind):
+        return Fixed(kind, tuple(sizes), 1)
+    if pt.is_nested(kind) or pt.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType) or pt.is_null(kind):
+        return None
+    try:
+        bits = int(kind.bit_width)
+    except ValueError:
+        return None
+    return None if 0 in sizes or bits < 8 else Fixed(kind, tuple(sizes), bits // 8)
+
+
+def check_storable(schema: pa.Schema) -> None:
+    """Refuse columns that the store could not give back.
+
+    Raises:
+        ConfigError: names the column and its type.
+    """
+    for entry in schema:
+        try:
+            probe = pa.nulls(2, plain_type(entry.type))
+            back = encoded(probe.take(pa.array([1, 0])), entry.type)
+            pa.concat_arrays([probe, probe])
+        except (pa.ArrowException, NotImplementedError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"column {entry.name!r} is of type {entry.type}, which cannot be gathered row by row ({error}); leave "
+                'it out with columns=[...], or take shuffle="splits"'
+            ) from error
+        if back.type != entry.type:
+            raise ConfigError(
+                f"column {entry.name!r} is of type {entry.type}, which comes back as {back.type}; leave it out with "
+                'columns=[...], or take shuffle="splits"'
+            )
+
+
+def _dtype_of(width: int) -> np.dtype[Any]:
+    """Return unsigned integers of a width, or opaque bytes where there are none."""
+    return np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
+
+
 def _alignment(width: int) -> int:
     """Return the largest power of two, at most 8, that divides a width."""
     return min(width & -width, 8)
@@ -211,11 +293,8 @@ def _values(array: pa.Array, kind: Fixed) -> NDArray[Any]:
     if pt.is_boolean(array.type):
         if buffer is None or not len(array):
             return np.zeros(len(array), dtype=np.uint8)
-        first = array.offset >> 3
-        skip = array.offset & 7
-        packed = np.frombuffer(buffer, np.uint8, ((array.offset + len(array) + 7) >> 3) - first, first)
-        return np.unpackbits(packed, count=skip + len(array), bitorder="little")[skip:]
-    dtype = np.dtype(f"u{kind.width}" if kind.width in (1, 2, 4, 8) else f"V{kind.width}")
+        return bits(buffer, array.offset, len(array)).view(np.uint8)
+    dtype = _dtype_of(kind.width)
     if buffer is None or not len(array):
         return np.zeros(len(array), dtype=dtype)
     return np.frombuffer(buffer, dtype, len(array), array.offset * kind.width)

@@ -1,4 +1,4 @@
-"""One node a column: it turns an Arrow array into the data of one or more leaves.
+"""One decoder a column: it turns an Arrow array into the data of one or more leaves.
 
 A leaf is what one key of a batch holds: a kind, and the function that cuts it into batches.
 """
@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_table_loader.batching.cells import null_mask, plain, refuse_null, relisted, valid_mask
+from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relisted, valid_mask
+from torch_table_loader.batching.cells import refuse_null
 from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Branch(NamedTuple):
 Shape = Leaf | Branch
 
 
-class Column(Protocol):
+class Decoder(Protocol):
     """Decodes one column of a record batch, or one child of a struct."""
 
     def shapes(self) -> list[Shape]:
@@ -68,7 +69,7 @@ def _mask_leaf(name: str, cut: Cut) -> Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedColumn:
+class FixedDecoder:
     """One value, or one array of a fixed shape, a row.
 
     Args:
@@ -89,14 +90,14 @@ class FixedColumn:
         return [values, _mask_leaf(self.name, self.cut)] if self.masked else [values]
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
-        """Decode; see `Column`."""
+        """Decode; see `Decoder`."""
         sink.append(self.cell.values(array, seen))
         if self.masked:
             sink.append(valid_mask(array))
 
 
 @dataclass(frozen=True, slots=True)
-class ListsColumn:
+class ListsDecoder:
     """A list of fixed-width values a row.
 
     Args:
@@ -123,8 +124,8 @@ class ListsColumn:
         return [lists, _mask_leaf(self.name, self.cut_mask)] if self.masked else [lists]
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
-        """Decode; see `Column`."""
-        offsets = self._offsets(array)
+        """Decode; see `Decoder`."""
+        offsets = offsets_of(array)
         if array.null_count:
             sink.append(self._without_nulls(array, offsets, seen))
         else:
@@ -133,13 +134,6 @@ class ListsColumn:
             sink.append(Lists(offsets - offsets[0] if start else offsets, values))
         if self.masked:
             sink.append(valid_mask(array))
-
-    def _offsets(self, array: pa.Array) -> NDArray[Any]:
-        buffer = array.buffers()[1]
-        if buffer is None or len(array) == 0:
-            return np.zeros(1, np.int64)
-        dtype = np.dtype(np.int64 if pa.types.is_large_list(array.type) else np.int32)
-        return np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
 
     def _without_nulls(self, array: pa.Array, offsets: NDArray[Any], seen: set[int]) -> Lists:
         nulls = null_mask(array)
@@ -160,7 +154,7 @@ class ListsColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class TextColumn:
+class TextDecoder:
     """Strings or bytes, or lists of them, kept as Arrow until they are cut.
 
     Args:
@@ -180,13 +174,13 @@ class TextColumn:
         return [Leaf(self.name, TextKind(self.type), self.cut)]
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
-        """Decode; see `Column`."""
+        """Decode; see `Decoder`."""
         wide = array.cast(self.type)
         sink.append(wide if self.fill is None else wide.fill_null(self.fill))
 
 
 @dataclass(frozen=True, slots=True)
-class CodesColumn:
+class CodesDecoder:
     """Strings as indices into a vocabulary; unknown and null are −1.
 
     Args:
@@ -208,7 +202,7 @@ class CodesColumn:
         return [Leaf(self.name, DenseKind(np.dtype(np.int64)), self.cut)]
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
-        """Decode; see `Column`."""
+        """Decode; see `Decoder`."""
         wide = array.cast(self.type)
         if self.fill is not None:
             wide = wide.fill_null(self.fill)
@@ -216,7 +210,7 @@ class CodesColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeListsColumn:
+class CodeListsDecoder:
     """Lists of strings as lists of indices into a vocabulary.
 
     Args:
@@ -224,7 +218,7 @@ class CodeListsColumn:
         vocabulary: Arrow array of a wide type.
     """
 
-    lists: ListsColumn
+    lists: ListsDecoder
     vocabulary: pa.Array
 
     def shapes(self) -> list[Shape]:
@@ -232,7 +226,7 @@ class CodeListsColumn:
         return self.lists.shapes()
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
-        """Decode; see `Column`."""
+        """Decode; see `Decoder`."""
         wide = array.cast(pa.large_list(self.vocabulary.type))
         codes = pa.array(_lookup(wide.flatten(), self.vocabulary))
         self.lists.into(relisted(wide, codes), sink, seen)
@@ -255,7 +249,7 @@ def _lookup(array: pa.Array, vocabulary: pa.Array) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class StructColumn:
+class StructDecoder:
     """A nested dict.
 
     Args:
@@ -264,7 +258,7 @@ class StructColumn:
     """
 
     name: str
-    children: Sequence[Column]
+    children: Sequence[Decoder]
 
     def shapes(self) -> list[Shape]:
         """The one branch."""
@@ -277,19 +271,19 @@ class StructColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainColumn:
+class PlainDecoder:
     """A column behind an extension type, a dictionary or run-ends.
 
     Args:
         inner: decodes what is inside.
     """
 
-    inner: Column
+    inner: Decoder
 
     def shapes(self) -> list[Shape]:
         """Those of what is inside."""
         return self.inner.shapes()
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
-        """Decode; see `Column`."""
+        """Decode; see `Decoder`."""
         self.inner.into(plain(array), sink, seen)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import zlib
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import new_file, open_regular
@@ -21,9 +22,7 @@ from torch_table_loader.store.spec import IDS, NULLS, RECORDS, Part, StoreSpec, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.store.layout import Encoded
-
-ROW_ID = "row_id"
+    from torch_table_loader.store.record_layout import Encoded
 
 ReadChunk = Callable[[int], Iterable[pa.RecordBatch]]
 """Reads the live rows of a chunk, in row order: the columns, then (where the store keeps ids) the column ``row_id``."""
@@ -143,7 +142,7 @@ class FileSink:
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Write bytes; see `Sink`."""
         view = data.reshape(-1).data
-        with disk_full_named(self._place):
+        with naming_disk_errors(self._place):
             while view:
                 written = os.pwrite(self._files[name], view, at)
                 view, at = view[written:], at + written
@@ -155,7 +154,7 @@ class FileSink:
     def sync(self) -> None:
         """Bring what was written to the disk."""
         for file in self._files.values():
-            with disk_full_named(self._place):
+            with naming_disk_errors(self._place):
                 os.fsync(file)
 
     def close(self) -> None:
@@ -165,28 +164,23 @@ class FileSink:
         self._files.clear()
 
 
-class disk_full_named:  # noqa: N801 a context manager, used as one
-    """Turns what the disk says into an error of ours."""
-
-    def __init__(self, place: Path) -> None:
-        """Remember the folder for the message."""
-        self._place = place
-
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Name the folder and what can be done."""
-        if isinstance(error, OSError) and not isinstance(error, StorageError):
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            remedy = (
-                "make room, or pass row_store= another folder; what is built stays, and the next build goes on there"
-                if full
-                else "pass row_store= a folder that can be written"
-            )
-            what = "the disk is full" if full else "it cannot be written"
-            kind = store_error_type(error, missing=StorageError)
-            raise kind(f"building the row store in {str(self._place)!r}: {what} ({error}); {remedy}") from error
+@contextmanager
+def naming_disk_errors(place: Path) -> Iterator[None]:
+    """Turn errors of the disk into ones that name the store's folder, and what can be done."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = (
+            "make room, or pass row_store= another folder; what is built stays, and the next build goes on there"
+            if full
+            else "pass row_store= a folder that can be written"
+        )
+        what = "the disk is full" if full else "it cannot be written"
+        kind = store_error_type(error, missing=StorageError)
+        raise kind(f"building the row store in {str(place)!r}: {what} ({error}); {remedy}") from error
 
 
 class _HeapFile:
@@ -196,7 +190,7 @@ class _HeapFile:
         self._path = path
         self._open = ExitStack()
         self.crc, self.num_bytes = 0, 0
-        with disk_full_named(path.parent):
+        with naming_disk_errors(path.parent):
             self._unfinished, self._file = self._open.enter_context(new_file(path))
         self._writer = pa.ipc.new_file(pa.PythonFile(self, mode="w"), schema)
 
@@ -205,7 +199,7 @@ class _HeapFile:
     def write(self, data: Any) -> int:
         """Take a record batch of the store's, or bytes of Arrow's writer."""
         if isinstance(data, pa.RecordBatch):
-            with disk_full_named(self._path.parent):
+            with naming_disk_errors(self._path.parent):
                 self._writer.write_batch(data)
             return 0
         self.crc = zlib.crc32(data, self.crc)
@@ -224,7 +218,7 @@ class _HeapFile:
         """Finish the file and name it, or drop it."""
         try:
             if whole:
-                with disk_full_named(self._path.parent):
+                with naming_disk_errors(self._path.parent):
                     self._writer.close()
                     self._file.flush()
                     os.fsync(self._file.fileno())

@@ -1,4 +1,4 @@
-"""What was read, held for the next who asks, within a number of bytes."""
+"""A cache of what was read, within a number of bytes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Held:
+class LRUCache:
     """Values by key, each made once by whoever asks first; the least recently used go when it is full.
 
     Threads share it; it does not pickle.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Hold nothing.
+        """Keep nothing yet.
 
         Args:
-            most_bytes: how much is held; the newest value always is.
+            most_bytes: how much is kept; the newest value always is.
         """
         self.most_bytes = most_bytes
         self.num_bytes = 0
@@ -36,8 +36,8 @@ class Held:
 
         Args:
             key: names it.
-            make: gives the value and its size in bytes, where it is not held.
-            serves: whether what is held is enough; if not, it is made anew.
+            make: returns the value and its size in bytes, where it is not there.
+            serves: whether the value that is there is enough; if not, it is made anew.
         """
         if self._pid != os.getpid():  # a fork: locks may be held by threads that are not here
             self._reset()
@@ -52,17 +52,17 @@ class Held:
                     if self._making.get(key) is not making:
                         continue  # it was made while this thread waited
                 value, num_bytes = make()
-                self._hold(key, value, num_bytes)
+                self._keep(key, value, num_bytes)
                 return value
 
-    def _hold(self, key: Any, value: Any, num_bytes: int) -> None:
+    def _keep(self, key: Any, value: Any, num_bytes: int) -> None:
         with self._lock:
             self._making.pop(key, None)
-            self._let_go(key)
+            self._remove(key)
             self._values[key] = (value, num_bytes)
             self.num_bytes += num_bytes
             while self.num_bytes > self.most_bytes and len(self._values) > 1:
-                self._let_go(next(iter(self._values)))
+                self._remove(next(iter(self._values)))
 
-    def _let_go(self, key: Any) -> None:
+    def _remove(self, key: Any) -> None:
         self.num_bytes -= self._values.pop(key, (None, 0))[1]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_table_loader.read import key_values
-from torch_table_loader.read.keys import KeySet
+from torch_table_loader.read import key_set
+from torch_table_loader.read.key_set import KeySet
 
 DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 NAN = float("nan")
@@ -61,7 +61,7 @@ def arrays(types: Sequence[pa.DataType], rows: Sequence[Sequence[Any]], skipped:
 def hashing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hash as always, or everything alike."""
     if not request.param:
-        monkeypatch.setattr(key_values, "mixed", lambda so_far, _: np.zeros_like(so_far))
+        monkeypatch.setattr(key_set, "mixed", lambda so_far, _: np.zeros_like(so_far))
 
 
 @pytest.mark.usefixtures("hashing")

@@ -9,27 +9,27 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch_table_loader.errors import OutOfMemoryError, StorageError
-from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular
-from torch_table_loader.store.chunks import FileSink, MemorySink, ReadChunk, disk_full_named, write_chunk
-from torch_table_loader.store.gather import Rows
+from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular, write_whole
+from torch_table_loader.store.chunk_writer import FileSink, MemorySink, ReadChunk, naming_disk_errors, write_chunk
+from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
-from torch_table_loader.store.manifest import read_manifest, write_manifest, write_whole
+from torch_table_loader.store.manifest import read_manifest, write_manifest
 from torch_table_loader.store.spec import IDS, LEASES, NULLS, PARTS, RECORDS, Part, StoreSpec, part_file
 
 _log = logging.getLogger(__name__)
 
 Report = Callable[[int], None]
-"""Is told how many chunks are done, now and then."""
+"""Called with how many chunks are done, now and then."""
 
 _LOOK_AGAIN = 0.1
 """Seconds until a builder that waits for others looks again."""
 
-_LOOKS_UNTIL_SAID = 20
-"""Looks after which a builder that waits says so."""
+_LOOKS_UNTIL_WARNING = 20
+"""Looks after which a builder that waits logs so."""
 
 _TOO_LARGE = "the row store needs about {:,} bytes of memory"
 _SMALLER = (
@@ -57,7 +57,7 @@ def build_files(
         spec: what it is to hold.
         read: reads a chunk's rows.
         threads: how many read and write.
-        report: is told how it goes.
+        report: called as it goes on.
         beat: seconds between two signs of life.
         dead_after: seconds without one after which another builder's chunk is taken over.
 
@@ -65,7 +65,7 @@ def build_files(
         StorageError: the disk is full, or has too little room to begin.
         TableError: the table has other rows than were counted.
     """
-    with disk_full_named(place):
+    with naming_disk_errors(place):
         for folder in (place, place / PARTS, place / LEASES):
             make_folder(folder)
         _check_room(place, spec)
@@ -82,14 +82,14 @@ def build_files(
 
 def build_memory(
     spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None = None, room: int | None = None
-) -> Rows:
+) -> StoredRows:
     """Build a store in the memory of this process.
 
     Args:
         spec: what it is to hold.
         read: reads a chunk's rows.
         threads: how many read.
-        report: is told how it goes.
+        report: called as it goes on.
         room: the bytes that it may take; None where nobody knows.
 
     Raises:
@@ -107,7 +107,9 @@ def build_memory(
         ) from error
 
 
-def _built_in_memory(spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None, room: int | None) -> Rows:
+def _built_in_memory(
+    spec: StoreSpec, read: ReadChunk, threads: int, report: Report | None, room: int | None
+) -> StoredRows:
     sink, lock, done, heap_bytes = MemorySink(spec), threading.Lock(), [0], [0]
 
     def build(chunk: int) -> Part:
@@ -124,7 +126,7 @@ def _built_in_memory(spec: StoreSpec, read: ReadChunk, threads: int, report: Rep
     with ThreadPoolExecutor(threads, "table-loader-store") as pool:
         parts = list(pool.map(build, range(len(spec.chunk_rows))))
     layout = spec.layout
-    return Rows(
+    return StoredRows(
         layout,
         sink.memory.reshape(-1).view(f"V{layout.width}") if layout.width else sink.memory.reshape(-1),
         None if sink.nulls is None else sink.nulls.reshape(-1, layout.null_width),
@@ -164,7 +166,7 @@ class _Builder:
         self._failed = False
         self._chunks_left = 0
         """How often a thread of ours has left a chunk, finished or not."""
-        self._turned = threading.Condition()
+        self._changed = threading.Condition()
         self._looks = 0
         self._looking = threading.Lock()
         self._measured = False
@@ -187,7 +189,7 @@ class _Builder:
                 if (chunk := self._claim()) is not None:
                     self._build(chunk)
                 else:
-                    self._say_who_is_awaited()
+                    self._warn_of_waiting()
                     self._wait(left)
         except FileNotFoundError:
             if read_manifest(self._place) is None:  # else another builder has finished, and taken its leases away
@@ -198,14 +200,14 @@ class _Builder:
             raise
 
     def _fail(self) -> None:
-        with self._turned:
+        with self._changed:
             self._failed = True
-            self._turned.notify_all()
+            self._changed.notify_all()
 
     def _wait(self, left: int) -> None:
         """Wait a while for other processes, or until another thread leaves a chunk, if none has since `left`."""
-        with self._turned:
-            self._turned.wait_for(lambda: self._failed or self._chunks_left != left, _LOOK_AGAIN)
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or self._chunks_left != left, _LOOK_AGAIN)
 
     def _claim(self) -> int | None:
         done = done_chunks(self._place)
@@ -219,13 +221,13 @@ class _Builder:
                 return chunk
         return None
 
-    def _say_who_is_awaited(self) -> None:
-        """Say once that other processes have all the chunks that are left, and have had them for a while."""
+    def _warn_of_waiting(self) -> None:
+        """Log once that other processes have all the chunks that are left, and have had them for a while."""
         with self._looking:
             if self._leases.holds_any:
                 return
             self._looks += 1
-            if self._looks != _LOOKS_UNTIL_SAID:
+            if self._looks != _LOOKS_UNTIL_WARNING:
                 return
         left = len(self._spec.chunk_rows) - len(done_chunks(self._place))
         _log.warning(
@@ -238,13 +240,13 @@ class _Builder:
     def _build(self, chunk: int) -> None:
         try:
             part = write_chunk(self._spec, chunk, self._read(chunk), self._sink)
-            with disk_full_named(self._place), _no_matter_when_whole(self._place):
-                write_whole(part_file(self._place, chunk), part.to_json())
+            with naming_disk_errors(self._place), _unless_finished(self._place):
+                write_whole(part_file(self._place, chunk), json.dumps(part.to_json()).encode())
         finally:
             self._leases.release(chunk)
-            with self._turned:
+            with self._changed:
                 self._chunks_left += 1
-                self._turned.notify_all()
+                self._changed.notify_all()
         if part.heap_bytes and not self._measured:
             self._measured = True
             _check_room(self._place, self._spec, part)
@@ -255,17 +257,14 @@ class _Builder:
         return read_manifest(self._place) is not None or len(done_chunks(self._place)) == len(self._spec.chunk_rows)
 
 
-class _no_matter_when_whole:  # noqa: N801 a context manager, used as one
-    """Forgives a folder that is gone where another builder has finished the store meanwhile."""
-
-    def __init__(self, place: Path) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        return isinstance(error, FileNotFoundError) and read_manifest(self._place) is not None
+@contextmanager
+def _unless_finished(place: Path) -> Iterator[None]:
+    """Forgive a folder that is gone because another builder has finished the store meanwhile."""
+    try:
+        yield
+    except FileNotFoundError:
+        if read_manifest(place) is None:
+            raise
 
 
 def done_chunks(place: Path) -> set[int]:
@@ -326,7 +325,7 @@ def _finish(place: Path, spec: StoreSpec) -> None:
         if read_manifest(place) is None:
             raise
         return  # another builder did
-    with disk_full_named(place):
+    with naming_disk_errors(place):
         if parts and all(part.nulls is None for part in parts):
             (place / NULLS).unlink(missing_ok=True)
         write_manifest(place, spec, parts)

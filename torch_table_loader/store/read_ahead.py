@@ -1,6 +1,6 @@
-"""Tells the system which pages of a store come next, where the store is larger than memory.
+"""Asks the system for the pages of a store that come next, where the store is larger than memory.
 
-A page fault at a time keeps a disk waiting. So the pages of a window of the order are sorted, neighbours are joined,
+One page fault at a time keeps a disk waiting. So the pages of a window of the order are sorted, neighbours are joined,
 and all are asked for at once, while the window before is taken.
 """
 
@@ -32,8 +32,8 @@ LEAST_ROWS = 4096
 """Rows of a lane's first window."""
 
 
-class Advice:
-    """Speaks to the system of the files of one store."""
+class ReadAhead:
+    """Reads the files of one store ahead."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], window_bytes: int) -> None:
         """Open the files.
@@ -60,7 +60,7 @@ class Advice:
         yield from current
 
     def expect(self, places: Ints) -> int:
-        """Ask for the pages of some rows; returns how many requests that took."""
+        """Ask for the pages of some rows; return how many requests that took."""
         requests = 0
         for file, width in self._files:
             begin = places * width

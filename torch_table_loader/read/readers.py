@@ -1,4 +1,4 @@
-"""What CSV, JSON lines and IPC streams share: one row group, read from the start each time."""
+"""What format readers share: files without statistics, files read from their start each time, batches cut to length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.prune import partition_can_pass
-from torch_table_loader.read.slices import bounded
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -90,3 +89,47 @@ def refuse_large_inference(file: DataFile, num_bytes: int) -> None:
             f"{file.name} must be at most {INFERENCE_BYTES} bytes for its types to be guessed, got {num_bytes} bytes; "
             "pass schema= with the types to read it as, and it is read in blocks"
         )
+
+
+def refuse_duplicates(schema: pa.Schema, file: DataFile) -> None:
+    """Refuse a file with two columns of one name.
+
+    Args:
+        schema: the file's own schema.
+        file: the file, for the message.
+
+    Raises:
+        TableError: names the column.
+    """
+    if len(set(schema.names)) != len(schema.names):
+        twice = next(name for name in schema.names if schema.names.count(name) > 1)
+        raise TableError(
+            f"{file.name} must have columns of different names, got {twice!r} "
+            f"{schema.names.count(twice)} times; write it again with unique names"
+        )
+
+
+def bounded(batch: pa.RecordBatch, max_rows: int) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into slices of at most `max_rows` rows, without copying.
+
+    Args:
+        batch: any batch; one without rows gives nothing.
+        max_rows: no slice has more.
+
+    >>> [part.num_rows for part in bounded(pa.record_batch({"a": [1, 2, 3]}), 2)]
+    [2, 1]
+    """
+    if 0 < batch.num_rows <= max_rows:
+        yield batch
+        return
+    for start in range(0, batch.num_rows, max_rows):
+        yield batch.slice(start, max_rows)
+
+
+def rows_without_columns(num_rows: int) -> pa.RecordBatch:
+    """Make a batch that has rows and no columns.
+
+    >>> rows_without_columns(3).num_rows
+    3
+    """
+    return pa.record_batch([pa.nulls(num_rows)], names=["none"]).select([])

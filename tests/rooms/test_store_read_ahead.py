@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.rooms.storing import MemoryTable, everything, numbers
-from torch_table_loader.store.advice import GAP_PAGES, PAGE, Advice
-from torch_table_loader.store.build import build_files
+from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.opened import open_store
+from torch_table_loader.store.read_ahead import GAP_PAGES, PAGE, ReadAhead
 from torch_table_loader.store.spec import RECORDS
 
 
@@ -26,16 +26,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_pages_come_sorted_and_joined(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
     path = tmp_path / "records"
     path.write_bytes(bytes(3000 * PAGE))
-    advice = Advice([(path, 100)], 1 << 20)
+    read_ahead = ReadAhead([(path, 100)], 1 << 20)
     far = 200 * PAGE // 100
     places = np.array([far, 0, 1, 40, 3, 3])  # record 40 lies on pages 0 and 1
-    assert advice.expect(places) == 2
+    assert read_ahead.expect(places) == 2
     assert asked == [(0, 2 * PAGE), (200 * PAGE, PAGE)]
     asked.clear()
-    assert advice.expect(np.arange(0, 3000 * PAGE // 100 - 1, (GAP_PAGES * PAGE) // 100)) == 3
+    assert read_ahead.expect(np.arange(0, 3000 * PAGE // 100 - 1, (GAP_PAGES * PAGE) // 100)) == 3
     assert [length <= 1024 * PAGE for _, length in asked] == [True] * 3
     asked.clear()
-    assert advice.expect(np.empty(0, dtype=np.int64)) == 0
+    assert read_ahead.expect(np.empty(0, dtype=np.int64)) == 0
 
 
 def test_the_next_window_is_asked_for_before_this_one_is_taken(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
@@ -72,7 +72,7 @@ def test_the_last_page_is_warm_and_the_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / RECORDS
     path.write_bytes(bytes(10))
     before = len(list(Path("/proc/self/fd").iterdir()))
-    advice = Advice([(path, 5)], 1)
-    assert advice.expect(np.array([1])) == 1
-    del advice
+    read_ahead = ReadAhead([(path, 5)], 1)
+    assert read_ahead.expect(np.array([1])) == 1
+    del read_ahead
     assert len(list(Path("/proc/self/fd").iterdir())) == before

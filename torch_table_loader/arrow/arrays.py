@@ -1,0 +1,114 @@
+"""Arrow arrays with and without what is around their values, and their buffers as numpy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from torch_table_loader.arrow.datatypes import is_list_view, plain_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """Bring an array to the type that `plain_type` returns.
+
+    >>> plain(pa.array(["a", "b", "a"]).dictionary_encode()).to_pylist()
+    ['a', 'b', 'a']
+    """
+    while (kind := array.type) != plain_type(kind):
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        elif isinstance(array, pa.DictionaryArray):
+            array = array.dictionary_decode()
+        elif isinstance(array, pa.RunEndEncodedArray):
+            array = pc.run_end_decode(array)
+        elif is_list_view(kind):
+            # pyarrow 26 casts a list view to an array with offsets that do not rise; `flatten` is right.
+            array = relisted(array, array.flatten())
+        else:
+            array = array.cast(plain_type(kind))
+    return array
+
+
+def encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Bring an array of the type ``plain_type(kind)`` to `kind`."""
+    if array.type == kind:
+        return array
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, encoded(array, kind.storage_type))
+    if pt.is_dictionary(kind):
+        found = encoded(array, kind.value_type).dictionary_encode()
+        indices = found.indices.cast(kind.index_type)
+        return pa.DictionaryArray.from_arrays(indices, found.dictionary, ordered=kind.ordered)
+    if pt.is_run_end_encoded(kind):
+        return pc.run_end_encode(encoded(array, kind.value_type), run_end_type=kind.run_end_type)
+    if is_list_view(kind):
+        return _list_view(array, kind)
+    return array.cast(kind)
+
+
+def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
+    """Make large lists with the lengths and nulls of `lists`.
+
+    Args:
+        lists: lists of any kind.
+        values: the values of the lists that are not null, one after another.
+
+    >>> relisted(pa.array([[1, 2], None, [3]]), pa.array(["a", "b", "c"])).to_pylist()
+    [['a', 'b'], None, ['c']]
+    """
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
+    mask = lists.is_null() if lists.null_count else None
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=mask)
+
+
+def _list_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Turn large lists into list views."""
+    wide = pt.is_large_list_view(kind)
+    index = pa.int64() if wide else pa.int32()
+    lengths = lists.value_lengths().fill_null(0).cast(index)
+    mask = lists.is_null() if lists.null_count else None
+    make = pa.LargeListViewArray if wide else pa.ListViewArray
+    return make.from_arrays(lists.offsets.slice(0, len(lists)).cast(index), lengths, lists.values, type=kind, mask=mask)
+
+
+def bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:
+    """Unpack `length` bits from bit `offset` on into new bytes."""
+    first = offset >> 3
+    packed = np.frombuffer(buffer, np.uint8, ((offset + length + 7) >> 3) - first, first)
+    skip = offset & 7
+    return np.unpackbits(packed, count=skip + length, bitorder="little")[skip:].view(np.bool_)
+
+
+def null_mask(array: pa.Array) -> NDArray[np.bool_]:
+    """Mark the nulls of an array that has some; the result is new."""
+    valid = bits(array.buffers()[0], array.offset, len(array))
+    return np.logical_not(valid, out=valid)
+
+
+def valid_mask(array: pa.Array) -> NDArray[np.bool_]:
+    """Mark the values of an array; the result is new."""
+    if array.null_count == 0:
+        return np.ones(len(array), np.bool_)
+    return bits(array.buffers()[0], array.offset, len(array))
+
+
+def offsets_of(array: pa.Array) -> NDArray[Any]:
+    """View where each value of a list, string or binary array begins, and where the last one ends.
+
+    Returns:
+        int32 or int64 [len + 1], from any number on; only to be read.
+    """
+    buffer, kind = array.buffers()[1], array.type
+    if buffer is None or len(array) == 0:
+        return np.zeros(1, np.int64)
+    wide = pt.is_large_list(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind)
+    dtype = np.dtype(np.int64 if wide else np.int32)
+    return np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)

@@ -1,0 +1,161 @@
+"""Chunks of rows become batches of one size, or windows in which rows are permuted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic
+
+from torch_table_loader.batching.rows import R, RowsCodec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class _Carry(Generic[R]):
+    """What is left of a chunk when whole batches or windows were cut off: rows that wait for more, in order.
+
+    Args:
+        codec: joins them.
+    """
+
+    __slots__ = ("_codec", "_parts", "num_rows")
+
+    def __init__(self, codec: RowsCodec[R]) -> None:
+        """Hold nothing."""
+        self._codec = codec
+        self._parts: list[R] = []
+        self.num_rows = 0
+
+    def add(self, rows: R, start: int) -> None:
+        """Hold the rows from `start` on.
+
+        A small rest is copied, since a view would keep the whole chunk in memory until the next one is there.
+        """
+        left = rows.num_rows - start
+        if left == 0:
+            return
+        if start == 0:
+            part = rows
+        else:
+            part = rows.slice(start, rows.num_rows)
+            if left <= start:
+                part = self._codec.concat([part])
+        self._parts.append(part)
+        self.num_rows += left
+
+    def parts(self, rows: R, stop: int) -> list[R]:
+        """Return all that waits and the rows up to `stop`, as runs in order; nothing waits then."""
+        if stop:
+            self._parts.append(rows.slice(0, stop))
+        parts, self._parts, self.num_rows = self._parts, [], 0
+        return parts
+
+    def fill(self, rows: R, stop: int) -> R:
+        """Return what `parts` does, joined."""
+        return self._joined(self.parts(rows, stop))
+
+    def empty(self) -> R:
+        """Return all that waits, joined; nothing waits then. At least one row must."""
+        parts, self._parts, self.num_rows = self._parts, [], 0
+        return self._joined(parts)
+
+    def _joined(self, parts: list[R]) -> R:
+        return parts[0] if len(parts) == 1 else self._codec.concat(parts)
+
+
+class ExactBatches(Generic[R]):
+    """Cuts a run of chunks into exact batches; copies only the batches that span chunks.
+
+    Args:
+        codec: joins rows.
+        batch_size: rows of a batch.
+    """
+
+    __slots__ = ("_batch_size", "_carry", "_codec")
+
+    def __init__(self, codec: RowsCodec[R], batch_size: int) -> None:
+        """Hold nothing."""
+        self._batch_size = batch_size
+        self._codec = codec
+        self._carry = _Carry(codec)
+
+    def push_parts(self, rows: R) -> list[list[R]]:
+        """Take a chunk; return what is ready, each as consecutive runs, together a multiple of `batch_size`.
+
+        Args:
+            rows: the next chunk.
+
+        Returns:
+            No, one or two of these: the batch that spans chunks, then the whole batches of this chunk, which view it.
+        """
+        size, ready, start = self._batch_size, [], 0
+        if self._carry.num_rows:
+            start = size - self._carry.num_rows
+            if rows.num_rows < start:
+                self._carry.add(rows, 0)
+                return []
+            ready.append(self._carry.parts(rows, start))
+        stop = rows.num_rows - (rows.num_rows - start) % size
+        if stop > start:
+            ready.append([rows if stop - start == rows.num_rows else rows.slice(start, stop)])
+        self._carry.add(rows, stop)
+        return ready
+
+    def push(self, rows: R) -> list[R]:
+        """Take a chunk; return the rows of the full batches that are ready, as no, one or two runs of whole batches."""
+        return [parts[0] if len(parts) == 1 else self._codec.concat(parts) for parts in self.push_parts(rows)]
+
+    def rest(self) -> R | None:
+        """Return what remains as rows, fewer than `batch_size`; None if nothing does."""
+        return self._carry.empty() if self._carry.num_rows else None
+
+
+class WindowShuffle(Generic[R]):
+    """The shuffle buffer: permutes a run of chunks inside windows of `window` rows; only the last may be shorter.
+
+    Args:
+        codec: joins rows.
+        window: rows of a window.
+        permutation_of: ``(window_index, length)`` to a permutation of ``range(length)``: row i of the window that
+            comes out is row ``permutation[i]`` of what went in.
+        first_window: the index of the first window.
+    """
+
+    __slots__ = ("_carry", "_index", "_permutation_of", "_window")
+
+    def __init__(
+        self,
+        codec: RowsCodec[R],
+        window: int,
+        permutation_of: Callable[[int, int], NDArray[np.int64]],
+        first_window: int = 0,
+    ) -> None:
+        """Hold nothing."""
+        self._window = window
+        self._permutation_of = permutation_of
+        self._index = first_window
+        self._carry = _Carry(codec)
+
+    def push(self, rows: R) -> list[R]:
+        """Take a chunk; return the windows that are full, permuted, each one run of its own memory."""
+        ready: list[R] = []
+        start = 0
+        while rows.num_rows - start >= self._window - self._carry.num_rows:
+            stop = start + self._window - self._carry.num_rows
+            if self._carry.num_rows:
+                ready.append(self._permuted(self._carry.fill(rows, stop)))
+            else:
+                ready.append(self._permuted(rows.slice(start, stop)))
+            start = stop
+        self._carry.add(rows, start)
+        return ready
+
+    def finish(self) -> list[R]:
+        """Return the short last window, permuted, if there is one."""
+        return [self._permuted(self._carry.empty())] if self._carry.num_rows else []
+
+    def _permuted(self, rows: R) -> R:
+        order = self._permutation_of(self._index, rows.num_rows)
+        self._index += 1
+        return rows.take(order)

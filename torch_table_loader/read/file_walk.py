@@ -1,0 +1,330 @@
+"""Which rows of a file are read in one go, and the walk over them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.contracts import RenewingStorage, ThinningFile
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.formats import reader_for
+from torch_table_loader.records import Segment
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import OpenFile, Storage
+    from torch_table_loader.read.file_plan import FilePlan
+
+_ROWS_AHEAD = 1 << 22
+"""Rows of which a bit is held each: threads would wait for one another at each of many small steps."""
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a file to deliver; `segment` is the place of the first segment in the task."""
+
+    row_start: int
+    row_stop: int
+    segment: int
+
+
+class Run(NamedTuple):
+    """Consecutive row groups that are read in one go, and the pieces to deliver of them."""
+
+    groups: range
+    pieces: tuple[Piece, ...]
+
+
+def trim_segments(
+    segments: Sequence[Segment], skip: int, take: int, *, every_row_lives: bool
+) -> tuple[list[Segment], int, int]:
+    """Leave out what needs no reading.
+
+    Args:
+        segments: a task's.
+        skip: live rows to leave out at the start.
+        take: live rows to deliver after those; −1 for all.
+        every_row_lives: no filter is in force, so that segments may be cut at any row.
+
+    Returns:
+        The segments to read, and what remains of `skip` and `take` to be done while reading.
+
+    >>> parts = [Segment(0, 0, 10, 10), Segment(1, 10, 20, 10)]
+    >>> trim_segments(parts, 12, 3, every_row_lives=True)
+    ([Segment(group=1, row_start=12, row_stop=15, live=3)], 0, -1)
+    >>> trim_segments(parts, 12, 3, every_row_lives=False)
+    ([Segment(group=1, row_start=10, row_stop=20, live=10)], 2, 3)
+    """
+    kept: list[Segment] = []
+    if every_row_lives:
+        for segment in segments:
+            start = min(segment.row_start + skip, segment.row_stop)
+            stop = segment.row_stop if take < 0 else min(segment.row_stop, start + take)
+            skip -= start - segment.row_start
+            take = take if take < 0 else take - (stop - start)
+            if start < stop:
+                kept.append(Segment(segment.group, start, stop, stop - start))
+        return kept, 0, -1
+    found: int | None = 0
+    for segment in segments:
+        if not kept and 0 <= segment.live <= skip:
+            skip -= segment.live
+            continue
+        if found is not None and 0 <= take <= found - skip:
+            break
+        kept.append(segment)
+        found = None if found is None or segment.live < 0 else found + segment.live
+    return kept, skip, take
+
+
+def fit_segments(
+    segments: Sequence[Segment], group_starts: Sequence[int], live_rows: Callable[[Segment], int] | None
+) -> tuple[list[Segment], list[int]]:
+    """Cut segments of estimated row groups where the file's row groups begin.
+
+    Args:
+        segments: runs of rows, whatever groups they name.
+        group_starts: the first row of each row group, then the rows of the file.
+        live_rows: counts the live rows of a segment; None where that takes reading.
+
+    Returns:
+        Segments that each lie in one row group, and for each the place of the one it is cut from.
+
+    >>> fitted, owners = fit_segments([Segment(0, 5, 15, 10)], [0, 10, 20], None)
+    >>> [(part.group, part.row_start, part.row_stop) for part in fitted], owners
+    ([(0, 5, 10), (1, 10, 15)], [0, 0])
+    """
+    fitted: list[Segment] = []
+    owners: list[int] = []
+    for owner, segment in enumerate(segments):
+        start = segment.row_start
+        while start < segment.row_stop:
+            group = group_at(start, group_starts)
+            stop = min(segment.row_stop, group_starts[group + 1])
+            if stop <= start:
+                raise TableError(
+                    f"the file ends at row {group_starts[-1]}, and rows up to {segment.row_stop} were planned"
+                )
+            part = Segment(group, start, stop, -1)
+            fitted.append(part if live_rows is None else part._replace(live=live_rows(part)))
+            owners.append(owner)
+            start = stop
+    return fitted, owners
+
+
+def plan_runs(segments: Sequence[Segment], group_starts: Sequence[int], *, merge: bool) -> list[Run]:
+    """Join segments of consecutive row groups into runs.
+
+    Args:
+        segments: in file order.
+        group_starts: the first row of each row group, then the rows of the file.
+        merge: join pieces that touch; else each segment stays a piece of its own.
+
+    >>> plan_runs([Segment(0, 5, 10, 5), Segment(1, 10, 20, 10)], [0, 10, 20], merge=True)
+    [Run(groups=range(0, 2), pieces=(Piece(row_start=5, row_stop=20, segment=0),))]
+    """
+    runs: list[tuple[int, int, list[Piece]]] = []
+    for index, segment in enumerate(segments):
+        if not _inside(segment, group_starts):
+            raise TableError(
+                f"a segment must lie inside its row group, got rows {segment.row_start} to {segment.row_stop} of row "
+                f"group {segment.group} in a file with row groups at {list(group_starts)[:10]}; plan the table again"
+            )
+        if segment.row_start == segment.row_stop:
+            continue
+        piece = Piece(segment.row_start, segment.row_stop, index)
+        if not runs or segment.group > runs[-1][1] + 1:
+            runs.append((segment.group, segment.group, [piece]))
+            continue
+        first, _, pieces = runs[-1]
+        if merge and pieces[-1].row_stop == piece.row_start:
+            pieces[-1] = Piece(pieces[-1].row_start, piece.row_stop, pieces[-1].segment)
+        else:
+            pieces.append(piece)
+        runs[-1] = (first, segment.group, pieces)
+    return [Run(range(first, last + 1), tuple(pieces)) for first, last, pieces in runs]
+
+
+def group_at(row: int, group_starts: Sequence[int]) -> int:
+    """Find the row group that holds a row; the last one for the row after the end.
+
+    >>> group_at(10, [0, 10, 10, 20])
+    2
+    """
+    return min(bisect_right(group_starts, row) - 1, max(0, len(group_starts) - 2))
+
+
+def _inside(segment: Segment, group_starts: Sequence[int]) -> bool:
+    return (
+        0 <= segment.group < len(group_starts) - 1
+        and group_starts[segment.group] <= segment.row_start
+        and segment.row_start <= segment.row_stop <= group_starts[segment.group + 1]
+    )
+
+
+class FileWalk:
+    """Reads the runs of a file, which it opens; `row` is the first row not yet read, wherever the walk is or fails."""
+
+    def __init__(
+        self, storage: Storage, plan: FilePlan, max_rows: int, *, may_thin: bool = False, verify_checksums: bool = True
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            storage: where it is.
+            plan: how it is read.
+            max_rows: no batch has more rows.
+            may_thin: whether deleted rows may be left out already, where the file can do that.
+            verify_checksums: whether stored checksums are compared with the data.
+        """
+        self._may_thin = may_thin and plan.knows_places and bool(plan.conformer.reads)
+        self._live = _LivePlaces(plan)
+        self.handle: OpenFile | None = None
+        self.row = 0
+        self._storage = storage
+        self._plan = plan
+        self._max_rows = max_rows
+        self._reader = reader_for(plan.file.format, verify_checksums=verify_checksums)
+
+    def batches(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+        """Yield the rows of each piece of a run, batch by batch.
+
+        A file may stay open for longer than credentials last: where the store refuses them, it is opened anew with
+        fresh ones, once at any row.
+
+        Yields:
+            The piece, the place of the first row in the file, the rows, and whether deleted ones were left out.
+
+        Raises:
+            TableError: there are more or fewer rows than the row groups were said to have.
+        """
+        storage, refused_at = self._storage, -1
+        while run.pieces:
+            try:
+                yield from self._once(run)
+            except Exception as error:
+                again = isinstance(storage, RenewingStorage) and self.row != refused_at and storage.renew(error)
+                if not again:
+                    raise
+            else:
+                return
+            refused_at, run = self.row, self._rest(run)
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; the next run opens it again."""
+        if self.handle is not None:
+            self.handle.close()
+            self.handle = None
+
+    def _once(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+        plan = self._plan
+        if self.handle is None:
+            self.handle = self._reader.open(self._storage, plan.file, plan.meta)
+        thinner = self.handle if self._may_thin and isinstance(self.handle, ThinningFile) else None
+        if thinner is None:
+            yield from self._unthinned(self.handle, run)
+            return
+        for part in self._parts(thinner, run):
+            if self._thins(thinner, part):
+                yield self._thinned(thinner, part)
+            else:
+                yield from self._unthinned(self.handle, part)
+
+    def _unthinned(self, handle: OpenFile, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+        starts, place = self._plan.group_starts, 0
+        self.row, end = starts[run.groups.start], starts[run.groups.stop]
+        source = handle.batches(run.groups, self._plan.conformer.reads, self._max_rows)
+        try:
+            for batch in source:
+                start, stop = self.row, self.row + batch.num_rows
+                if stop > end:
+                    raise _other_rows(run.groups, end, f"at least {stop - end} more")
+                self.row = stop
+                while place < len(run.pieces) and run.pieces[place].row_start < stop:
+                    piece = run.pieces[place]
+                    low, high = max(piece.row_start, start), min(piece.row_stop, stop)
+                    if low < high:
+                        whole = high - low == batch.num_rows
+                        yield piece, low, batch if whole else batch.slice(low - start, high - low), False
+                    if piece.row_stop > stop:
+                        break
+                    place += 1
+                if place == len(run.pieces) and stop < end:
+                    return  # what is left of the row group was not asked for
+            if self.row != end:
+                raise _other_rows(run.groups, end, f"{end - self.row} fewer")
+        finally:
+            close: Callable[[], None] | None = getattr(source, "close", None)
+            if close is not None:
+                close()
+
+    def _parts(self, thinner: ThinningFile, run: Run) -> Iterator[Run]:
+        """Divide a run into row groups that are read without their deleted rows, and runs that are read as they are."""
+        # Deletes keep pieces apart, so that each lies in one row group.
+        by_group = groupby(run.pieces, key=lambda piece: group_at(piece.row_start, self._plan.group_starts))
+        apart = [Run(range(group, group + 1), tuple(pieces)) for group, pieces in by_group]
+        for thins, parts in groupby(apart, key=lambda part: self._thins(thinner, part)):
+            if thins:
+                yield from parts
+                continue
+            others = list(parts)
+            groups = range(others[0].groups.start, others[-1].groups.stop)
+            yield Run(groups, tuple(piece for part in others for piece in part.pieces))
+
+    def _thins(self, thinner: ThinningFile, part: Run) -> bool:
+        """Whether a part is one row group, wanted whole and read in one go."""
+        if len(part.groups) > 1 or len(part.pieces) > 1:
+            return False
+        (group,), starts = part.groups, self._plan.group_starts
+        return part.pieces[0][:2] == (starts[group], starts[group + 1]) and thinner.thins(group, self._max_rows)
+
+    def _thinned(self, thinner: ThinningFile, part: Run) -> tuple[Piece, int, pa.RecordBatch, bool]:
+        (group,), (piece,) = part
+        self.row = self._plan.group_starts[group]
+        kept = self._live.among(piece.row_start, piece.row_stop)
+        num_rows = piece.row_stop - piece.row_start
+        batch = thinner.thinned(group, self._plan.conformer.reads, num_rows, kept)
+        self.row = piece.row_stop
+        return piece, piece.row_start, batch, True
+
+    def _rest(self, run: Run) -> Run:
+        """Leave out of a run what was read."""
+        pieces = (piece._replace(row_start=max(piece.row_start, self.row)) for piece in run.pieces)
+        groups = range(max(group_at(self.row, self._plan.group_starts), run.groups.start), run.groups.stop)
+        return Run(groups, tuple(piece for piece in pieces if piece.row_start < piece.row_stop))
+
+
+def _other_rows(groups: range, end: int, difference: str) -> TableError:
+    return TableError(
+        f"row groups {groups.start} to {groups.stop - 1} must end at row {end} of the "
+        f"file, got {difference}; the file is not what it was when it was planned: build the loader again"
+    )
+
+
+class _LivePlaces:
+    """Where the rows are that no position deletes, for a reader that asks row group by row group."""
+
+    def __init__(self, plan: FilePlan) -> None:
+        """Compute nothing yet.
+
+        Args:
+            plan: of the file.
+        """
+        self._plan = plan
+        self._start = self._stop = 0
+        self._bits: pa.BooleanArray = pa.array([], pa.bool_())
+        self._ascending: pa.UInt32Array = pa.array([], pa.uint32())
+
+    def among(self, start: int, stop: int) -> pa.UInt32Array:
+        """Return the live rows among rows `start` to `stop` of the file, counted from `start`."""
+        if not self._start <= start <= stop <= self._stop:
+            self._start, self._stop = start, max(stop, min(start + _ROWS_AHEAD, self._plan.group_starts[-1]))
+            self._bits = self._plan.live_bits(self._start, self._stop)
+        if len(self._ascending) < stop - start:
+            self._ascending = pa.array(np.arange(stop - start, dtype=np.uint32))
+        return pc.filter(self._ascending.slice(0, stop - start), self._bits.slice(start - self._start, stop - start))

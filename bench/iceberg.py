@@ -154,8 +154,8 @@ def time_planning(root: Path, num_files: int, num_manifests: int, rounds: int) -
     """
     from pyiceberg.table import StaticTable
 
-    from torch_table_loader.source.iceberg.address import TableAddress
-    from torch_table_loader.source.iceberg.open import open_source
+    from torch_table_loader.source.iceberg.catalog import TableAddress
+    from torch_table_loader.source.iceberg.source import TableRequest
 
     folder = root.resolve() / f"iceberg-many-{num_files}-v{_VERSION}"
     if not folder.is_dir():
@@ -168,8 +168,7 @@ def time_planning(root: Path, num_files: int, num_manifests: int, rounds: int) -
     )
 
     def mine() -> int:
-        found, _, _ = open_source(at, {}, lambda _, value: value)
-        return len(found.files)
+        return len(TableRequest(at).open({}).files)
 
     def other() -> int:
         return len(list(StaticTable.from_metadata(where).scan().plan_files()))

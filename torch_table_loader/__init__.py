@@ -1,6 +1,14 @@
 """Reads a table, as it stands in the lake, into a PyTorch training loop."""
 
-from torch_table_loader.contracts import FormatReader, Source, SplitStrategy, Storage
+from torch_table_loader.contracts import (
+    FormatReader,
+    OpenFile,
+    SnapshotSource,
+    Source,
+    SplitStrategy,
+    Storage,
+    TimeTravelSource,
+)
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import (
     AccessRefusedError,
@@ -30,15 +38,27 @@ from torch_table_loader.planning.cutting import (
     TargetSizeStrategy,
 )
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.records import DataFileInfo, RowGroupInfo, RowRange, Shard, Split
+from torch_table_loader.records import (
+    DataFile,
+    DataFileInfo,
+    FileMeta,
+    FileVersion,
+    RowGroupInfo,
+    RowRange,
+    Shard,
+    Split,
+)
 from torch_table_loader.units import parse_bytes
 
 __all__ = [
     "AccessRefusedError",
     "ConfigError",
     "ConfigTypeError",
+    "DataFile",
     "DataFileInfo",
     "Explanation",
+    "FileMeta",
+    "FileVersion",
     "FormatReader",
     "IcebergDataset",
     "LiveSpan",
@@ -48,6 +68,7 @@ __all__ = [
     "MissingFileError",
     "MissingPathError",
     "MixedDataset",
+    "OpenFile",
     "OutOfMemoryError",
     "ResumeError",
     "RoundRobinStrategy",
@@ -57,6 +78,7 @@ __all__ = [
     "RowSpan",
     "Shard",
     "SizeBalancedStrategy",
+    "SnapshotSource",
     "Source",
     "SourceRow",
     "Split",
@@ -69,6 +91,7 @@ __all__ = [
     "TableLoader",
     "TableLoaderError",
     "TargetSizeStrategy",
+    "TimeTravelSource",
     "WorkerError",
     "parse_bytes",
 ]

@@ -17,7 +17,12 @@ T = TypeVar("T")
 
 
 class Storage(Protocol):
-    """A place that holds files, as a value: it pickles, and each process opens its own client on first use."""
+    """A place that holds files, as a value: it pickles, and each process opens its own client on first use.
+
+    Two attributes may be there: `place`, a name of the store without secrets, which tells equal paths of two stores
+    apart and which a plan cache needs; and `fork_safe`, whether a process that used the storage may still fork (where
+    it is missing, it may not).
+    """
 
     @property
     def is_local(self) -> bool:
@@ -149,6 +154,27 @@ class SnapshotSource(Source, Protocol):
         ...
 
 
+@runtime_checkable
+class TimeTravelSource(SnapshotSource, Protocol):
+    """A snapshot source that can open its table at another snapshot.
+
+    A state names its snapshot, and a loader that resumes from it opens that one, unless the caller chose another.
+    """
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the caller chose the snapshot; a state of another one is then refused."""
+        ...
+
+    def at_snapshot(self, snapshot_id: int) -> TimeTravelSource:
+        """Return the same table at another snapshot.
+
+        Raises:
+            ConfigError: the table has no such snapshot, or has it no more.
+        """
+        ...
+
+
 class OpenFile(Protocol):
     """An open data file."""
 
@@ -192,11 +218,16 @@ class ThinningFile(OpenFile, Protocol):
 
 
 class FormatReader(Protocol):
-    """Reads one file format. Stateless; it pickles."""
+    """Reads one file format. Stateless; it pickles.
+
+    Two attributes may be there, and are False where they are not: `infers_types`, of a format without types of its own
+    (two files may then differ in a column's type, which the caller's ``schema=`` settles); and `columnar`, where one
+    column of one row group can be read by itself (errors then name the column that is damaged).
+    """
 
     @property
     def name(self) -> str:
-        """What the caller writes as ``format=``."""
+        """What the caller writes as ``format=``, and messages say."""
         ...
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:

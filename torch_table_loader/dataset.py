@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar, Unpack
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar, Unpack
 
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
@@ -23,15 +24,21 @@ from torch_table_loader.explain import Explanation, explain
 from torch_table_loader.keywords import make_options, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.map_view import MapView
+from torch_table_loader.opening import (
+    agreed_source,
+    check_source,
+    check_storage,
+    list_files,
+    open_plan_cache,
+    time_travel,
+)
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.position import JobPosition
 from torch_table_loader.read.formats import reader_for
-from torch_table_loader.source.address import parse_address
-from torch_table_loader.source.file_list import read_files, write_files
-from torch_table_loader.source.listing import PathSource
-from torch_table_loader.source.plan_cache import PlanCache
+from torch_table_loader.source.file_list import write_files
 
 if TYPE_CHECKING:
+    from torch_table_loader.contracts import FormatReader, Source, Storage
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.metrics import Metrics
@@ -191,6 +198,11 @@ class TableDataset(RankDataset):
         """The table, surveyed."""
         return self.job.tables[""]
 
+    @property
+    def snapshot_id(self) -> int | None:
+        """The snapshot that is read; None of a table without one."""
+        return self.table.snapshot_id
+
     def save_files(self, path: str) -> None:
         """Keep the list of the table's files, so that ``files=path`` pins it.
 
@@ -249,15 +261,22 @@ class StructuredDataset(TableDataset):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        format: str = "parquet",  # noqa: A002 the name that callers write
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        format: str | FormatReader = "parquet",  # noqa: A002 the name that callers write
+        *,
+        source: Source | None = None,
+        storage: Storage | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> None:
         """List the files, read their footers, and plan the first epoch.
 
         Args:
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
-            format: "parquet", "orc", "csv", "json" ("jsonl") or "arrow" ("ipc", "feather").
+            format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; the name of an
+                installed format reader; or a format reader.
+            source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`.
+            storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside
+                `files`; see `contracts.Storage`.
             options: the fields of `LoaderOptions`.
 
         Raises:
@@ -266,29 +285,37 @@ class StructuredDataset(TableDataset):
             StorageError: the store refused.
         """
         asked = make_options(options, type(self))
-        reader_for(format, path)
+        if source is not None:
+            check_source(source, path, format, storage, asked)
+        elif storage is not None:
+            check_storage(storage, asked)
+        reader = reader_for(format, path)
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
-        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=asked.files is not None)
+        pinned = asked.files is not None or getattr(source, "pinned", False)
+        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
-            source = PathSource.open(
-                path,
-                format,
-                storage_options=asked.storage_options,
-                partitioning=asked.partitioning,
-                schema=asked.schema,
-                files=read_files(asked.files, asked.storage_options) if isinstance(asked.files, str) else asked.files,
-                raw_files=asked.raw_files,
-            )
-            source = replace(source, files=plan_check.common_files(source.files))
-            cache = None
-            if asked.plan_cache is not None:
-                scope = f"{source.storage.place} {asked.schema or ''}"
-                same_store = parse_address(asked.plan_cache).protocol == source.storage.protocol
-                cache = PlanCache.open(asked.plan_cache, asked.storage_options if same_store else None, scope)
-            job = open_job(source, asked, ranks, cache)
+            if source is None:
+                own_reader = None if isinstance(format, str) else reader
+                source = list_files(path, reader.name, own_reader, storage, asked)
+            source = agreed_source(source, plan_check)
+            cache = open_plan_cache(asked, source.storage)
+            open_at = partial(open_job, options=asked, ranks=ranks, cache=cache)
+            job = open_at(source)
             plan_check.check({**job.compared, **asdict(job.topology)})
         source.storage.close()
         if cache is not None:
             cache.storage.close()
-        super().__init__(job, plan_check)
+        super().__init__(job, plan_check, time_travel(source, open_at))
+
+    @classmethod
+    def from_source(cls, source: Source, **options: Unpack[LoaderKeywords]) -> Self:
+        """Open a table that lists its files in a way of its own.
+
+        ``create_dataloader(source=source, ...)`` does so, and makes the loader too.
+
+        Args:
+            source: the table; see `contracts.Source`.
+            options: the fields of `LoaderOptions`.
+        """
+        return cls(source=source, **options)

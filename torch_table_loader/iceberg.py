@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch_table_loader.dataset import TableDataset
@@ -12,14 +13,15 @@ from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
-from torch_table_loader.errors import ConfigError, MissingExtraError, ResumeError
+from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.keywords import make_options
+from torch_table_loader.opening import time_travel
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
-from torch_table_loader.source.iceberg.address import TableAddress
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.source.iceberg.source import IcebergSource
 
 
 class IcebergDataset(TableDataset):
@@ -83,83 +85,49 @@ class IcebergDataset(TableDataset):
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         pinned = any(value is not None for value in chosen.values())
-        at = TableAddress(
-            table,
-            catalog_config,
-            metadata_location,
-            location_override,
-            asked.storage_options,
-            credentials,
-            allow_locations,
-        )
-        open_at = _Opening(at, scan_filter, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
-            job = open_at(chosen, plan_check.common_value)
+            address = {
+                "table": table,
+                "catalog_config": catalog_config,
+                "metadata_location": metadata_location,
+                "location_override": location_override,
+                "credentials": credentials,
+                "allow_locations": allow_locations,
+            }
+            source = _open_source(address, asked, scan_filter, chosen, plan_check.common_value)
+            open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
+            job = open_at(source)
             plan_check.check({**job.compared, **asdict(job.topology)})
-        super().__init__(job, plan_check, None if pinned else open_at.at_snapshot_of)
-
-    @property
-    def snapshot_id(self) -> int | None:
-        """The snapshot that is read; None of a table without one."""
-        return self.table.snapshot_id
+        super().__init__(job, plan_check, time_travel(source, open_at))
 
 
-@dataclass(frozen=True, slots=True)
-class _Opening:
-    """Opens a rank's share of a table, at whichever snapshot is asked for.
+def _open_source(
+    address: Mapping[str, Any],
+    options: LoaderOptions,
+    scan_filter: Any,
+    chosen: Mapping[str, Any],
+    agree: Callable[[str, Any], Any],
+) -> IcebergSource:
+    try:
+        from torch_table_loader.source.iceberg.catalog import TableAddress
+        from torch_table_loader.source.iceberg.source import TableRequest
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
+        ) from error
+    at = TableAddress(**address, storage_options=options.storage_options)
+    request = TableRequest(at, options.columns, options.filters, scan_filter, options.plan_cache)
+    return request.open(chosen, agree)
 
-    Args:
-        at: where the table is.
-        scan_filter: a pyiceberg expression or text, or None.
-        options: the caller's.
-        ranks: this rank, of how many.
-        split_deletes: whether files that have deletes may be cut.
-        lazy: whether footers are read with the files.
-    """
 
-    at: TableAddress
-    scan_filter: Any
-    options: LoaderOptions
-    ranks: RankInfo
-    split_deletes: bool
-    lazy: bool
-
-    def __call__(self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any]) -> Job:
-        try:
-            from torch_table_loader.source.iceberg.open import open_source
-        except ImportError as error:
-            raise MissingExtraError(
-                f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
-            ) from error
-        options = self.options
-        source, filters, cache = open_source(
-            self.at,
-            chosen,
-            agree,
-            columns=options.columns,
-            filters=options.filters,
-            scan_filter=self.scan_filter,
-            plan_cache=options.plan_cache,
-        )
-        asked = replace(options, filters=filters)
-        job = open_job(source, asked, self.ranks, cache, split_deletes=self.split_deletes, lazy=self.lazy)
-        source.storage.close()
-        return job
-
-    def at_snapshot_of(self, job: Job, state: Mapping[str, Any]) -> Job:
-        """Return the job over the snapshot that a state was saved with.
-
-        Raises:
-            ResumeError: that snapshot cannot be read.
-        """
-        theirs = state.get("table", {}).get("snapshot_id")
-        if theirs is None or theirs == job.tables[""].snapshot_id:
-            return job
-        try:
-            return self({"snapshot_id": theirs}, lambda _, value: value)
-        except ConfigError as error:
-            raise ResumeError(f"the state speaks of snapshot {theirs}, which cannot be read: {error}") from error
+def _open_job(
+    options: LoaderOptions, ranks: RankInfo, source: IcebergSource, *, split_deletes: bool, lazy: bool
+) -> Job:
+    asked = replace(options, filters=source.row_filter)
+    job = open_job(source, asked, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
+    source.storage.close()
+    return job
 
 
 def _refuse_others(options: LoaderOptions, footers: str) -> None:

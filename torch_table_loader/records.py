@@ -240,6 +240,7 @@ class DataFile:
         name: the path relative to the table's root: what messages, states and strategies say.
         version: size, time and tag when it was listed.
         format: the name of its format reader.
+        reader: the format reader itself, where `format` names neither one of this library nor an installed one.
         partition: ``(column, value)`` pairs that hold for all its rows.
         columns: how its columns are found by id; None: by name.
         deletes: what says that rows of it are gone.
@@ -256,6 +257,7 @@ class DataFile:
     deletes: tuple[DeleteFile, ...] = field(default=(), repr=False)
     num_rows: int | None = field(default=None, repr=False)
     split_offsets: tuple[int, ...] = field(default=(), repr=False)
+    reader: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ LEVELS = {
     "causes": 0,
     "errors": 0,
     "local_files": 0,
+    "plugins": 0,
     "records": 0,
     "scrubbing": 0,
     "spelling": 0,

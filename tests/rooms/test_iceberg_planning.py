@@ -22,11 +22,11 @@ from tests.iceberg_many import write_many
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
 from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion, TableColumns
-from torch_table_loader.source.iceberg.address import TableAddress
+from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
-from torch_table_loader.source.iceberg.open import open_source
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
+from torch_table_loader.source.iceberg.source import TableRequest
 from torch_table_loader.source.iceberg.storage import IcebergStorage
 from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.testing import check_source
@@ -36,23 +36,20 @@ BYTES_A_FILE = 2048
 
 _PLAN = """
 import json, re, sys
-from torch_table_loader.source.iceberg.address import TableAddress
-from torch_table_loader.source.iceberg.open import open_source
+from torch_table_loader.source.iceberg.catalog import TableAddress
+from torch_table_loader.source.iceberg.source import TableRequest
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
 
 def plan(location, filters=None):
-    source, _, _ = open_source(
-        TableAddress(
-            metadata_location=location,
-            storage_options={"anon": True, "region": "us-east-1"},
-            allow_locations=["s3://nowhere"],
-        ),
-        {}, lambda _, value: value, filters=filters,
+    at = TableAddress(
+        metadata_location=location,
+        storage_options={"anon": True, "region": "us-east-1"},
+        allow_locations=["s3://nowhere"],
     )
-    return source
+    return TableRequest(at, filters=filters).open({})
 
 plan(sys.argv[1])
 before = peak()
@@ -304,7 +301,7 @@ def test_row_groups_are_estimated_by_bytes(size: int, offsets: tuple[int, ...], 
 
 def test_an_identity_partition_is_in_the_partition_schema(tmp_path: Path) -> None:
     at = TableAddress(metadata_location=written(tmp_path).metadata)
-    source, _, _ = open_source(at, {}, lambda _, value: value)
+    source = TableRequest(at).open({})
     assert source.partition_schema == pa.schema([("k", pa.int32())])
     assert [dict(file.partition) for file in source.files] == [{"k": at % 2} for at in range(6)]
     check_source(source)

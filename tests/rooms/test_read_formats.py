@@ -14,7 +14,7 @@ from pyarrow import csv, feather, orc
 
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.formats import FORMATS, INFERRED, reader_for
+from torch_table_loader.read.formats import FORMATS, infers_types, reader_for
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.records import DataFile
@@ -124,7 +124,7 @@ def test_tasks_with_filter_partition_and_row_id_are_the_same_for_every_format(tm
     file = data_file(Path(plain.path), plain.format, (("day", 3),))
     meta = inspect(file)
     schema = resolve_schema(
-        [(file.name, meta.schema)], partition=pa.schema([("day", pa.int32())]), inferred=file.format in INFERRED
+        [(file.name, meta.schema)], partition=pa.schema([("day", pa.int32())]), inferred=infers_types(file)
     )
     filters = (pc.field("f") > 20) & (pc.field("day") == 3)
     reader = TaskReader(

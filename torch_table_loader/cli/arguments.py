@@ -12,7 +12,7 @@ from torch_table_loader.cli.filters import parse_filters
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import EvenRanks, OutputFormat, RaggedLayout, StringLayout, WorkerType
-from torch_table_loader.read.formats import FORMATS
+from torch_table_loader.read.formats import format_names
 
 if TYPE_CHECKING:
     from torch_table_loader.loader import TableLoader
@@ -86,7 +86,7 @@ _MANY = {"action": "append", "metavar": "TEXT"}
 
 TABLE = (
     Argument("path", "path", "a directory, glob or file, or several of them", {"nargs": "+", "metavar": "PATH"}),
-    Argument("--format", "format", "of the files (default: parquet)", {"choices": FORMATS}),
+    Argument("--format", "format", "of the files (default: parquet)"),
     Argument("--columns", "columns", "what to deliver, in this order (default: all)", _LIST),
     Argument("--filter", "filters", 'such as "day >= 2026-01-03"; given more than once, all must hold', _MANY),
     Argument("--partitioning", "partitioning", "how paths carry columns: key=value", {"choices": ["hive"]}),
@@ -136,6 +136,8 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str]) -> N
     for argument in TABLE:
         if argument.keyword in wanted:
             settings: dict[str, Any] = {"help": argument.text, **argument.settings}
+            if argument.keyword == "format":
+                settings["choices"] = format_names()
             if argument.flag.startswith("-"):
                 settings |= {"dest": argument.keyword, "default": argparse.SUPPRESS}
             parser.add_argument(argument.flag, **settings)

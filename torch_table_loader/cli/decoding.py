@@ -72,6 +72,8 @@ def scan(table: Table, columns: Sequence[str]) -> int:
         ConfigError: pyarrow.dataset does not read these files.
     """
     name = table.files[0].format
+    if name not in _FORMATS:
+        raise ConfigError(f"bench compares with pyarrow, which does not read the format {name!r}")
     form: ds.FileFormat = _FORMATS[name]()
     apart = {column for file in table.files for column, _ in file.partition}
     schema = pa.schema([field for field in table.schema if field.name not in apart])

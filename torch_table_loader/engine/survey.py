@@ -19,7 +19,7 @@ from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.field_ids import found_by_name
 from torch_table_loader.read.footers import LazyFooters, check_rows, estimated_groups
-from torch_table_loader.read.formats import inspect_file, reader_for
+from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
 from torch_table_loader.read.sound import check_names
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.read.unify import resolve_schema
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-INFERRED_FORMATS = frozenset({"csv", "json", "jsonl"})
-"""Formats whose types are guessed from text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +123,7 @@ class Table:
             if file.deletes or not any(kept):
                 return  # a delete may take the nulls
             with _naming(self.storage, file):
-                found = reader_for(file.format).null_columns(meta, self._in_file(index, wanted), kept)
+                found = reader_of(file).null_columns(meta, self._in_file(index, wanted), kept)
             found |= {name for name, value in file.partition if value is None and name in columns}
             if file.columns is None:  # a column that a file does not have is null in it
                 found |= columns - set(meta.schema.names) - {name for name, _ in file.partition}
@@ -143,7 +140,7 @@ class Table:
         """Name those of some columns in which statistics prove that there is no null in what is read."""
         free = frozenset() if self.estimated else frozenset(columns)
         for index, file in enumerate(self.files if free else ()):
-            reader, kept = reader_for(file.format), self._kept_groups(index)
+            reader, kept = reader_of(file), self._kept_groups(index)
             if any(kept):
                 proven = {name for name, value in file.partition if value is not None}
                 if isinstance(reader, NullProvingReader):
@@ -259,7 +256,7 @@ def survey(
 
 def _prune(storage: Storage, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
     with reading(storage, file):
-        return reader_for(file.format).prune(file, meta, filters, schema)
+        return reader_of(file).prune(file, meta, filters, schema)
 
 
 def _estimate(
@@ -312,7 +309,7 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta], given: pa.Schema | None) -> pa.Schema:
     schemas = [(file.name, meta.schema) for file, meta in zip(files, metas, strict=True)]
-    inferred = any(file.format in INFERRED_FORMATS for file in files)
+    inferred = any(infers_types(file) for file in {file.format: file for file in files}.values())
     return resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
 
 

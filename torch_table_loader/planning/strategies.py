@@ -6,7 +6,6 @@ import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning.cutting import TargetSizeStrategy
 from torch_table_loader.planning.splits import SplitTable
-from torch_table_loader.spelling import did_you_mean
+from torch_table_loader.plugins import load_installed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -130,34 +129,12 @@ def resolve_strategy(given: Any, arguments: Mapping[str, Any]) -> Strategy:
         accepted = _accepted(TargetSizeStrategy, arguments)
         given = TargetSizeStrategy(**accepted)
     elif isinstance(given, str):
-        given = _installed(given)
+        given = load_installed(ENTRY_POINT_GROUP, given, "split strategy")
         if _is_factory(given):
             accepted = _accepted(given, arguments)
             given = given(**accepted)
     named = given.func if isinstance(given, functools.partial) else given
     return Strategy(given, _form(given), getattr(named, "__name__", type(named).__name__), frozenset(accepted))
-
-
-def _installed(name: str) -> Any:
-    found: dict[str, set[EntryPoint]] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        found.setdefault(point.name, set()).add(point)
-    if name not in found:
-        hint = did_you_mean(name, sorted(found), spare=len(found))
-        raise ConfigError(f"no split strategy is installed under the name {name!r}{hint}")
-    places = sorted({point.value for point in found[name]})
-    if len(places) > 1:
-        raise ConfigError(
-            f"the name {name!r} must mean one split strategy, but {' and '.join(places)} are installed under it; "
-            "uninstall one, or pass the object itself"
-        )
-    try:
-        return found[name].pop().load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"the split strategy {name!r} is installed as {places[0]} but cannot be loaded ({error}); "
-            "reinstall its package"
-        ) from error
 
 
 def _is_factory(loaded: Any) -> bool:

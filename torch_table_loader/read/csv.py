@@ -33,6 +33,7 @@ class CsvReader(WithoutStatistics):
     """Reads comma-separated values with a header (RFC 4180); nulls are what pyarrow takes for null."""
 
     name: str = "csv"
+    infers_types = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""

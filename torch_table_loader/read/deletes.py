@@ -21,7 +21,7 @@ from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.field_ids import own_ids
 from torch_table_loader.read.footers import check_rows
-from torch_table_loader.read.formats import inspect_file, reader_for
+from torch_table_loader.read.formats import inspect_file, reader_of
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.vectors import read_vector
@@ -212,7 +212,7 @@ class Deletes:
     def _rows_of(self, file: DataFile, choose: Callable[[pa.Schema], list[str]]) -> Iterator[pa.RecordBatch]:
         """Read columns of a delete file whole."""
         storage, found = self._storage, 0
-        reader = reader_for(file.format, verify_checksums=self.verify_checksums)
+        reader = reader_of(file, verify_checksums=self.verify_checksums)
         meta = inspect_file(storage, file, None)
         if meta.num_rows < (file.num_rows or 0):  # fewer deletes bring rows back; tables exist that count too few
             check_rows(file, meta)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.contracts import RenewingStorage, ThinningFile
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import Segment
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class FileWalk:
         self._storage = storage
         self._plan = plan
         self._max_rows = max_rows
-        self._reader = reader_for(plan.file.format, verify_checksums=verify_checksums)
+        self._reader = reader_of(plan.file, verify_checksums=verify_checksums)
 
     def batches(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         """Yield the rows of each piece of a run, batch by batch.

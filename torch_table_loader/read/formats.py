@@ -1,11 +1,13 @@
-"""The format readers by name."""
+"""The format readers by name: those of this library, and those that other distributions install."""
 
 from __future__ import annotations
 
 import os
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.csv import CsvReader
 from torch_table_loader.read.failures import reading
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import FormatReader, Storage
     from torch_table_loader.records import DataFile, FileMeta
 
+ENTRY_POINT_GROUP = "torch_table_loader.formats"
+
 _READERS: dict[str, FormatReader] = {
     reader.name: reader
     for reader in (
@@ -35,50 +39,69 @@ _READERS: dict[str, FormatReader] = {
         AvroReader(),
     )
 }
+"""Those of this library; an installed one is added when its name is first used in a process."""
 
 _UNVERIFIED: dict[str, FormatReader] = {"parquet": ParquetReader(verify_checksums=False)}
 
 FORMATS = tuple(_READERS)
-"""What the caller may write as ``format=``."""
+"""The formats of this library. An installed reader cannot take one of these names."""
 
-INFERRED = frozenset({"csv", "json", "jsonl"})
-"""Formats without types of their own: `resolve_schema(..., inferred=True)` where no ``schema=`` is given."""
-
-COLUMNAR = frozenset({"parquet", "orc", "arrow", "ipc", "feather"})
-"""Formats that read one row group, and one column of it, without reading what comes before."""
+_METHODS = ("inspect", "prune", "null_columns", "open")
 
 _MOST_ROWS = 1 << 48
 """More rows than any file has; the rows of many such files still count in 64 bits."""
-
 
 _SUFFIXES = {"pq": "parquet", "ndjson": "jsonl"} | {name: name for name in FORMATS}
 """What the end of a file's name says."""
 
 
-def reader_for(name: str, path: Any = None, *, verify_checksums: bool = True) -> FormatReader:
+def format_names() -> tuple[str, ...]:
+    """Return what the caller may write as ``format=``."""
+    return (*FORMATS, *(name for name in installed_names(ENTRY_POINT_GROUP) if name not in FORMATS))
+
+
+def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -> FormatReader:
     """Return the reader of a format.
 
     Args:
-        name: what the caller wrote as ``format=``.
+        given: what the caller wrote as ``format=``: a name, or a reader.
         path: what the caller wrote as ``path``, whose suffix may say what to write.
-        verify_checksums: whether stored checksums are compared with the data that they are of.
+        verify_checksums: whether stored checksums are compared with the data that they are of; a reader that the
+            caller gives decides that itself.
 
     Raises:
-        ConfigError: there is none; names those there are.
+        ConfigError: there is none of that name (those that exist are named), or it cannot be loaded.
+        ConfigTypeError: it is no format reader.
 
     >>> reader_for("parquet").name
     'parquet'
     """
-    if isinstance(name, str) and name in _READERS:
-        return _READERS[name] if verify_checksums else _UNVERIFIED.get(name, _READERS[name])
-    first = path[0] if isinstance(path, list | tuple) and path else path
-    said = _SUFFIXES.get(str(first).rpartition(".")[2].lower()) if isinstance(first, str | os.PathLike) else None
-    written = _SUFFIXES.get(name.lower().lstrip(".")) if isinstance(name, str) else None
-    hint = f"; did you mean {written}?" if written else did_you_mean(name, FORMATS)
-    raise (ConfigError if isinstance(name, str) else ConfigTypeError)(
-        f"format must be one of {', '.join(map(repr, FORMATS))}, got {name!r}"
-        + (f"; the path ends as files of format={said!r} do" if said else hint)
-    )
+    if isinstance(given, str):
+        if given not in _READERS:
+            if given not in installed_names(ENTRY_POINT_GROUP):
+                raise _unknown(given, path)
+            _READERS[given] = _installed(given)
+        return _READERS[given] if verify_checksums else _UNVERIFIED.get(given, _READERS[given])
+    if not any(hasattr(given, method) for method in _METHODS):
+        raise _unknown(given, path)
+    _check_reader(given, "format")
+    return given  # type: ignore[no-any-return]
+
+
+def reader_of(file: DataFile, *, verify_checksums: bool = True) -> FormatReader:
+    """Return the reader of a data file; see `reader_for`."""
+    own: FormatReader | None = file.reader
+    return reader_for(file.format, verify_checksums=verify_checksums) if own is None else own
+
+
+def infers_types(file: DataFile) -> bool:
+    """Return whether types of a file without a given schema are guessed from its values; see `FormatReader`."""
+    return bool(getattr(reader_of(file), "infers_types", False))
+
+
+def is_columnar(file: DataFile) -> bool:
+    """Return whether one column of one row group can be read by itself; see `FormatReader`."""
+    return bool(getattr(reader_of(file), "columnar", False))
 
 
 def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
@@ -94,7 +117,7 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
         StorageError: the store failed.
     """
     with reading(storage, file):
-        meta = reader_for(file.format).inspect(storage, file, schema)
+        meta = reader_of(file).inspect(storage, file, schema)
     rows = meta.group_rows
     if min(rows, default=0) < 0 or sum(rows) > _MOST_ROWS:
         raise TableError(
@@ -102,3 +125,56 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
             f"{list(rows)[:10]}; the file is damaged: write it again, or leave it out of the table"
         )
     return meta
+
+
+def _unknown(given: Any, path: Any) -> ConfigError:
+    """Return the error of what names no format and is no reader."""
+    names = format_names()
+    first = path[0] if isinstance(path, list | tuple) and path else path
+    ending = _SUFFIXES.get(str(first).rpartition(".")[2].lower()) if isinstance(first, str | os.PathLike) else None
+    written = _SUFFIXES.get(given.lower().lstrip(".")) if isinstance(given, str) else None
+    hint = f"; did you mean {written}?" if written else did_you_mean(given, names)
+    return (ConfigError if isinstance(given, str) else ConfigTypeError)(
+        f"format must be one of {', '.join(map(repr, names))}, got {given!r}"
+        + (f"; the path ends as files of format={ending!r} do" if ending else hint)
+    )
+
+
+def _installed(name: str) -> FormatReader:
+    """Load an installed reader; an entry point is a reader, or a class or function that makes one."""
+    found = load_installed(ENTRY_POINT_GROUP, name, "format reader")
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "inspect")):
+        try:
+            found = found()
+        except Exception as error:
+            raise ConfigError(
+                f"the format reader that is installed as {name!r} could not be made "
+                f"({type(error).__name__}: {error}); it must need no arguments"
+            ) from error
+    who = f"the format reader that is installed as {name!r}"
+    _check_reader(found, who)
+    if found.name != name:
+        raise ConfigError(f"{who} must have this name, and calls itself {found.name!r}; correct one of them")
+    return found  # type: ignore[no-any-return]
+
+
+def _check_reader(reader: Any, who: str) -> None:
+    """Refuse what cannot be a format reader; `testing.check_format_reader` checks all of the contract.
+
+    Raises:
+        ConfigTypeError: says what is wrong.
+    """
+    kind = reader.__name__ if isinstance(reader, type) else type(reader).__name__
+    if isinstance(reader, type):
+        raise ConfigTypeError(f"{who} must be an instance of a format reader, got the class {kind}; call it first")
+    if missing := [method for method in _METHODS if not callable(getattr(reader, method, None))]:
+        raise ConfigTypeError(f"{who} must be a FormatReader, but {kind} has no method {', '.join(missing)}")
+    if not isinstance(name := getattr(reader, "name", None), str) or not name:
+        raise ConfigTypeError(f"{who} must have a name, a string that is not empty, but {kind}.name is {name!r}")
+    try:
+        pickle.dumps(reader)
+    except Exception as error:
+        raise ConfigTypeError(
+            f"{who} must pickle, since it travels to worker processes, but {kind} raised "
+            f"{type(error).__name__}: {error}; define it at the top of a module, and leave handles out of its state"
+        ) from error

@@ -51,6 +51,7 @@ class IpcReader(WithoutStatistics):
     """
 
     name: str = "arrow"
+    columnar = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Count the rows of each record batch by one cheap column: see `FormatReader.inspect`."""

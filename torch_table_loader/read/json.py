@@ -33,6 +33,7 @@ class JsonReader(WithoutStatistics):
     """Reads JSON lines (https://jsonlines.org); keys that a line lacks are null."""
 
     name: str = "json"
+    infers_types = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""

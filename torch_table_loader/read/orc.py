@@ -27,6 +27,7 @@ class OrcReader(WithoutStatistics):
     """Reads ORC files (https://orc.apache.org/specification/ORCv1/)."""
 
     name: str = "orc"
+    columnar = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the footer: see `FormatReader.inspect`. ORC has types of its own, so `schema` is not used."""

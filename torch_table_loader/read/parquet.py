@@ -46,6 +46,7 @@ class ParquetReader:
 
     name: str = "parquet"
     verify_checksums: bool = True
+    columnar = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the footer: see `FormatReader.inspect`. Parquet has types of its own, so `schema` is not used."""

@@ -18,7 +18,7 @@ from torch_table_loader.read.failures import as_reading_error, changed_error, is
 from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.file_walk import FileWalk, Piece, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
-from torch_table_loader.read.formats import COLUMNAR
+from torch_table_loader.read.formats import is_columnar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -237,7 +237,7 @@ class TaskReader:
         group, column = None, None
         if handle is not None:
             group = group_at(row, plan.group_starts)
-            columnar = file.format in COLUMNAR and not isinstance(error, MemoryError)
+            columnar = is_columnar(file) and not isinstance(error, MemoryError)
             if columnar and not is_store_failure(error, is_local=is_local):
                 groups = range(group, group_at(row + self._max_rows, plan.group_starts) + 1)
                 group, column = _find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)

@@ -1,19 +1,38 @@
-"""A kept list of a table's files: what `save_files` writes and ``files=path`` pins."""
+"""Files that are known without listing, and the list of names that `save_files` writes and ``files=path`` pins."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
     from torch_table_loader.records import DataFile
 
 _VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """Files that are known (implements `contracts.Source`).
+
+    Args:
+        storage: where they are.
+        files: in the table's order.
+        partition_schema: the columns that come from elsewhere than the files.
+    """
+
+    storage: Storage
+    files: tuple[DataFile, ...]
+    partition_schema: pa.Schema
 
 
 def write_files(path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None) -> None:

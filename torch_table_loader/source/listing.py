@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,9 +19,14 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathE
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
+from torch_table_loader.source.file_list import FileSource, read_files
 from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.source.table_formats import refuse_table_formats
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import FormatReader, Storage
+    from torch_table_loader.records import FileVersion
 
 PathLike = str | os.PathLike[str]
 
@@ -45,13 +50,14 @@ class PathSource:
     @classmethod
     def open(
         cls,
-        path: PathLike | Sequence[PathLike],
+        path: PathLike | Sequence[PathLike] | None,
         format_name: str,
         *,
+        reader: FormatReader | None = None,
         storage_options: Mapping[str, Any] | None = None,
         partitioning: str | None = None,
         schema: pa.Schema | None = None,
-        files: Sequence[str] | None = None,
+        files: Sequence[str] | str | None = None,
         raw_files: bool = False,
     ) -> PathSource:
         """List the files of a table.
@@ -63,10 +69,12 @@ class PathSource:
             path: a directory (taken recursively), a glob (``*``, ``**``, ``?``, ``[…]``), a file, or a list of
                 them on one file system. What exists under a name with glob characters wins over the glob.
             format_name: the format reader's name, noted in every file.
+            reader: the format reader, where its name does not say which one it is.
             storage_options: for the file system.
             partitioning: "hive" to decode ``key=value`` segments below the root, and those that the root ends with.
             schema: the caller's types for partition columns.
-            files: names relative to the root, or full paths below it: taken as they are, instead of listing.
+            files: names relative to the root, or full paths below it: taken as they are, instead of listing; or the
+                path of a list that `write_files` wrote.
             raw_files: read the files of a table of another format as they are, instead of refusing them.
 
         Raises:
@@ -77,34 +85,68 @@ class PathSource:
             TableError: hive columns differ between files.
             StorageError: the store refuses, or does not answer.
         """
-        storage, paths = _one_storage(path, storage_options)
-        if files is not None:
-            listings = [_Listing(_root_of(storage, entry), []) for entry in paths]
-            root = _common_root([listing.root for listing in listings])
-            found = _pinned(storage, root, files)
-        else:
-            listings = [_expand(storage, entry) for entry in paths]
-            root = _common_root([listing.root for listing in listings])
-            found = [entry for listing in listings for entry in listing.found]
-        if not raw_files:
-            refuse_table_formats(
-                storage,
-                {listing.root for listing in listings},
-                {listing.root for listing in listings if listing.deep},
-                chain.from_iterable(listing.listed for listing in listings),
-                {entry.path for entry in found},
-            )
-        names = _names(storage, root, found)
-        partitions: list[PartitionValues] = [()] * len(found)
-        partition_schema = pa.schema([])
-        if partitioning == "hive":
-            above = hive_root(_decoded(storage, root))
-            partition_schema, partitions = decode_hive([above + name for name in names], schema)
-        data_files = tuple(
-            DataFile(entry.path, name, entry.file_version(), format_name, partition)
-            for entry, name, partition in zip(found, names, partitions, strict=True)
-        )
+        if isinstance(files, str):
+            files = read_files(files, storage_options)
+        storage, root, found = _listed(_entries(path), storage_options, files, raw_files=raw_files)
+        data_files, partition_schema = _data_files(storage, root, found, format_name, reader, partitioning, schema)
         return cls(storage, root, data_files, partition_schema)
+
+
+def named_files(
+    storage: Storage,
+    path: PathLike | Sequence[PathLike] | None,
+    files: Sequence[str] | str | None,
+    format_name: str,
+    *,
+    reader: FormatReader | None = None,
+    partitioning: str | None = None,
+    schema: pa.Schema | None = None,
+) -> FileSource:
+    """Look up files by name in a storage of the caller's, which cannot list.
+
+    Args:
+        storage: where they are.
+        path: the files; or, beside `files`, their folder.
+        files: names relative to `path`, or the path of a list that `write_files` wrote; or None.
+        format_name: as of `PathSource.open`, and what follows, too.
+        reader: the format reader.
+        partitioning: "hive", or None.
+        schema: the caller's.
+    """
+    paths = [os.fspath(entry) for entry in _entries(path)]
+    if not all(isinstance(entry, str) and entry for entry in paths):
+        raise ConfigTypeError(f"path must name files of the storage by strings that are not empty, got {paths!r}")
+    if files is None:
+        root = _common_root([_parent(entry) for entry in paths])
+    else:
+        root = _common_root([entry.rstrip("/") for entry in paths])
+        names = read_files(files, None) if isinstance(files, str) else files
+        paths = [f"{root}/{name}" if root else name for name in names]
+    found = _versions(storage, paths)
+    return FileSource(storage, *_data_files(storage, root, found, format_name, reader, partitioning, schema))
+
+
+def _data_files(
+    storage: Storage,
+    root: str,
+    found: Sequence[Found],
+    format_name: str,
+    reader: FormatReader | None,
+    partitioning: str | None,
+    schema: pa.Schema | None,
+) -> tuple[tuple[DataFile, ...], pa.Schema]:
+    """Return the data files, and the columns that come from their paths."""
+    names = _names(storage, root, found)
+    partitions: list[PartitionValues] = [()] * len(found)
+    partition_schema = pa.schema([])
+    if partitioning == "hive":
+        above = hive_root(_decoded(storage, root))
+        partition_schema, partitions = decode_hive([above + name for name in names], schema)
+    data_files = tuple(
+        DataFile(entry.path, name, entry.file_version(), format_name, partition, reader=reader)
+        for entry, name, partition in zip(found, names, partitions, strict=True)
+    )
+    return data_files, partition_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +175,50 @@ def is_hidden(name: str, allowed: str = "") -> bool:
     return name.endswith((".crc", "/_SUCCESS")) or name == "_SUCCESS"
 
 
-def _one_storage(
-    path: PathLike | Sequence[PathLike], storage_options: Mapping[str, Any] | None
-) -> tuple[FileStorage, list[str]]:
-    entries: Sequence[PathLike] = [path] if isinstance(path, str | os.PathLike) else path
+def _entries(path: PathLike | Sequence[PathLike] | None) -> Sequence[PathLike]:
+    entries: Any = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(entries, Sequence):
         raise ConfigTypeError(f"path must be a string, an os.PathLike, or a list of them, got {type(path).__name__}")
     if not entries:
         raise ConfigError("path is an empty list; name at least one directory, glob or file")
+    return entries
+
+
+def _listed(
+    entries: Sequence[PathLike],
+    storage_options: Mapping[str, Any] | None,
+    files: Sequence[str] | None,
+    *,
+    raw_files: bool,
+) -> tuple[FileStorage, str, list[Found]]:
+    """List what paths and globs hold, or look up the files that are named; see `PathSource.open`.
+
+    Returns:
+        The storage, what names are relative to, and the files.
+    """
+    storage, paths = _one_storage(entries, storage_options)
+    if files is not None:
+        listings = [_Listing(_root_of(storage, entry), []) for entry in paths]
+        root = _common_root([listing.root for listing in listings])
+        found = _versions(storage, [_below(storage, root, name) for name in files])
+    else:
+        listings = [_expand(storage, entry) for entry in paths]
+        root = _common_root([listing.root for listing in listings])
+        found = [entry for listing in listings for entry in listing.found]
+    if not raw_files:
+        refuse_table_formats(
+            storage,
+            {listing.root for listing in listings},
+            {listing.root for listing in listings if listing.deep},
+            chain.from_iterable(listing.listed for listing in listings),
+            {entry.path for entry in found},
+        )
+    return storage, root, found
+
+
+def _one_storage(
+    entries: Sequence[PathLike], storage_options: Mapping[str, Any] | None
+) -> tuple[FileStorage, list[str]]:
     opened = [open_storage(entry, storage_options) for entry in entries]
     storage = opened[0][0]
     for other, where in opened:
@@ -240,11 +318,10 @@ def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str)
     return sorted(kept, key=lambda entry: _utf8(_relative(storage, root, entry.path)))
 
 
-def _pinned(storage: FileStorage, root: str, files: Sequence[str]) -> list[Found]:
-    """Ask for each named file; the caller's order stands."""
-    paths = [_below(storage, root, name) for name in files]
+def _versions(storage: Storage, paths: Sequence[str]) -> list[Found]:
+    """Look up files that are named; their order stays."""
     with ThreadPoolExecutor(STAT_THREADS) as pool:
-        versions = list(pool.map(storage.version, paths))
+        versions: list[FileVersion] = list(pool.map(storage.version, paths))
     return [Found(path, version) for path, version in zip(paths, versions, strict=True) if version.num_bytes]
 
 
@@ -281,24 +358,29 @@ def _common_root(roots: Sequence[str]) -> str:
     return "/".join(shared[0][:depth])
 
 
-def _names(storage: FileStorage, root: str, found: Sequence[Found]) -> list[str]:
+def _names(storage: Storage, root: str, found: Sequence[Found]) -> list[str]:
     names: dict[str, None] = {}
     for entry in found:
         name = _relative(storage, root, entry.path)
         _utf8(name)
         if name in names:
-            raise ConfigError(f"path and files must name each file once, got {storage.shown(entry.path)} twice")
+            raise ConfigError(f"path and files must name each file once, got {_shown(storage, entry.path)} twice")
         names[name] = None
     return list(names)
 
 
-def _relative(storage: FileStorage, root: str, path: str) -> str:
+def _relative(storage: Storage, root: str, path: str) -> str:
     return _decoded(storage, path.removeprefix(root).lstrip("/"))
 
 
-def _decoded(storage: FileStorage, path: str) -> str:
+def _decoded(storage: Storage, path: str) -> str:
     """Return a path as its writer named it: URLs are percent-encoded, and may have a query."""
-    return unquote(path.partition("?")[0]) if storage.protocol in HTTP_PROTOCOLS else path
+    is_url = getattr(storage, "protocol", "") in HTTP_PROTOCOLS
+    return unquote(path.partition("?")[0]) if is_url else path
+
+
+def _shown(storage: Storage, path: str) -> str:
+    return storage.shown(path) if isinstance(storage, FileStorage) else path
 
 
 def _utf8(name: str) -> bytes:

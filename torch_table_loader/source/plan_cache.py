@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -154,6 +155,8 @@ class PlanCache:
             return None
         # The full path (hashed) keeps two tables apart whose files have equal names, sizes and seconds.
         identity = [self.scope, file.path.partition("?")[0], file.name, file.format]
+        if file.reader is not None:  # its settings are a part of what it says of a file
+            identity.append(hashlib.sha256(pickle.dumps(file.reader)).hexdigest())
         told = [version.num_bytes, version.mtime_ns, version.etag]
         return hashlib.sha256(json.dumps([*identity, *told]).encode("utf-8")).digest()
 

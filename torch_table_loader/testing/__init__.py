@@ -11,7 +11,7 @@ Each check returns nothing, or raises `ContractError` and says which rule was br
 """
 
 from torch_table_loader.testing.errors import ContractError
-from torch_table_loader.testing.readers import check_format_reader
+from torch_table_loader.testing.readers import check_format_reader, stored_files
 from torch_table_loader.testing.sources import check_source
 from torch_table_loader.testing.storages import check_storage
 from torch_table_loader.testing.strategies import check_split_strategy
@@ -24,5 +24,6 @@ __all__ = [
     "check_split_strategy",
     "check_storage",
     "data_file",
+    "stored_files",
     "zoo",
 ]

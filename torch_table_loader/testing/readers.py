@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 from torch_table_loader.contracts import NullProvingReader
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import FileMeta
+from torch_table_loader.source.listing import PathSource
 from torch_table_loader.testing.errors import ContractError, blaming, expecting_table_error, pickled, require
 from torch_table_loader.testing.places import Damaged, Watched
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 7
 _PROBED_COLUMNS = 16
-_ORDERED = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_temporal)
+_ORDERED = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_string, pa.types.is_temporal)
+"""Types that pyarrow compares; half floats it does not."""
 
 
 def check_format_reader(
@@ -59,6 +62,17 @@ def check_format_reader(
         _check_null_columns(where, reader, meta, groups)
         _check_footer_is_not_read_again(where, reader, storage, file, meta)
         _check_failures(where, reader, storage, file, meta, schema)
+
+
+def stored_files(path: str | os.PathLike[str], format_name: str) -> tuple[Storage, Sequence[DataFile]]:
+    """Return the storage and the files that a table's path has, for `check_format_reader`.
+
+    Args:
+        path: a directory, a glob, or a file.
+        format_name: of the format reader.
+    """
+    source = PathSource.open(path, format_name)
+    return source.storage, source.files
 
 
 def _check_meta(where: str, meta: FileMeta, again: list[FileMeta]) -> None:
@@ -227,8 +241,10 @@ def _check_footer_is_not_read_again(
         for _ in opened.batches(range(min(1, len(meta.group_rows))), meta.schema.names, 1 << 20):
             pass
     with storage.open(file.path) as handle:
-        end = handle.size()
-    again = [(start, stop) for start, stop in watched.reads if stop >= end]
+        end, begins = handle.size(), bytes(handle.read(len(meta.footer))) == meta.footer
+    # A footer is at the end of a file, unless it is what the file begins with.
+    first, last = (0, len(meta.footer)) if begins else (end - 1, end)
+    again = [(start, stop) for start, stop in watched.reads if start < last and stop > first]
     require(not again, f"{where}: open must use the footer of inspect, but read bytes {again} of {end} again")
 
 

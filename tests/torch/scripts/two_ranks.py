@@ -74,7 +74,7 @@ def between(root: Path, early: int, table: Any, write: Callable[[], Any]) -> dic
         return found
 
     if dist.get_rank() == early:
-        with patch("torch_table_loader.source.iceberg.open.open_table", open_and_say_so):
+        with patch("torch_table_loader.source.iceberg.source.open_table", open_and_say_so):
             return epoch(root, table)
     store.wait([f"{table} is open"])
     write()

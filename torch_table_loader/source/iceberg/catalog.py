@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 from pyiceberg.catalog import Catalog, CatalogType, list_catalogs, load_catalog
@@ -26,9 +26,6 @@ from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metad
 from torch_table_loader.source.iceberg.places import read_areas
 from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
 from torch_table_loader.spelling import did_you_mean, nearest
-
-if TYPE_CHECKING:
-    from torch_table_loader.source.iceberg.address import TableAddress
 
 _SHORT = {
     "region_name": ("glue.region", "s3.region"),
@@ -79,6 +76,30 @@ _KNOWN_PREFIXES = (
     "s3.", "glue.", "hive.", "rest.", "header.", "client.", "dynamodb.", "adls.", "gcs.", "hf.", "gcp.", "hdfs.",
     "oss.", "write.", "sql.", "ssl.", "auth.", "table-default.", "table-override.", "namespace-separator",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableAddress:
+    """Which table, and how it is reached; checked when it is opened.
+
+    Args:
+        table: its name with two or more parts ("db.table"), or a pyiceberg Table.
+        catalog_config: what pyiceberg's ``load_catalog`` takes; or the name of a catalog of ``.pyiceberg.yaml``; or a
+            pyiceberg Catalog.
+        metadata_location: a metadata.json, instead of a catalog.
+        location_override: prefixes of the metadata's paths, and what stands there now.
+        storage_options: for the file system; they win over the catalog's.
+        credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
+        allow_locations: URLs of other places where the table's files may lie.
+    """
+
+    table: Any = None
+    catalog_config: Any = field(default=None, repr=False)
+    metadata_location: str | None = field(default=None, repr=False)
+    location_override: Mapping[str, str] | None = field(default=None, repr=False)
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    credentials: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
+    allow_locations: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

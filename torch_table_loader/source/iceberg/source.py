@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
 from torch_table_loader.source.iceberg.columns import (
     LINEAGE,
     all_columns,
@@ -28,22 +29,23 @@ from torch_table_loader.source.iceberg.manifests import list_manifests, read_man
 from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.shape import NAME_MAPPING
 from torch_table_loader.source.iceberg.spans import KeySpans
+from torch_table_loader.source.plan_cache import PlanCache
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, NamedIds
+    from torch_table_loader.source.iceberg.catalog import TableAddress
     from torch_table_loader.source.iceberg.manifests import Entry
     from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
     from torch_table_loader.source.iceberg.pruning import Pruner
     from torch_table_loader.source.iceberg.storage import IcebergStorage
-    from torch_table_loader.source.plan_cache import PlanCache
 
 _Plan = tuple[list["Entry"], tuple[str, ...]]
 """The files of a snapshot that a filter leaves, and what there is to say of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IcebergSource:
-    """A table at one snapshot (implements `contracts.SnapshotSource`).
+    """A table at one snapshot (implements `contracts.TimeTravelSource`).
 
     Args:
         storage: where its files are.
@@ -54,6 +56,10 @@ class IcebergSource:
         description: table and snapshot, in words.
         notes: what planning has to say.
         partition_schema: the columns that manifests give, of files whose partition spec has them.
+        row_filter: what rows must pass: the caller's filters, joined.
+        cache: keeps plans, footers and counts; or None.
+        pinned: whether the caller chose the snapshot.
+        request: what the table was found by, to open it at another snapshot; None where it was not looked for.
     """
 
     storage: IcebergStorage
@@ -64,6 +70,20 @@ class IcebergSource:
     description: str
     notes: tuple[str, ...] = ()
     partition_schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    row_filter: Any = field(default=None, repr=False, compare=False)
+    cache: PlanCache | None = field(default=None, repr=False, compare=False)
+    pinned: bool = True
+    request: TableRequest | None = field(default=None, repr=False, compare=False)
+
+    def at_snapshot(self, snapshot_id: int) -> IcebergSource:
+        """Return the same table at another snapshot: see `contracts.TimeTravelSource`."""
+        if self.request is None:
+            raise ConfigError(f"{self.description} was not found by a name or path, and stays at its snapshot")
+        return replace(self.request.open({"snapshot_id": snapshot_id}), pinned=self.pinned)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what opens the table again: catalogs need not pickle."""
+        return {**self.__dict__, "request": None}
 
     @classmethod
     def open(
@@ -77,7 +97,7 @@ class IcebergSource:
         filters: Any = None,
         scan_filter: Any = None,
         cache: PlanCache | None = None,
-    ) -> tuple[IcebergSource, Any]:
+    ) -> IcebergSource:
         """Plan the files of a snapshot.
 
         Args:
@@ -89,9 +109,6 @@ class IcebergSource:
             filters: a pyarrow Expression over the columns, or None.
             scan_filter: a pyiceberg expression or text, or None.
             cache: keeps which files a snapshot and a filter have; or None.
-
-        Returns:
-            The source, and the filter for rows.
 
         Raises:
             ConfigError: a filter does not fit the table.
@@ -114,8 +131,55 @@ class IcebergSource:
         said = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
         description = f"Iceberg table {name} ({metadata.uuid}), {said}"
         partition = arrow_schema(_identity_columns(metadata, current))
-        source = cls(storage, files, schema, digest, snapshot.id, description, notes, partition)
-        return source, rows
+        return cls(storage, files, schema, digest, snapshot.id, description, notes, partition, rows, cache)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableRequest:
+    """Which table the caller wants, and what of it.
+
+    Args:
+        at: where the table is.
+        columns: that will be read; None for all.
+        filters: a pyarrow Expression, or None.
+        scan_filter: a pyiceberg expression or text, or None.
+        plan_cache: a directory that keeps plans, footers and counts; or None.
+    """
+
+    at: TableAddress
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    scan_filter: Any = None
+    plan_cache: str | None = None
+
+    def open(
+        self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
+    ) -> IcebergSource:
+        """Find the table, choose its snapshot and plan its files.
+
+        Args:
+            chosen: the arguments of `TableMetadata.snapshot`.
+            agree: gives rank 0's value of a name; takes this rank's.
+        """
+        found = open_table(self.at)
+        snapshot = found.metadata.snapshot(**chosen)
+        snapshot_id, schema_id = agree("snapshot", [snapshot.id, snapshot.schema_id])
+        if (snapshot_id, schema_id) != (snapshot.id, snapshot.schema_id):
+            if not found.metadata.has(snapshot_id, schema_id):
+                found = open_table(as_it_is_now(self.at))  # rank 0 came later, and saw a commit that this rank did not
+            snapshot = found.metadata.snapshot_as(snapshot_id, schema_id)
+        options, place = self.at.storage_options, found.storage.place
+        source = IcebergSource.open(
+            found.metadata,
+            found.storage,
+            snapshot,
+            name=found.name,
+            columns=self.columns,
+            filters=self.filters,
+            scan_filter=self.scan_filter,
+            cache=None if self.plan_cache is None else PlanCache.open(self.plan_cache, options, place),
+        )
+        return replace(source, pinned=any(value is not None for value in chosen.values()), request=self)
 
 
 @dataclass(frozen=True, slots=True)

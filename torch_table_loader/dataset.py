@@ -63,7 +63,7 @@ class RankDataset(IterableDataset[Any]):
             reopen: returns the job over the tables that a state was saved with; None keeps those that are open.
         """
         super().__init__()
-        self.position = JobPosition(job, plan_check, reopen)
+        self._position = JobPosition(job, plan_check, reopen)
         self._loader: TableLoader | None = None
         self._taken: Taken | None = None
         """What a DataLoader of the caller's took in this process."""
@@ -88,7 +88,7 @@ class RankDataset(IterableDataset[Any]):
     @property
     def job(self) -> Job:
         """The rank's share, for loaders and tools."""
-        return self.position.job
+        return self._position.job
 
     @property
     def options(self) -> LoaderOptions:
@@ -98,12 +98,12 @@ class RankDataset(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iterator reads."""
-        return self.position.epoch
+        return self._position.epoch
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of what comes out."""
-        return self.job.schema(self.position.next)
+        return self.job.schema(self._position.next)
 
     def explain(self) -> Explanation:
         """Return what an epoch will read, and why; see `Explanation`."""
@@ -129,8 +129,8 @@ class RankDataset(IterableDataset[Any]):
         if info is None and self._loader is not None:
             self._loader.load_state_dict(state)
         else:
-            self.position.load_for_workers(state, 1 if info is None else info.num_workers)
-        self.position.is_for_any_iterator = True
+            self._position.load_for_workers(state, 1 if info is None else info.num_workers)
+        self._position.is_for_any_iterator = True
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads, here and in worker processes that exist.
@@ -140,7 +140,7 @@ class RankDataset(IterableDataset[Any]):
         Args:
             epoch: from 0.
         """
-        self.position.set_epoch(epoch)
+        self._position.set_epoch(epoch)
 
     def metrics(self) -> Metrics:
         """Return what this rank's newest iterator has done; see `Metrics`.
@@ -164,7 +164,7 @@ class RankDataset(IterableDataset[Any]):
         Raises:
             TypeError: the caller gave the counting pass up.
         """
-        return self.position.num_steps
+        return self._position.num_steps
 
     def __iter__(self) -> Iterator[Any]:
         """Yield this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader.
@@ -173,10 +173,10 @@ class RankDataset(IterableDataset[Any]):
         """
         info = get_worker_info()
         if info is None and self._loader is not None:
-            if not self.position.is_for_any_iterator:  # Accelerate's skip_first_batches, to step over the right ones
-                self.position.restart()
+            if not self._position.is_for_any_iterator:  # Accelerate's skip_first_batches, to step over the right ones
+                self._position.restart()
             return iter(self._loader)
-        job, position = self.position.begin_alone()
+        job, position = self._position.begin_alone()
         self._taken = Taken(position, position.stage.steps)
         work = job.work(position)
         return LaneIterator(work, 0, self._taken) if info is None else WorkersLane(work, info.id, self._taken)

@@ -66,7 +66,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
             batch_sampler: nothing, too.
         """
         super().__init__(dataset, batch_size=None)
-        self._position: JobPosition = dataset.position
+        self._position: JobPosition = dataset._position
         self._pool = ThreadPool()
         object.__setattr__(self, "sampler", _EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job

@@ -129,7 +129,7 @@ class MixedDataset(RankDataset):
             ConfigError: a weight is wrong, a source is missing, or one with a weight has no row, in the epoch that
                 runs or in those to come.
         """
-        running = self.position.running
+        running = self._position.running
         self._mixed.set_weights(weights, running if isinstance(running, SamplePosition) else None)
 
     def exclude(self, row_ids: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class MixedDataset(RankDataset):
             if name in saved.names:
                 own = saved.source_state(name, dataset.job.identity)
                 try:
-                    reopened = dataset.position.reopened(own)
+                    reopened = dataset._position.reopened(own)
                 except ResumeError as error:
                     raise ResumeError(f"source {name!r}: {error}") from error
                 sources[name] = _rows_of(reopened)

@@ -161,7 +161,7 @@ def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
 
 
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    differing = [name for name in own if own[name] != theirs.get(name)]
+    differing = [name for name in dict.fromkeys((*own, "stage")) if own.get(name) != theirs.get(name)]
     if not differing:
         return
     if differing == ["splits"]:
@@ -170,7 +170,9 @@ def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
             + _REMEDIES["options"]
         )
     shown = "; ".join(
-        f"{name} was {_shown(theirs.get(name))} and is {_shown(own[name])}" for name in differing if name != "splits"
+        f"{name} was {_shown(theirs.get(name))} and is {_shown(own.get(name))}"
+        for name in differing
+        if name != "splits"
     )
     raise ResumeError(f"the state was saved under other options: {shown}; {_REMEDIES['options']}")
 

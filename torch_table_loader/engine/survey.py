@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.contracts import Source, Storage
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -81,7 +82,13 @@ class Table:
         return isinstance(self.metas, LazyFooters)
 
     def reader(
-        self, columns: Sequence[str], filters: Any, *, row_ids: bool = False, max_rows: int = DEFAULT_MAX_ROWS
+        self,
+        columns: Sequence[str],
+        filters: Any,
+        *,
+        row_ids: bool = False,
+        max_rows: int = DEFAULT_MAX_ROWS,
+        stage: RowStage | None = None,
     ) -> TaskReader:
         """Make what reads the table's rows, deletes left out.
 
@@ -90,6 +97,7 @@ class Table:
             filters: an expression over `schema`, or None.
             row_ids: whether the last column is each row's ordinal among all physical rows.
             max_rows: no batch has more rows.
+            stage: makes other rows of those that live; None delivers them as they are.
         """
         return TaskReader(
             self.storage,
@@ -102,6 +110,7 @@ class Table:
             max_rows=max_rows,
             deletes=self.deletes,
             verify_checksums=self.deletes.verify_checksums,
+            stage=stage,
         )
 
     def refuse_nulls(self, columns: frozenset[str]) -> None:

@@ -39,7 +39,7 @@ class OpenWindow:
 class Consumption:
     """Rows that are no longer to be read from splits.
 
-    A row's place is ``file_starts[file] + its ordinal among the live rows of the file``.
+    A row's place is its ordinal among the live rows of the table.
 
     Args:
         starts: int64[K] sorted, disjoint intervals of places that were delivered, or belong to an open window.

@@ -227,11 +227,8 @@ class SegmentTable:
         """
         order = np.lexsort((self.splits.row_stop, self.splits.row_start, self.splits.file))
         live = self.live_rows()[order]
-        file = self.splits.file[order]
-        before = np.cumsum(live) - live
-        first = np.searchsorted(file, file, side="left")
-        bases = np.empty_like(before)
-        bases[order] = self.splits.layout.file_starts[file] + before - before[first]
+        bases = np.empty_like(live)
+        bases[order] = np.cumsum(live) - live
         return bases
 
     def task(self, split: int, start: int, stop: int) -> ReadTask:

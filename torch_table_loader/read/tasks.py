@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import OpenFile, Storage
     from torch_table_loader.read.footers import Footers
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, ReadTask, Segment
 
 DEFAULT_MAX_ROWS = 65_536
 
 
 class _Masked(NamedTuple):
-    """A batch of the table's columns, where it starts in the file, and which of its rows pass (None: all)."""
+    """A batch of the table's columns, where it starts in the file, and which of its rows pass (None: all).
+
+    `num_live` counts the rows that pass; behind a stage, those that it makes of them.
+    """
 
     piece: Piece
     row: int
     batch: pa.RecordBatch
     mask: NDArray[np.bool_] | None
-
-    @property
-    def num_live(self) -> int:
-        return self.batch.num_rows if self.mask is None else int(np.count_nonzero(self.mask))
+    num_live: int
 
 
 class TaskReader:
@@ -59,6 +60,7 @@ class TaskReader:
         max_rows: int = DEFAULT_MAX_ROWS,
         deletes: Deletes | None = None,
         verify_checksums: bool = True,
+        stage: RowStage | None = None,
     ) -> None:
         """Check what is asked for against the table.
 
@@ -75,6 +77,7 @@ class TaskReader:
             max_rows: no batch has more rows.
             deletes: reads the files' deletes; readers that share it read each delete file once.
             verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
+            stage: makes other rows of those that pass; None delivers them as they are.
 
         Raises:
             ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
@@ -96,11 +99,13 @@ class TaskReader:
         self._max_rows = max_rows
         self._deletes = Deletes(storage, verify_checksums=verify_checksums) if deletes is None else deletes
         self._verify = verify_checksums
-        self._schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
+        self._stage = stage
+        self._rows_schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
+        self._schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of what `read` yields: the columns asked for, then ``row_id``."""
+        """The schema of what `read` yields: the columns asked for, then ``row_id``; or what the stage makes of them."""
         return self._schema
 
     def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
@@ -121,9 +126,10 @@ class TaskReader:
         plan = self._plan(task.file_index, self._columns)
         if plan.empty:
             return
-        _check_live(plan, task.segments)
+        if self._knows_live(plan):
+            _check_found(plan.file, task.segments, [plan.live_rows(segment) for segment in task.segments])
         planned, _ = self._fitted(plan, task.segments)
-        segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not plan.masks)
+        segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
         if not segments or take == 0:
             return
         base = None if self._bases is None else int(self._bases[task.file_index])
@@ -134,8 +140,8 @@ class TaskReader:
                 stop = num_live if take < 0 else min(num_live, start + take)
                 skip -= start
                 take -= 0 if take < 0 else stop - start
-                if start < stop:
-                    yield self._delivered(part, start, stop, base)
+                for first in range(start, stop, self._max_rows):
+                    yield self._delivered(part, first, min(first + self._max_rows, stop), base)
                 if take == 0:
                     self._check_version(plan.file)
                     return
@@ -147,16 +153,16 @@ class TaskReader:
             task: which segments; its `skip` and `take` do not matter.
 
         Returns:
-            One count a segment. Without a filter and without equality deletes no data file is read.
+            One count a segment. Without a filter, a stage and equality deletes no data file is read.
 
         Raises:
             TableError: as `read` does.
             StorageError: as `read` does.
         """
-        plan = self._plan(task.file_index, ())
+        plan = self._plan(task.file_index, () if self._stage is None else self._stage.reads)
         if plan.empty:
             return [0] * len(task.segments)
-        if plan.knows_live:
+        if self._knows_live(plan):
             return [plan.live_rows(segment) for segment in task.segments]
         counts = [0] * len(task.segments)
         segments, owners = self._fitted(plan, task.segments)
@@ -164,11 +170,19 @@ class TaskReader:
             counts[owners[part.piece.segment]] += part.num_live
         return counts
 
+    def _knows_live(self, plan: FilePlan) -> bool:
+        """Whether the rows of a segment are known without reading it."""
+        return plan.knows_live and self._stage is None
+
+    def _masks(self, plan: FilePlan) -> bool:
+        """Whether a segment may have other rows than its file has."""
+        return plan.masks or self._stage is not None
+
     def _fitted(self, plan: FilePlan, segments: Sequence[Segment]) -> tuple[Sequence[Segment], Sequence[int]]:
         """Cut segments to the file's row groups, where the plan only estimated those."""
         if not isinstance(self._metas, LazyFooters):
             return segments, range(len(segments))
-        return fit_segments(segments, plan.group_starts, plan.live_rows if plan.knows_live else None)
+        return fit_segments(segments, plan.group_starts, plan.live_rows if self._knows_live(plan) else None)
 
     def _plan(self, file_index: int, columns: tuple[str, ...]) -> FilePlan:
         filters = (self._filters, self._filter_columns)
@@ -183,7 +197,9 @@ class TaskReader:
             batch = batch.select(self._columns)
         if base is not None:
             ids = _ascending(base + part.row, batch.num_rows)
-            batch = pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._schema)
+            batch = pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._rows_schema)
+        if self._stage is not None:
+            return self._stage.apply(batch if mask is None else batch.filter(pa.array(mask)), start, stop)
         if mask is None or stop - start == batch.num_rows:
             return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
         # Filtering by the mask would cost more: a filter asks at each row, these indices were checked when made.
@@ -192,7 +208,7 @@ class TaskReader:
 
     def _masked(self, plan: FilePlan, segments: Sequence[Segment]) -> Generator[_Masked, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
-        runs = plan_runs(segments, plan.group_starts, merge=not plan.masks)
+        runs = plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
         if not runs:
             return
         self._check_version(plan.file)
@@ -208,16 +224,22 @@ class TaskReader:
                         swappable = False
                     conformed = plan.conformer.apply(batch, row)
                     mask = None if thinned else plan.mask(conformed, row)
-                    part = _Masked(piece, row, conformed, mask)
+                    part = _Masked(piece, row, conformed, mask, self._num_live(conformed, mask))
                     found[piece.segment] += part.num_live
                     yield part
-            if not plan.knows_live:
+            if not self._knows_live(plan):
                 _check_found(plan.file, segments, found)
         except Exception as error:
             raise self._explain(error, plan, walk.handle, walk.row) from error
         finally:
             walk.close()
         self._check_version(plan.file)
+
+    def _num_live(self, batch: pa.RecordBatch, mask: NDArray[np.bool_] | None) -> int:
+        if self._stage is not None:
+            counts = self._stage.counts(batch)
+            return int((counts if mask is None else counts[mask]).sum())
+        return batch.num_rows if mask is None else int(np.count_nonzero(mask))
 
     def _check_version(self, file: DataFile) -> None:
         if file.version.immutable:
@@ -259,11 +281,6 @@ def _ascending(start: int, length: int) -> pa.Array:
     buffer = pa.allocate_buffer(8 * length)
     np.frombuffer(buffer, dtype=np.int64)[:] = np.arange(start, start + length, dtype=np.int64)
     return pa.Array.from_buffers(pa.int64(), length, [None, buffer])
-
-
-def _check_live(plan: FilePlan, segments: Sequence[Segment]) -> None:
-    if plan.knows_live:
-        _check_found(plan.file, segments, [plan.live_rows(segment) for segment in segments])
 
 
 def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[int]) -> None:

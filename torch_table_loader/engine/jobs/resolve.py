@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
 
@@ -103,15 +104,18 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
     return strategy
 
 
-def counter_of(table: Table, options: LoaderOptions, cache: PlanCache | None) -> LiveCounter | None:
-    """Make the counting pass, where a row filter or deletes need one and the caller did not give it up."""
-    layout, reads = table.layout, options.filters is not None or table.layout.must_count
+def counter_of(
+    table: Table, options: LoaderOptions, cache: PlanCache | None, stage: RowStage | None = None
+) -> LiveCounter | None:
+    """Make the counting pass, where a row filter, deletes or a stage need one and the caller did not give it up."""
+    layout, reads = table.layout, options.filters is not None or table.layout.must_count or stage is not None
     if (reads and not options.count_filtered) or not (reads or layout.has_deletes):
         return None
     key = filter_key(options.filters, table.schema) + (f"-{table.fingerprint}" if layout.has_deletes else "")
+    key += "" if stage is None else f"-{stage.key}"
     return LiveCounter(
         table,
-        table.reader((), options.filters),
+        table.reader(() if stage is None else stage.reads, options.filters, stage=stage),
         key,
         None if table.estimated else cache,  # what is counted of estimated row groups fits no entry
         threads=usable_cpus(),
@@ -132,7 +136,12 @@ def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
 
 
 def planner_of(
-    table: Table, options: LoaderOptions, strategy: Strategy, num_ranks: int, cache: PlanCache | None
+    table: Table,
+    options: LoaderOptions,
+    strategy: Strategy,
+    num_ranks: int,
+    cache: PlanCache | None,
+    stage: RowStage | None,
 ) -> Planner:
     """Make what plans the epochs of a job.
 
@@ -142,6 +151,7 @@ def planner_of(
         strategy: splits it.
         num_ranks: of the job.
         cache: counts that are kept; or None.
+        stage: makes other rows of those that live; or None.
 
     Raises:
         ConfigError: ranks are to be even, and the caller gave up the count that this needs.
@@ -152,8 +162,8 @@ def planner_of(
         topology_of(options, num_ranks),
         shuffle=bool(options.shuffle),
         seed=options.shuffle_seed,
-        filtered=options.filters is not None,
-        counter=counter_of(table, options, cache),
+        filtered=options.filters is not None or stage is not None,
+        counter=counter_of(table, options, cache, stage),
     )
     if options.even_ranks is not None and not planner.counted:
         raise ConfigError(

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.strategies import Strategy
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -48,6 +49,7 @@ class StreamJob(Job):
         planner: plans its epochs.
         read_rows: rows that a lane reads at a time.
         splits_digest: hash of how the table is split.
+        stage: makes other rows of those that live; None delivers them as they are.
     """
 
     table: Table
@@ -56,6 +58,7 @@ class StreamJob(Job):
     planner: Planner
     read_rows: int
     splits_digest: str
+    stage: RowStage | None = None
 
     @classmethod
     def open(
@@ -67,6 +70,7 @@ class StreamJob(Job):
         *,
         split_deletes: bool = False,
         lazy: bool = False,
+        stage: RowStage | None = None,
     ) -> StreamJob:
         """Survey the table, check the options against it, and cut it.
 
@@ -77,6 +81,7 @@ class StreamJob(Job):
             cache: footers and counts that are kept; or None.
             split_deletes: whether files that have deletes may be cut.
             lazy: plan by the table's metadata, and read footers with the files.
+            stage: makes other rows of those that live; None delivers them as they are.
 
         Raises:
             ConfigError: an option does not fit the table or another option.
@@ -95,10 +100,10 @@ class StreamJob(Job):
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
         largest = int(table.layout.group_rows.max(initial=0))
         read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
-        reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows)
+        reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage)
         codec_of(table, reader.schema, columns, options)
         strategy = strategy_of(options, ranks)
-        planner = planner_of(table, options, strategy, ranks.num_ranks, cache)
+        planner = planner_of(table, options, strategy, ranks.num_ranks, cache, stage)
         stores = [table.storage, *([] if cache is None else [cache.storage])]
         job = cls(
             options=options,
@@ -111,6 +116,7 @@ class StreamJob(Job):
             planner=planner,
             read_rows=read_rows,
             splits_digest=planner.digest(),
+            stage=stage,
             fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
         )
         planner.plan(planner.start(0), ranks.rank)
@@ -124,7 +130,9 @@ class StreamJob(Job):
     @cached_property
     def identity(self) -> Mapping[str, Any]:
         """The table and the options that a state of the job is bound to."""
-        return identity(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
+        bound = identity(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
+        stage = {} if self.stage is None else {"stage": self.stage.key}
+        return {**bound, "options": {**bound["options"], **stage}}
 
     @property
     def counted(self) -> bool:

@@ -103,6 +103,15 @@ def scrub(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
+def without_logins(text: str) -> str:
+    """Hide the logins of URLs in a text.
+
+    >>> without_logins("no answer from s3://me:pass@host/a")
+    'no answer from s3://***@host/a'
+    """
+    return re.sub(r"://[^/@\s'\"]*@", f"://{HIDDEN}@", text)
+
+
 def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain options that are not secret, nested ones with dotted names.
 

@@ -132,14 +132,14 @@ _OF_ICEBERG = frozenset(
 
 
 def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
-    """Pack the keyword arguments of a facade.
+    """Check the keyword arguments of a dataset, and return them as options.
 
     Args:
         keywords: as they came.
         owner: the class that was called.
 
     Raises:
-        ConfigTypeError: an unknown keyword; says what it is called here.
+        ConfigTypeError: an unknown keyword; names the one that is meant.
         ConfigError: a wrong value.
     """
     check_names(keywords, owner)
@@ -175,7 +175,7 @@ def check_names(keywords: Any, owner: type) -> None:
         owner: the class that was called.
 
     Raises:
-        ConfigTypeError: says what it is called here, or what there is instead.
+        ConfigTypeError: names the option that is meant, or what there is instead.
     """
     if unknown := [name for name in keywords if name not in _FIELDS]:
         takes = list(inspect.signature(owner).parameters)
@@ -183,7 +183,7 @@ def check_names(keywords: Any, owner: type) -> None:
 
 
 def _unknown(names: Sequence[str], call: str, takes: Collection[str]) -> ConfigTypeError:
-    """Make the error for keyword arguments that a call does not take.
+    """Return the error for keyword arguments that a call does not take.
 
     Args:
         names: at least one.
@@ -236,7 +236,7 @@ def _as_expression(filters: Any) -> str:
 def with_options(
     function: Callable[..., Any], base: Callable[..., Any], takes: frozenset[str] | None = None
 ) -> inspect.Signature:
-    """Return a function's signature with what its ``**options`` take in their place.
+    """Return a function's signature with each option listed in the place of its ``**options``.
 
     Args:
         function: an ``__init__``; one without ``**options`` is shown as it is.
@@ -266,7 +266,7 @@ if TYPE_CHECKING:
 else:
 
     class shown_classmethod(classmethod):  # noqa: N801 - a decorator
-        """A class method that takes what the class takes, and shows the signature of the class that it is asked of."""
+        """A class method that takes what the class takes, and has the signature of the class it is looked up on."""
 
         def __get__(self, instance: Any, owner: Any = None) -> Any:
             """Bind to the class."""

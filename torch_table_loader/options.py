@@ -67,7 +67,7 @@ class LoaderOptions:
         output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists).
         storage_options: for the file system, as fsspec takes them.
         collate_fn: called with each batch, in the worker, when the batch is next to wait.
-        partitioning: "hive" to decode ``key=value`` path segments, those that `path` ends with included.
+        partitioning: "hive" to decode ``key=value`` segments of paths, those at the end of `path` included.
         num_ranks: ranks of the job, or "auto".
         rank: this rank, global; leave it out with "auto" and `mesh`.
         show_progress: draw a progress bar (needs tqdm).
@@ -75,9 +75,9 @@ class LoaderOptions:
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process".
         even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
-        prefetch_batches: finished batches of a lane that wait at most; None: 2 with `collate_fn`, else 2 reads' worth.
+        prefetch_batches: most finished batches of a lane that wait; None: 2 with `collate_fn`, else what 2 reads give.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
-        ragged: how lists come: "nested", "pad" or "offsets".
+        ragged: how lists are delivered: "nested", "pad" or "offsets".
         strings: "list" or "codes".
         vocabulary: ``{column: values}`` for codes; a string that is not in it is −1.
         decimals: "float64" to take decimals as doubles; None refuses them.
@@ -143,7 +143,7 @@ class LoaderOptions:
     verify_checksums: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Check every option."""
         self._check_numbers()
         self._check_choices()
         self._check_switches()

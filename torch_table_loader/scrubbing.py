@@ -1,4 +1,4 @@
-"""What of URLs and options may be shown: the one place that knows what a secret is."""
+"""Which parts of URLs and options may be shown: the one place that knows what a secret is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTAINERS = frozenset({"az", "abfs", "abfss", "wasb", "wasbs"})
 """Protocols that write a container before the "@", where others write a login."""
 
 _LEAST = 4
-"""Shorter strings are in every text, and are no secrets."""
+"""Shorter strings occur in any text, and do not count as secrets."""
 
 HIDDEN = "***"
 

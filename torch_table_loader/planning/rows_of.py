@@ -28,7 +28,7 @@ class RowSpan(NamedTuple):
 
 
 class LiveSpan(NamedTuple):
-    """Rows `first` to `last` of a row group, both included, counted among those that pass the filter."""
+    """Rows `first` to `last` of a row group, both included, counted among those that deletes and filter leave."""
 
     file: str
     row_group: int

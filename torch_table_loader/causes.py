@@ -1,4 +1,4 @@
-"""Which of this library's errors fits what a store's client, or another service's, raised."""
+"""Which of this library's errors fits what the client of a store or of another service raised."""
 
 from __future__ import annotations
 

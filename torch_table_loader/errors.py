@@ -1,4 +1,4 @@
-"""The exception tree; the type says whose fault it is.
+"""The exceptions; the type says where the cause lies.
 
 ```
 TableLoaderError
@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 
 class TableLoaderError(Exception):
-    """The root of everything this library raises on its own account."""
+    """The base of all errors of this library."""
 
 
 class ConfigError(TableLoaderError, ValueError):
@@ -36,11 +36,11 @@ class ConfigTypeError(ConfigError, TypeError):
 
 
 class TableError(TableLoaderError):
-    """A file or table is missing, torn, changed under us, or holds what was not promised."""
+    """A file or table is missing or torn, changed since it was listed, or is not what its metadata says."""
 
 
 class ResumeError(TableLoaderError):
-    """A state speaks of another table, seed, or set of options."""
+    """A state belongs to another table, seed or set of options."""
 
 
 class StorageError(TableLoaderError, OSError):
@@ -58,8 +58,7 @@ class MissingExtraError(ConfigError, ImportError):
 class _SystemError(OSError):
     """What Python's own OSErrors carry: `errno`, `strerror` and `filename`.
 
-    OSError takes these from two or three arguments, and builds its text of them. Ours has one argument, the
-    message, which stays its text.
+    OSError takes these from two or three arguments and builds its text from them. Here the one argument is the text.
     """
 
     _ERRNO: ClassVar[int]
@@ -68,7 +67,7 @@ class _SystemError(OSError):
         """Keep the message as the text.
 
         Args:
-            message: for people.
+            message: the text.
             filename: the path as messages may show it, if one is known.
         """
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Files of this machine in folders to which others may write: no link is followed, and no pipe is waited for."""
+"""Files in local folders that others may write to: links are not followed, and pipes are not waited for."""
 
 from __future__ import annotations
 

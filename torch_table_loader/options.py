@@ -55,9 +55,9 @@ class LoaderOptions:
     """Every option that both datasets share; the keyword arguments of the facade are these fields.
 
     Args:
-        batch_size: rows of a batch on this rank; beside `global_batch_size` leave it out, or let it agree.
+        batch_size: rows of a batch on this rank; with `global_batch_size`, leave it out or let it agree.
         columns: names to deliver, in this order; None for all.
-        filters: a pyarrow compute Expression; rows for which it is false or null do not come.
+        filters: a pyarrow compute Expression; rows for which it is false or null are left out.
         shuffle: False: table order. True or "splits": splits permuted each epoch. "rows": every single row permuted.
         shuffle_seed: the key of every permutation.
         split_bytes: target size of a split, bytes before compression: int or "128MiB".
@@ -66,8 +66,8 @@ class LoaderOptions:
         num_workers: lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
         output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists).
         storage_options: for the file system, as fsspec takes them.
-        collate_fn: called with each batch, in the worker, when the batch is next to wait.
-        partitioning: "hive" to decode ``key=value`` path segments, those that `path` ends with included.
+        collate_fn: called with each batch, in the worker, one batch at a time.
+        partitioning: "hive" to decode ``key=value`` segments of paths, those at the end of `path` included.
         num_ranks: ranks of the job, or "auto".
         rank: this rank, global; leave it out with "auto" and `mesh`.
         show_progress: draw a progress bar (needs tqdm).
@@ -75,9 +75,9 @@ class LoaderOptions:
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process".
         even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
-        prefetch_batches: finished batches of a lane that wait at most; None: 2 with `collate_fn`, else 2 reads' worth.
+        prefetch_batches: most finished batches of a lane that wait; None: 2 with `collate_fn`, else what 2 reads give.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
-        ragged: how lists come: "nested", "pad" or "offsets".
+        ragged: how lists are delivered: "nested", "pad" or "offsets".
         strings: "list" or "codes".
         vocabulary: ``{column: values}`` for codes; a string that is not in it is −1.
         decimals: "float64" to take decimals as doubles; None refuses them.
@@ -93,11 +93,11 @@ class LoaderOptions:
         count_filtered: count the rows that pass a row filter before training.
         global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`; the dataset's
             `options.batch_size` is then this rank's part.
-        row_store: "memory", a directory or a URL; None: memory if it fits `row_store_memory` and what memory is free,
-            else a cache directory.
+        row_store: "memory", a directory or a URL; None: memory if the store fits into `row_store_memory` and into
+            what is free, else a cache directory.
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
         raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, instead of refusing them.
-        verify_checksums: compare pages of Parquet files that have a checksum with it, and refuse those that differ.
+        verify_checksums: check the pages of Parquet files that have checksums, and refuse those that differ.
     """
 
     batch_size: int = 1024
@@ -143,7 +143,7 @@ class LoaderOptions:
     verify_checksums: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant."""
+        """Check every option."""
         self._check_numbers()
         self._check_choices()
         self._check_switches()

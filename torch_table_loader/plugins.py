@@ -6,7 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.spelling import did_you_mean
+from torch_table_loader.messages import did_you_mean
 
 
 def installed_names(group: str) -> list[str]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import get_worker_info
 
-from torch_table_loader.calling import warn_caller
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import UNCOUNTED, num_steps
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The nouns: small frozen values that every room speaks in."""
+"""Small frozen values that all rooms share: files, row groups, splits and what is to be read of them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Split:
 class Shard:
     """One worker's splits, read in this order (what a generator strategy returns, one a worker).
 
-    It is the one noun that is not frozen: strategies fill it as they go.
+    Alone among these values it is not frozen: strategies fill it as they go.
 
     Args:
         id: the worker, from 0.
@@ -120,14 +120,14 @@ class LocalVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
-    """What tells one version of a stored file from the next.
+    """What distinguishes versions of a stored file.
 
     Args:
         num_bytes: its size in the store.
         mtime_ns: modification time in nanoseconds since the epoch, where the store has one.
         etag: the store's own tag, where it has one.
-        immutable: the table's format promises that nobody writes the path again: there is nothing to compare.
-        local: on a local file system inode and time of the last change; not part of equality.
+        immutable: the table's format promises that no path is written twice, so that nothing is compared.
+        local: on a local file system, inode and time of the last change; not part of equality.
     """
 
     num_bytes: int
@@ -142,13 +142,13 @@ class FileVersion:
 
 
 def same_local(was: LocalVersion | None, now: LocalVersion | None) -> bool:
-    """Return whether nothing speaks against two local versions being one: those of two machines do not compare."""
+    """Return whether two local versions may be the same; those of two machines cannot be compared, so they may."""
     return was is None or now is None or was.machine != now.machine or was == now
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table that finds it by id, not by name.
+    """A column of a table whose files find columns by id, not by name.
 
     Args:
         field_id: the same in every file, whatever the column is called there.
@@ -212,15 +212,15 @@ class FileColumns:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """A file that says which rows of data files are gone.
+    """A file that says which rows of data files are deleted.
 
     Args:
         file: as a reader opens it.
         kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys.
-        num_rows: its rows; of a vector the rows that it deletes.
-        key_ids: of an equality delete the ids of the columns that make the key.
-        blob: of a vector offset and length in the file, in bytes.
-        everywhere: of an equality delete whether it reaches all partitions.
+        num_rows: its rows; of a vector, the rows that it deletes.
+        key_ids: of an equality delete, the ids of the key's columns.
+        blob: of a vector, its offset and length in the file, in bytes.
+        everywhere: of an equality delete, whether it applies to all partitions.
     """
 
     file: DataFile
@@ -243,7 +243,7 @@ class DataFile:
         reader: the format reader itself, where `format` names neither one of this library nor an installed one.
         partition: ``(column, value)`` pairs that hold for all its rows.
         columns: how its columns are found by id; None: by name.
-        deletes: what says that rows of it are gone.
+        deletes: the files that delete rows of it.
         num_rows: before deletes, as the table's metadata says; None if it does not.
         split_offsets: the bytes at which row groups begin, as the table's metadata says.
     """

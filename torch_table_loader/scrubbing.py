@@ -1,4 +1,4 @@
-"""What of URLs and options may be shown: the one place that knows what a secret is."""
+"""Which parts of URLs and options may be shown: the one place that knows what a secret is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONTAINERS = frozenset({"az", "abfs", "abfss", "wasb", "wasbs"})
 """Protocols that write a container before the "@", where others write a login."""
 
 _LEAST = 4
-"""Shorter strings are in every text, and are no secrets."""
+"""Shorter strings occur in any text, and do not count as secrets."""
 
 HIDDEN = "***"
 
@@ -101,6 +101,15 @@ def scrub(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted({each for each in secrets if len(each) >= _LEAST}, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
+
+
+def without_logins(text: str) -> str:
+    """Hide the logins of URLs in a text.
+
+    >>> without_logins("no answer from s3://me:pass@host/a")
+    'no answer from s3://***@host/a'
+    """
+    return re.sub(r"://[^/@\s'\"]*@", f"://{HIDDEN}@", text)
 
 
 def public_options(options: Mapping[str, Any]) -> dict[str, Any]:

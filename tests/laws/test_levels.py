@@ -12,14 +12,13 @@ from tests.laws.imports import Import, Sources
 ROOT = Path(__file__).parents[2] / "torch_table_loader"
 
 LEVELS = {
-    "calling": 0,
     "causes": 0,
     "errors": 0,
     "local_files": 0,
     "plugins": 0,
+    "messages": 0,
     "records": 0,
     "scrubbing": 0,
-    "spelling": 0,
     "units": 0,
     "contracts": 1,
     "options": 1,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.laws.worlds import table
+from torch_table_loader import plugins
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.planning import strategies
 from torch_table_loader.planning.cutting import RoundRobinStrategy, TargetSizeStrategy
 from torch_table_loader.planning.strategies import ENTRY_POINT_GROUP, resolve_strategy
 from torch_table_loader.records import DataFileInfo, RowRange, Shard, Split
@@ -277,7 +277,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, points: list[EntryPoint]) -> None:
         assert group == "torch_table_loader.strategies"
         return points
 
-    monkeypatch.setattr(strategies, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
 
 
 @dataclass(frozen=True)

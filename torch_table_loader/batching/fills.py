@@ -13,7 +13,7 @@ import pyarrow.types as pt
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.batching.cells import GridCell, PlainCell
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.spelling import nearest
+from torch_table_loader.messages import the_nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -144,8 +144,8 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
             continue
         if name in known:
             raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; it is for: {_few(usable)}")
-        near = _few(nearest(name, usable))
-        raise ConfigError(f"{option} names {name!r}, which is no column here; the nearest are {near}")
+        near = the_nearest(name, usable, spare=5)
+        raise ConfigError(f"{option} names {name!r}, which is no column here; {near}")
 
 
 def _few(names: Sequence[str]) -> str:

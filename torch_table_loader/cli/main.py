@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 
 from torch_table_loader.cli import bench, inspect, store
 from torch_table_loader.errors import TableLoaderError
+from torch_table_loader.scrubbing import without_logins
 
 COMMANDS = (inspect, bench, store)
 """Each has ``add_parser(subparsers)``, which sets ``run``: a function of what was typed."""
@@ -42,8 +42,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def say(kind: str, message: str) -> None:
-    """Write one line on stderr, a login in a URL blotted out."""
-    line = re.sub(r"://[^/@\s'\"]*@", "://***@", " ".join(message.split()))
+    """Write one line on stderr, without the logins of URLs."""
+    line = without_logins(" ".join(message.split()))
     sys.stderr.write(f"torch-table-loader: {kind}: {line}\n")
 
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from torch_table_loader.calling import warn_caller
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.messages import warn_caller
 
 BATCHES_AHEAD = 1
 """Batches that are copied while the trainer works on the one before."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_table_loader.calling import warn_caller
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.exclusion import ExclusionVersions
 
 if TYPE_CHECKING:

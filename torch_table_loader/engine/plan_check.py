@@ -13,8 +13,8 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from torch_table_loader.calling import warn_caller
 from torch_table_loader.errors import StorageTimeoutError, TableError, TableLoaderError
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.records import DataFile
 
 TIMEOUT = timedelta(minutes=5)

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torch_table_loader.calling import warn_caller
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.options import LoaderOptions
 
 DATA_PARALLEL_DIMS = frozenset(

@@ -17,12 +17,12 @@ import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
-from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.engine.memory import available_memory
 from torch_table_loader.engine.store_url import local_path, store_url
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.local_files import check_owned
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.source.fingerprint import content_key

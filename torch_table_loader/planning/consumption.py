@@ -67,7 +67,7 @@ class Consumption:
         )
 
     def left_of(self, runs: Runs, bases: NDArray[np.int64]) -> Runs:
-        """Take what was consumed out of pieces of splits; what is empty leaves the list.
+        """Return pieces of splits without what was consumed; empty pieces are left out.
 
         Args:
             runs: N pieces.
@@ -90,11 +90,11 @@ class Consumption:
         return left.take(np.flatnonzero(left.stop > left.start))
 
     def after(self, plans: Iterable[PlacedPlan], steps: int) -> Consumption:
-        """Add what every rank of a topology consumed.
+        """Return this with what every rank of a topology consumed.
 
         Args:
             plans: one a rank.
-            steps: that the job took; a rank that ended before stands at its end.
+            steps: that the job took; a rank that ended earlier has taken all of its own.
         """
         intervals = [(self.starts, self.stops)]
         used: dict[int, list[tuple[int, int]]] = {}
@@ -115,7 +115,7 @@ class Consumption:
 
 
 def _delivered(plan: RankPlan, segments: SegmentTable, size: int | None, steps: int) -> tuple[Runs, list[OpenWindow]]:
-    """Rows that a rank delivered, the rows of windows that are open among them, and those windows."""
+    """Return the rows that a rank delivered, with all rows of windows that are now open, and those windows."""
     taken: list[Runs] = []
     opened: list[OpenWindow] = []
     for lane, batches in enumerate(plan.batches_before(steps)):
@@ -151,7 +151,7 @@ def _merged(
 
 
 def _without(parts: Sequence[tuple[int, int]], used: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Take intervals out of intervals.
+    """Return intervals without the parts that were used.
 
     >>> _without([(0, 10)], [(2, 4), (9, 10)])
     ((0, 2), (4, 9))

@@ -64,7 +64,7 @@ class TargetSizeStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SizeBalancedStrategy:
-    """Splits of about equal bytes: each file in as many parts as its bytes hold targets, cut at row groups.
+    """Splits of about equal bytes: each file is cut at row groups, into as many parts as its bytes need.
 
     Args:
         target_bytes: the most bytes of a split, before compression, where row groups allow it: int or "128MiB".
@@ -138,7 +138,7 @@ class RoundRobinStrategy:
     def generate(
         self, files: Sequence[DataFileInfo], num_workers: int, epoch: int, num_ranks: int = 1, rank: int = 0
     ) -> list[Shard]:
-        """Deal the files of one rank to its workers."""
+        """Return a shard for each worker of one rank."""
         order = range(len(files))
         if self.shuffle:
             key = derive_key(self.seed, epoch, "round-robin files")
@@ -151,10 +151,10 @@ class RoundRobinStrategy:
 
 
 def as_layout(files: Sequence[DataFileInfo]) -> TableLayout:
-    """Take the library's own table as it is; build one from a list of files that says its row groups.
+    """Return the library's own table as it is, or build one from files that list their row groups.
 
     Raises:
-        ConfigError: a file does not say its row groups.
+        ConfigError: a file lists none.
     """
     if isinstance(files, TableLayout):
         return files
@@ -165,7 +165,7 @@ def as_layout(files: Sequence[DataFileInfo]) -> TableLayout:
 
 
 def _cut_at(layout: TableLayout, first_groups: NDArray[np.int64]) -> SplitTable:
-    """Make splits that begin at the given row groups and end where the next begins, or the file does."""
+    """Return splits that begin at the given row groups and end where the next begins, or the file ends."""
     file = np.searchsorted(layout.group_offsets, first_groups, side="right") - 1
     start = layout.group_starts[first_groups] - layout.file_starts[file]
     next_start = np.append(start[1:], 0)

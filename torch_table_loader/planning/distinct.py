@@ -18,7 +18,7 @@ def distinct(numbers: NDArray[N]) -> NDArray[N]:
     `np.unique` does the same, but hashes since NumPy 2.3, which takes some fifty times as long for millions.
 
     Args:
-        numbers: integers [n]; they come back themselves where nothing is to do.
+        numbers: integers [n]; returned as they are where they ascend already.
 
     >>> distinct(np.array([3, 1, 3])).tolist()
     [1, 3]

@@ -49,7 +49,7 @@ class CutEpoch:
         segments: the splits; live rows may be unknown for splits that this rank does not read.
         order: int64[N] splits in the epoch's order.
         topology: the job's shape.
-        counted: False where the caller gave the counting pass up.
+        counted: False where the caller turned the counting pass off.
         consumed: what earlier stages of the epoch delivered; needs all live rows.
         stage: how many those are.
     """
@@ -62,7 +62,7 @@ class CutEpoch:
     stage: int = 0
 
     def splits_of(self, rank: int) -> NDArray[np.int64]:
-        """Name the splits that a rank needs counted: its own, or all where ranks or stages depend on each other."""
+        """Return the splits whose rows a rank must know: its own, or all where ranks or stages depend on each other."""
         if self.topology.even_ranks is not None or self.stage:
             return self.order
         return self.order[rank :: self.topology.num_ranks]
@@ -128,9 +128,9 @@ class DealtEpoch:
         lane_of: int64[S] the lane of each split.
         topology: the job's shape; `even_ranks` is None.
         rank: the rank.
-        num_ranks: ranks that share the table: one, where each reads all of it.
-        bases: int64[S] the place of each split's first live row; not looked at in the first stage.
-        counted: False where the caller gave the counting pass up.
+        num_ranks: ranks that share the table; 1 where each reads all of it.
+        bases: int64[S] the place of each split's first live row; unused in the first stage.
+        counted: False where the caller turned the counting pass off.
         consumed: what earlier stages of the epoch delivered.
         stage: how many those are.
     """
@@ -171,7 +171,7 @@ class DealtEpoch:
 
 
 def repeat_rows(order: Runs, count: int) -> Runs:
-    """Take the first rows of the epoch's order, beginning again where it ends.
+    """Return the first rows of the epoch's order, which begins again where it ends.
 
     Args:
         order: at least one row, where `count` is not 0.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 ENDLESS = 1 << 62
-"""Rows of an order that goes on for ever."""
+"""Rows of an order that has no end."""
 
 
 class StepPlaces(NamedTuple):
@@ -42,9 +42,9 @@ class GlobalBatches:
     """The steps of one rank in a stage of an epoch.
 
     Args:
-        total: rows of the epoch's order; `ENDLESS` where it goes on for ever.
+        total: rows of the epoch's order; `ENDLESS` where it has no end.
         start: samples that the job had taken when the stage began.
-        topology: the job's shape; `even_ranks` is None or "pad", and lanes decide nothing but who makes a batch.
+        topology: the job's shape; `even_ranks` is None or "pad", and lanes only decide who makes a batch.
         rank: this rank.
         first: the place from which padding repeats.
 
@@ -77,7 +77,7 @@ class GlobalBatches:
 
     @property
     def endless(self) -> bool:
-        """Whether the order has no end, so that nobody can say how many steps there are."""
+        """Whether the order has no end, so that the number of steps is unknown."""
         return self.total == ENDLESS
 
     @property
@@ -181,12 +181,12 @@ class GlobalBatches:
         return [len(range(lane, min(step, self.steps), lanes)) for lane in range(lanes)]
 
     def steps_of(self, lane: int, start: int, block: int) -> Iterator[list[int]]:
-        """Yield the steps of a lane in blocks of at most so many.
+        """Yield the steps of a lane, a block at a time.
 
         Args:
             lane: which.
             start: batches of the lane that were delivered before.
-            block: steps of a block.
+            block: the most steps of a block.
         """
         steps = range(lane, self.steps, self.topology.lanes)[start:]
         for first in range(0, len(steps), block):

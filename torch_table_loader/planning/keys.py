@@ -167,7 +167,7 @@ def _int_bytes(value: int) -> bytes:
 
 
 def as_int(name: str, value: object) -> int:
-    """Return the value as an int, numpy's too; ConfigTypeError where it is no integer."""
+    """Return an integer of any kind, numpy's too, as an int; anything else is a ConfigTypeError."""
     try:
         return operator.index(value)  # type: ignore[arg-type]  # the call is the check
     except TypeError:

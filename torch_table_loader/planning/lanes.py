@@ -1,4 +1,4 @@
-"""What each lane of a rank reads, and in which turn its batches come."""
+"""What each lane of a rank reads, and when its batches come."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Section:
     Args:
         name: says where in the job it is; the key of its shuffle windows.
         runs: all its rows.
-        padded_from: the first of them that is padding (their number if none is).
+        padded_from: the first row that is padding; the number of rows if none is.
         skip: rows at its start that were delivered before.
     """
 
@@ -62,8 +62,8 @@ class Section:
 class RankPlan:
     """Everything that one rank delivers, batch by batch.
 
-    Full batches come from the lanes in turn; then come the tails of the lanes, in lane order, and the padding,
-    joined and cut into batches, tail batch t being read by lane t mod lanes.
+    Full batches come first, from the lanes in turn. Then the tails of the lanes, in lane order, and the padding are
+    joined and cut into batches; tail batch t is read by lane t mod lanes.
 
     Args:
         lanes: the rows of each lane, in reading order.
@@ -71,8 +71,8 @@ class RankPlan:
         batch_size: B.
         steps: batches that the rank takes; the rest is dropped.
         name: says which rank of which stage of the epoch this is; part of the keys of shuffle windows.
-        counted: False where live rows are not known before reading. Lanes are then cut as they come, the last
-            rows of each being joined by the consumer, and `steps` is meaningless.
+        counted: False where live rows are not known before reading. Each lane then cuts batches as it reads, the
+            consumer joins the last rows of all lanes, and `steps` means nothing.
     """
 
     lanes: tuple[Runs, ...]
@@ -153,7 +153,7 @@ class RankPlan:
             start: batches of the lane that were delivered before.
 
         Returns:
-            Sections of which all but the very last have a multiple of `batch_size` rows. Where rows are not
+            Sections, of which all but the very last have a multiple of `batch_size` rows. Where rows are not
             counted there is one, and `start` must be 0.
         """
         size = self.batch_size

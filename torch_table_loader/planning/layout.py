@@ -25,7 +25,7 @@ class TableLayout(Sequence[DataFileInfo]):
         group_rows: int64[G] rows of each row group, before deletes and filters.
         group_bytes: int64[G] bytes of each row group; see `RowGroupInfo`.
         group_kept: bool[G]; False where statistics prove that no row passes the filter.
-        group_live: int64[G] rows that deletes leave; −1 where that takes counting.
+        group_live: int64[G] rows that deletes leave; −1 where these must be counted.
         whole: bool[F]; True where a file must not be cut.
     """
 
@@ -94,7 +94,7 @@ class TableLayout(Sequence[DataFileInfo]):
 
     @classmethod
     def of_infos(cls, files: Sequence[DataFileInfo]) -> TableLayout:
-        """Build from what a split strategy sees, for a strategy that is called on its own."""
+        """Build from the files that a split strategy sees, for one that is called outside of a loader."""
         return cls.of(
             [
                 DataFile(file.path, file.path, FileVersion(file.file_size or 0), "", tuple(file.partition.items()))

@@ -171,7 +171,7 @@ class _Scratch:
 
 
 class _Feistel:
-    """The network over ``right * 2**k + left``, its walk down to n, and the swap that turns parity over.
+    """The network over ``right * 2**k + left``, its walk down to n, and the swap that flips the parity.
 
     Each xor round is an even permutation, and so is each addition modulo an odd b: where nothing walks, only
     the swap of 0 and 1 lets both parities occur.

@@ -1,4 +1,4 @@
-"""Which parts of a file to read for some of its records: neighbours in one request."""
+"""Which parts of a file to read for some of its records: those near each other in one request."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def coalesce(records: NDArray[np.int64], gap: int, most: int) -> Ranges:
 
     Args:
         records: int64[n], n ≥ 1, rising.
-        gap: records that may be read in vain between two that are wanted.
-        most: records that a part has at most.
+        gap: unwanted records that may be read between two wanted ones.
+        most: the most records of a part.
 
     >>> [column.tolist() for column in coalesce(np.array([3, 4, 9, 30, 31]), gap=5, most=10)]
     [[3, 30], [10, 32], [0, 3, 5]]
@@ -49,13 +49,13 @@ def coalesce(records: NDArray[np.int64], gap: int, most: int) -> Ranges:
 def in_windows(
     blocks: Iterator[tuple[NDArray[np.int64], T]], least: int, most: int, most_blocks: int | None = None
 ) -> Iterator[list[tuple[NDArray[np.int64], T]]]:
-    """Join blocks of records into windows that grow, so that the first is there soon.
+    """Join blocks of records into windows that grow, so that the first is ready soon.
 
     Args:
-        blocks: what is wanted next, and a note of the caller's.
-        least: records that the first window aims at; each later one aims at twice as many.
-        most: records that no window aims beyond.
-        most_blocks: blocks that no window has more of, however few records they want.
+        blocks: the records that are wanted next, each with a value of the caller's.
+        least: target records of the first window; each later target is twice the one before.
+        most: the largest target.
+        most_blocks: the most blocks of a window, however few records they hold; None for any number.
     """
     aim, rows = min(least, most), 0
     window: list[tuple[NDArray[np.int64], T]] = []

@@ -98,7 +98,7 @@ def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64
 
 
 def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: int) -> Runs:
-    """Return one rank its pieces: every R-th, and under "balance" what moves between ranks.
+    """Return the pieces of one rank: every R-th, and under "balance" what moves to it from other ranks.
 
     Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
 
@@ -130,7 +130,7 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
 
 
 def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Decide padding and steps of every rank.
+    """Return padding and steps of every rank.
 
     Args:
         rows: int64[R] rows of each rank.
@@ -156,7 +156,7 @@ def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int6
 
 
 def quota_of(rows: NDArray[np.int64], topology: Topology, rank: int) -> Quota:
-    """Decide padding and steps of one rank; see `quotas`."""
+    """Return what one rank delivers; see `quotas`."""
     padding, steps = quotas(rows, topology)
     return Quota(int(rows[rank]), int(padding[rank]), int(steps[rank]))
 

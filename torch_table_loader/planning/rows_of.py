@@ -28,7 +28,7 @@ class RowSpan(NamedTuple):
 
 
 class LiveSpan(NamedTuple):
-    """Rows of a row group whose place among its rows a filter decides: first and last, among its live rows."""
+    """Rows `first` to `last` of a row group, both included, counted among those that deletes and filter leave."""
 
     file: str
     row_group: int
@@ -86,7 +86,7 @@ def spans_of_batch(
 def _pieces(
     section: Section, stop: int, segments: SegmentTable, windows: tuple[Window, ...], keys: tuple[int | None, int, int]
 ) -> Iterator[tuple[SegmentTable, Runs]]:
-    """Return the rows [skip, stop) of a section in delivery order, without its padding."""
+    """Yield the rows [skip, stop) of a section in delivery order, without its padding."""
     size, seed, epoch = keys
     for stretch in stretches(section, segments, size):
         end = min(stop - stretch.at, stretch.runs.num_rows)
@@ -117,7 +117,7 @@ def _rows(window: Window, places: NDArray[np.int64]) -> Runs:
 def _spans(
     segments: SegmentTable, split: int, start: int, stop: int, live_before: Callable[[int, int], int]
 ) -> Iterator[RowSpan | LiveSpan]:
-    """Turn live rows of a split into rows of its file, where all rows of a segment live; else name live rows."""
+    """Yield live rows of a split: as rows of its file where all rows of a segment live, else as live rows."""
     layout = segments.splits.layout
     file = int(segments.splits.file[split])
     name, first_group = layout.files[file].name, int(layout.group_offsets[file])

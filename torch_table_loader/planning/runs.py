@@ -30,7 +30,7 @@ class Runs:
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     ends: NDArray[np.int64] = field(init=False)
-    """int64[N]: rows up to and with each piece."""
+    """int64[N]: rows of each piece and all before it."""
 
     def __post_init__(self) -> None:
         """Add up the rows."""
@@ -44,7 +44,7 @@ class Runs:
 
     @classmethod
     def concat(cls, parts: Sequence[Runs]) -> Runs:
-        """Join in order."""
+        """Join runs, one after the other."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -60,7 +60,7 @@ class Runs:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def slice(self, start: int, stop: int) -> Runs:
-        """Take the rows [start, stop), counted over all pieces.
+        """Return the rows [start, stop), counted over all pieces.
 
         Args:
             start: the first row; clipped.
@@ -80,7 +80,7 @@ class Runs:
         return Runs(self.split[part], begins, stops)
 
     def take(self, index: NDArray[np.int64]) -> Runs:
-        """Take whole pieces.
+        """Return some of the pieces, whole.
 
         Args:
             index: int64[M] positions of pieces.
@@ -92,5 +92,5 @@ class Runs:
         return len(self.split)
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """Return each piece as ``(split, start, stop)``."""
+        """Yield each piece as ``(split, start, stop)``."""
         return zip(self.split.tolist(), self.start.tolist(), self.stop.tolist(), strict=True)

@@ -38,7 +38,7 @@ class SplitTable(Sequence[Split]):
 
     @classmethod
     def of(cls, layout: TableLayout, splits: Iterable[Split], who: str) -> SplitTable:
-        """Take the splits that a strategy returned.
+        """Build from the splits that a strategy returned.
 
         Args:
             layout: the table they were cut from.
@@ -82,7 +82,7 @@ class SplitTable(Sequence[Split]):
         return self.row_stop - self.row_start
 
     def joined(self) -> SplitTable:
-        """Make one split of each file that must not be cut, in the place of its first."""
+        """Return a table with one split for each file that must not be cut, at the place of its first."""
         whole = self.layout.whole[self.file]
         if not whole.any():
             return self
@@ -160,13 +160,13 @@ class SegmentTable:
 
     @classmethod
     def of(cls, splits: SplitTable, *, filtered: bool) -> SegmentTable:
-        """Lay splits over the row groups.
+        """Divide splits at the borders of row groups.
 
         Args:
             splits: S splits.
-            filtered: whether a row filter has still to be counted: rows that are kept are then unknown.
+            filtered: whether a row filter must still be counted; the live rows of kept segments are then unknown.
 
-        Deletes leave unknown how many rows of a *part* of a row group live.
+        Under deletes, the live rows of a *part* of a row group are unknown.
         """
         layout = splits.layout
         base = layout.file_starts[splits.file]
@@ -204,7 +204,7 @@ class SegmentTable:
         )
 
     def counted(self, live: NDArray[np.int64]) -> SegmentTable:
-        """Put counts in place of the unknown.
+        """Return the same segments with other live rows.
 
         Args:
             live: int64[T].
@@ -268,11 +268,11 @@ class Chunks:
 
     @classmethod
     def of(cls, segments: SegmentTable, target_rows: int) -> Chunks:
-        """Cut.
+        """Cut a table between row groups.
 
         Args:
             segments: of whole files, in canonical order; every live row is known.
-            target_rows: live rows that a chunk aims at; a row group is never cut.
+            target_rows: target live rows of a chunk; a row group is never cut.
         """
         kept = np.flatnonzero(segments.live > 0)
         live = segments.live[kept]
@@ -306,11 +306,11 @@ class Chunks:
 
 
 def whole_files(layout: TableLayout, *, filtered: bool) -> SegmentTable:
-    """Take each file as one split.
+    """Return a table in which each file is one split.
 
     Args:
         layout: the table.
-        filtered: whether live rows depend on a row filter, and are not known yet.
+        filtered: as of `SegmentTable.of`.
     """
     files = np.arange(len(layout), dtype=np.int64)
     splits = SplitTable(layout, files, np.zeros_like(files), layout.file_rows)
@@ -318,5 +318,5 @@ def whole_files(layout: TableLayout, *, filtered: bool) -> SegmentTable:
 
 
 def _row(value: object, who: str) -> int:
-    """Take a row number as the strategy gave it; a float would be cut off without a word."""
+    """Return a row number of a strategy; a float is refused, not truncated."""
     return as_int(f"the offset or length of a row range of {who}", value)

@@ -34,7 +34,7 @@ class Window:
     name: str
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """Permute its rows.
+        """Return the order of its rows.
 
         Args:
             seed: the loader's.
@@ -47,7 +47,7 @@ class Window:
 
 
 def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
-    """Permute the rows of the window of a name.
+    """Return the order of so many rows, in the window of that name.
 
     >>> permuted(4, seed=1, epoch=0, name="window at 0 of lane 0").tolist()
     [1, 3, 2, 0]
@@ -57,16 +57,18 @@ def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Consecutive rows of a section that come in one way: as they are read, window by window, or out of a unit.
+    """Consecutive rows of a section that are delivered in one way.
+
+    Rows come as they are read, window by window, or in the remaining order of an older window (a unit).
 
     Args:
-        section: the name of the section.
+        section: its name.
         at: its first row, counted in the section.
         runs: its rows, delivered ones too.
         start: how many of them were delivered before.
         segments: what the splits of `runs` consist of.
         size: rows of a window; None where nothing is permuted.
-        unit: the number of the older window whose remaining order this is, or None. It is never permuted again.
+        unit: the number of that older window, which is never permuted again, or None.
     """
 
     section: str
@@ -88,16 +90,16 @@ class Stretch:
 
     @property
     def open_window(self) -> tuple[Window, int] | None:
-        """The window of which some rows were delivered and others not, and how many were; None if there is none."""
+        """The window of which only some rows were delivered, and how many those are; None if there is none."""
         if self.size is None or self.start % self.size == 0:
             return None
         return self.window(self.start // self.size), self.start % self.size
 
 
 def stretches(section: Section, segments: SegmentTable, size: int | None) -> Iterator[Stretch]:
-    """Walk through what a section has still to deliver.
+    """Yield what a section still has to deliver.
 
-    Windows are laid from the section's start, and anew after each unit.
+    Windows begin at the section's start, and again after each unit.
 
     Args:
         section: with `skip` rows delivered before.
@@ -116,7 +118,7 @@ def stretches(section: Section, segments: SegmentTable, size: int | None) -> Ite
 
 
 def _apart(runs: Runs, num_splits: int) -> Iterator[Runs]:
-    """Divide runs where plain pieces and units meet; each unit stands alone."""
+    """Split runs where plain pieces and units meet; each unit comes alone."""
     is_unit = runs.split >= num_splits
     if not is_unit.any():
         if len(runs):

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import the_nearest
 from torch_table_loader.read.failures import first_line
-from torch_table_loader.spelling import nearest
 
 _last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
@@ -129,8 +129,7 @@ def _misfit(filters: Any, schema: pa.Schema, error: Exception) -> str:
             f"filters must fit the table's types, got {filters}: {first_line(error)}; compare a column with a "
             "value of its own type, or cast one of them"
         )
-    near = nearest(unknown[1], schema.names)
     return (
         f"filters name the column {unknown[1]!r}, which the table does not have; "
-        f"the nearest are {', '.join(map(repr, near))}"
+        f"{the_nearest(unknown[1], schema.names)}"
     )

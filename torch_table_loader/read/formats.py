@@ -7,6 +7,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.messages import did_you_mean
 from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.csv import CsvReader
@@ -15,7 +16,6 @@ from torch_table_loader.read.ipc import IpcReader
 from torch_table_loader.read.json import JsonReader
 from torch_table_loader.read.orc import OrcReader
 from torch_table_loader.read.parquet import ParquetReader
-from torch_table_loader.spelling import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
-from torch_table_loader.calling import warn_caller
 from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedStage
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.sizes import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import current_version
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
 from torch_table_loader.planning.stages import SamplePosition, Stage

@@ -18,14 +18,13 @@ from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config
 
-from torch_table_loader.calling import warn_caller
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
+from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.places import read_areas
 from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
-from torch_table_loader.spelling import did_you_mean, nearest
 
 _SHORT = {
     "region_name": ("glue.region", "s3.region"),
@@ -244,9 +243,8 @@ def _made(config: Any) -> Catalog:
         if config.lower() not in known:
             # What resembles no name may be no name at all, but a secret.
             named = repr(config) if did_you_mean(config, known) else "of that name"
-            raise ConfigError(
-                f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {_near(config, known)}"
-            )
+            near = the_nearest(config, sorted(known))
+            raise ConfigError(f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {near}")
         return _loaded(config, {})
     if not isinstance(config, Mapping) or not config:
         raise ConfigTypeError(
@@ -311,16 +309,12 @@ def _missing(catalog: Catalog, parts: tuple[str, ...], error: Exception) -> str:
                     "the tables of a SQL catalog belong"
                 )
             if space not in known:
-                return f"the catalog has no namespace {space!r}; {_near(space, known)}"
+                return f"the catalog has no namespace {space!r}; {the_nearest(space, sorted(known))}"
         names = [".".join(each) for each in catalog.list_tables(parts[:-1])]
     except Exception as other:  # noqa: BLE001 - some catalogs list nothing; the table is missing all the same
         told = _told(error, catalog.properties)
         return f"the catalog has no table {shown!r}: {told} (it lists none: {type(other).__name__})"
-    return f"the catalog has no table {shown!r}; {_near(shown, names)}"
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    return f"the nearest are {', '.join(map(repr, nearest(name, sorted(known)))) or 'none'}"
+    return f"the catalog has no table {shown!r}; {the_nearest(shown, sorted(names))}"
 
 
 def _told(error: BaseException, properties: Mapping[str, Any]) -> str:

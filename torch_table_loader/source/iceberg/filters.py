@@ -14,10 +14,10 @@ from pyiceberg.io.pyarrow import expression_to_pyarrow
 from pyiceberg.schema import Schema
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import did_you_mean
 from torch_table_loader.source.iceberg.columns import read_columns
 from torch_table_loader.source.iceberg.pruning import Pruner
 from torch_table_loader.source.iceberg.translate import translate
-from torch_table_loader.spelling import did_you_mean
 
 
 def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: Schema) -> pc.Expression | None:

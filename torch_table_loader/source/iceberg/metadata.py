@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.messages import the_nearest
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.checked import mapping, shown, torn
 from torch_table_loader.source.iceberg.shape import NO_SNAPSHOT, check_metadata
 from torch_table_loader.source.iceberg.storage import MOST_BYTES, read_whole, too_large
-from torch_table_loader.spelling import nearest
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -215,8 +215,7 @@ class TableMetadata:
         if name in self.refs:
             other = self.refs[name].get("type")
             raise ConfigError(f"{name!r} is a {other} of the table, not a {kind}; pass {other}={name!r}")
-        near = nearest(name, sorted(names))
-        raise ConfigError(f"the table has no {kind} {name!r}; the nearest are {', '.join(map(repr, near)) or 'none'}")
+        raise ConfigError(f"the table has no {kind} {name!r}; {the_nearest(name, sorted(names))}")
 
     def _as_of(self, as_of: dt.datetime | str | int) -> int:
         wanted = _milliseconds(as_of)

@@ -1,0 +1,58 @@
+"""Parts of messages: the caller's line for a warning, and the names that a caller may have meant."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Iterable
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line that called into this library, however deep in it the warning is raised.
+
+    Args:
+        message: what is the matter, and the remedy.
+    """
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def nearest(name: object, known: Iterable[str], *, spare: int = 10) -> list[str]:
+    """Return up to three names that are spelled like the one that came.
+
+    Args:
+        name: what came.
+        known: the names that exist.
+        spare: how many of `known` to return where none is near.
+
+    >>> nearest("lable", ["label", "price"])
+    ['label']
+    >>> nearest("x", ["label", "price"])
+    ['label', 'price']
+    """
+    names = list(known)
+    return difflib.get_close_matches(str(name), names) or names[:spare]
+
+
+def the_nearest(name: object, known: Iterable[str], *, spare: int = 10) -> str:
+    """Return the part of a message that lists the nearest names; see `nearest`.
+
+    >>> the_nearest("lable", ["label", "price"])
+    "the nearest are 'label'"
+    """
+    return f"the nearest are {', '.join(map(repr, nearest(name, known, spare=spare))) or 'none'}"
+
+
+def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
+    """Return the end of a message that asks for the nearest names, or nothing if there are none; see `nearest`.
+
+    >>> "no column 'lable'" + did_you_mean("lable", ["label", "price"])
+    "no column 'lable'; did you mean label?"
+    """
+    near = nearest(name, known, spare=spare)
+    return f"; did you mean {', '.join(near)}?" if near else ""

@@ -24,7 +24,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtra
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.places import read_areas
-from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
+from torch_table_loader.source.iceberg.table_storage import IcebergStorage, read_overrides
 from torch_table_loader.spelling import did_you_mean, nearest
 
 _SHORT = {

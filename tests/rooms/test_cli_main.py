@@ -14,7 +14,7 @@ import pytest
 
 from torch_table_loader import ConfigError, LoaderOptions
 from torch_table_loader.cli import arguments
-from torch_table_loader.cli.filters import parse_filter
+from torch_table_loader.cli.arguments import parse_filter
 from torch_table_loader.cli.main import main, make_parser
 from torch_table_loader.options import defaults
 

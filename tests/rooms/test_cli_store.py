@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_table_loader import StorageError, StructuredDataset
-from torch_table_loader.cli import build as builder
+from torch_table_loader.cli import store as command
 from torch_table_loader.cli.main import main
 from torch_table_loader.dataset import table_rows
 from torch_table_loader.engine.ray_cluster import _build_share
@@ -169,13 +169,13 @@ def test_each_rank_plans_its_share_of_the_files_first(
     for name in "bcd":
         pq.write_table(pa.table({"x": np.arange(10), "s": list(map(str, range(10)))}), Path(table) / f"{name}.parquet")
     shares = []
-    plan = builder._plan_share
+    plan = command._plan_share
 
     def noted(keywords: Mapping[str, Any], names: Sequence[str]) -> int:
         shares.append(list(names))
         return plan(keywords, names)
 
-    monkeypatch.setattr(builder, "_plan_share", noted)
+    monkeypatch.setattr(command, "_plan_share", noted)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in "01":
         monkeypatch.setenv("RANK", rank)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,11 @@ def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_shows_is_what_happens(page: Path, clicks: Path) -> None:
+def test_what_a_page_shows_is_what_happens(page: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert clicks.is_dir()
-    names: dict[str, Any] = {"__name__": page.stem}
+    module = ModuleType(f"page_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # pickle looks for classes of the page there
+    names: dict[str, Any] = vars(module)
     for block in blocks_of(page):
         where = f"{page.name}:{block.line}"
         if block.tag == "console":

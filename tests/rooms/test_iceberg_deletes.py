@@ -18,7 +18,7 @@ from torch_table_loader import IcebergDataset, TableError
 from torch_table_loader.read import deletes, file_walk
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.parquet import ParquetFile
-from torch_table_loader.source.iceberg.storage import IcebergStorage
+from torch_table_loader.source.iceberg.table_storage import IcebergStorage
 
 FORMS = pytest.mark.parametrize("form", ["parquet", "orc", "avro"])
 

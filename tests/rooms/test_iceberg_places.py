@@ -18,7 +18,7 @@ from tests.iceberg import IcebergWriter
 from tests.sites import Site, serving
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
 from torch_table_loader.source.iceberg.places import locate, read_areas
-from torch_table_loader.source.iceberg.storage import IcebergStorage
+from torch_table_loader.source.iceberg.table_storage import IcebergStorage
 
 HEADERS = {"Authorization": "Bearer hunter2", "X-Api-Key": "hunter3"}
 ROWS = [{"x": x, "k": x % 3, "s": f"s{x}"} for x in range(30)]

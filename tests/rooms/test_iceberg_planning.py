@@ -22,12 +22,12 @@ from tests.iceberg_many import write_many
 from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableError
 from torch_table_loader.read.footers import estimated_groups
 from torch_table_loader.records import DataFile, FileVersion, TableColumns
+from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import TableAddress
-from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
-from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
+from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.source import TableRequest
-from torch_table_loader.source.iceberg.storage import IcebergStorage
+from torch_table_loader.source.iceberg.table_storage import IcebergStorage
 from torch_table_loader.source.storage import FileStorage
 from torch_table_loader.testing import check_source
 
@@ -38,7 +38,7 @@ _PLAN = """
 import json, re, sys
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.source import TableRequest
-from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
+from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024

@@ -13,8 +13,8 @@ import pytest
 
 from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.records import FileVersion, LocalVersion
+from torch_table_loader.source.clients import unstable_devices
 from torch_table_loader.source.listing import PathSource
-from torch_table_loader.source.local import unstable_devices
 from torch_table_loader.source.storage import FileStorage
 
 TIME = 1_700_000_000_000_000_000

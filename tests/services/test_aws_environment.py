@@ -16,8 +16,8 @@ import pytest
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import Gate, gate_before
 from torch_table_loader import ConfigError, StructuredDataset
-from torch_table_loader.source.aws import configured_endpoint, proxy_of
-from torch_table_loader.source.iceberg.storage import IcebergStorage
+from torch_table_loader.source.iceberg.table_storage import IcebergStorage
+from torch_table_loader.source.s3 import configured_endpoint, proxy_of
 from torch_table_loader.source.storage import open_storage
 
 WRONG = "http://127.0.0.1:9"

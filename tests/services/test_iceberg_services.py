@@ -15,7 +15,7 @@ from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import gate_before
 from tests.services.rest_catalog import RestCatalog, serving
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
-from torch_table_loader.source.iceberg.storage import EXPIRY, IcebergStorage
+from torch_table_loader.source.iceberg.table_storage import EXPIRY, IcebergStorage
 
 ROWS = pa.table({"x": pa.array(range(60), pa.int64()), "s": [f"s{i % 3}" for i in range(60)]})
 

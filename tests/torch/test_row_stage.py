@@ -65,7 +65,8 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(root: Path, stage: RowStage | None = None, **options: Any) -> TableLoader:
-    asked = LoaderOptions(**({"check_plan": False, "columns": ["x"]} | options))
+    keywords: dict[str, Any] = {"check_plan": False, "columns": ["x"]} | options
+    asked = LoaderOptions(**keywords)
     ranks = RankInfo(asked.rank or 0, int(asked.num_ranks), "here")
     source = PathSource.open(str(root), "parquet")
     with meant_warnings():

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from torch_table_loader.cli.arguments import add_arguments, comma_separated, open_loader
 from torch_table_loader.cli.decoding import decode_row_groups, scan
-from torch_table_loader.cli.tables import render
+from torch_table_loader.cli.text_tables import render
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.errors import ConfigError, MissingExtraError, TableError
 

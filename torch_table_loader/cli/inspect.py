@@ -17,7 +17,7 @@ from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.kinds import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.cli.arguments import TABLE, add_arguments, loader_keywords, open_loader
-from torch_table_loader.cli.tables import render
+from torch_table_loader.cli.text_tables import render
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.errors import ConfigError, TableError

@@ -1,21 +1,34 @@
-"""``torch-table-loader store``: build, list, verify and prune row stores."""
+"""``torch-table-loader store``: build, list, verify and prune row stores.
+
+A store is built alone, as one of the ranks of a launcher, or over a Ray cluster.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.cli.arguments import add_arguments
-from torch_table_loader.cli.build import add_builder_arguments, build_store
-from torch_table_loader.cli.tables import render
+from torch_table_loader.cli.arguments import add_arguments, loader_keywords
+from torch_table_loader.cli.text_tables import render
+from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
+from torch_table_loader.engine.rank_info import resolve_ranks
+from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray, ray_cluster
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
+from torch_table_loader.options import LoaderOptions
+from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.row_store import RowStoreHandle
+
+Keywords = Mapping[str, Any]
 
 _KEYWORDS = ("path", "format", "columns", "filters", "partitioning", "storage_options", "plan_cache", "raw_files")
 _PREFIX = "rows-"
@@ -116,3 +129,103 @@ def _is_going_on(place: Path) -> bool:
     """Return whether a builder gave a sign of life in the last minutes."""
     newest = max((path.stat().st_mtime for path in (place / "leases").glob("*")), default=0.0)
     return time.time() - newest < 300
+
+
+def add_builder_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say who builds."""
+    parser.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
+    parser.add_argument("--engine", choices=["ray"], help="build over a cluster (default: this process)")
+    parser.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one that Ray finds)")
+
+
+def build_store(typed: argparse.Namespace, row_store: str) -> None:
+    """Build a store, and say who built how much of it.
+
+    Args:
+        typed: what was typed.
+        row_store: the folder of stores, or a URL.
+
+    Raises:
+        ConfigError: options that do not fit each other.
+    """
+    if typed.address is not None and typed.engine is None:
+        raise ConfigError("--address is of a Ray cluster; pass --engine ray too, or leave it out")
+    # Which rows a rank would read is no part of a store; with drop_last no rank is warned of unequal steps.
+    own = {"shuffle": "rows", "num_ranks": "auto", "drop_last": True, "check_plan": False, "output_format": "arrow"}
+    keywords = {**loader_keywords(typed), **own, "row_store": row_store}
+    began = time.perf_counter()
+    if typed.engine is None:
+        _plan_share(keywords, _share_of_this_rank(keywords))
+        store = _open(keywords, show_progress=typed.progress)
+        said = []
+    else:
+        with ray_cluster(typed.address) as cluster:
+            said = _plan_over(cluster, keywords)
+            store = _open(keywords, show_progress=typed.progress)
+            said += _build_over(cluster, store)
+    store.rows()
+    assert store.place is not None  # noqa: S101 a folder was named
+    manifest = read_manifest(store.place)
+    if manifest is None:  # this machine keeps no copy of what another built
+        print(f"{store.spec.name}: is there already")
+        return
+    seconds, chunks = time.perf_counter() - began, len(manifest.parts)
+    if typed.engine is None:
+        said = [f"this process built {len(store.built)} of {chunks} chunks"]
+    first = f"{store.spec.name}: {manifest.num_rows:,} rows, {manifest.num_bytes:,} bytes, {seconds:.1f} s"
+    print("\n  ".join([first, *said]), flush=True)
+
+
+def _open(keywords: Keywords, *, show_progress: bool) -> RowStoreHandle:
+    return table_rows(StructuredDataset(**keywords, show_progress=show_progress), "store build").store
+
+
+def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
+    """Have the plan cache know some of a table's files; give their number."""
+    if names:
+        StructuredDataset(**{**keywords, "files": names})
+    return len(names)
+
+
+def _names(keywords: Keywords) -> list[str]:
+    """Name the files of the table, where there is a plan cache that could keep what is read of them."""
+    if "plan_cache" not in keywords:
+        return []
+    source = PathSource.open(
+        keywords["path"],
+        keywords.get("format", "parquet"),
+        storage_options=keywords.get("storage_options"),
+        partitioning=keywords.get("partitioning"),
+        raw_files=keywords.get("raw_files", False),
+    )
+    source.storage.close()
+    return [file.name for file in source.files]
+
+
+def _share_of_this_rank(keywords: Keywords) -> list[str]:
+    """Name the files that this rank plans first; when it comes to the others, their ranks are done with them."""
+    ranks = resolve_ranks(LoaderOptions(num_ranks="auto"))
+    return _names(keywords)[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
+
+
+def _plan_over(cluster: RayCluster, keywords: Keywords) -> list[str]:
+    """Fill the plan cache on all nodes, where there is one; what it knows already costs them little."""
+    names, planned = _names(keywords), Counter[str]()
+    if not names:
+        return []
+    tasks = min(cluster.cpus, len(names))
+    for node, count in cluster.run(_plan_share, [(keywords, names[part::tasks]) for part in range(tasks)]):
+        planned[node] += count
+    return [f"{node} planned {count} of {len(names)} files" for node, count in sorted(planned.items())]
+
+
+def _build_over(cluster: RayCluster, store: RowStoreHandle) -> list[str]:
+    if store.url is not None or store.place is None:
+        raise ConfigError(
+            f"--engine ray builds in a folder that all nodes share, got --store {store.url and store.url.shown!r}; "
+            "pass --store DIR, and copy the folder that this makes to the URL"
+        )
+    if read_manifest(store.place) is not None:
+        return ["it was there already"]
+    built = build_over_ray(cluster, store, store.place)
+    return [f"{node} built {count} of {len(store.spec.chunk_rows)} chunks" for node, count in sorted(built.items())]

@@ -1,4 +1,4 @@
-"""The three ways to a store: this machine's files, pyarrow's S3 client, and any fsspec file system.
+"""Ways to a store: this machine's files, and any fsspec file system; pyarrow's S3 client is in `s3`.
 
 A client belongs to the process that made it. Its methods raise what the library below raises;
 `storage` turns that into this library's errors.
@@ -8,32 +8,47 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
+import socket
 import stat
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.local_files import make_folder, new_file
-from torch_table_loader.records import FileVersion
+from torch_table_loader.local_files import make_folder, new_file, write_whole
+from torch_table_loader.records import FileVersion, LocalVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, filesystem_class
-from torch_table_loader.source.aws import proxy_of, region_through_proxy
-from torch_table_loader.source.http import keeping_secrets_home
-from torch_table_loader.source.local import local_version
-from torch_table_loader.source.s3 import S3Choice
 
 STAT_THREADS = 16
 """Requests in flight where files must be asked one by one: stores answer in tens of milliseconds."""
 
+PART_THREADS = 16
+"""Requests in flight for parts of a file."""
+
+_COPY_BYTES = 1 << 24
+
 _READ_AHEAD = 1 << 20
 """Bytes that fsspec reads beyond a request: s3fs's own 50 MiB would read most of a file for one column."""
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+_UNSTABLE = ("fuse", "cifs", "smb", "vboxsf")
+"""File systems, by the beginning of their names, that may give a file another inode each time it is looked up: FUSE
+clients of object stores do once they forget it, and Windows servers may have no numbers at all."""
+
+_HARMLESS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
+"""Headers that go along to another host; whatever else the caller named may be a secret."""
 
 _SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
@@ -64,31 +79,58 @@ class Found(NamedTuple):
         return self.version
 
 
-class Client(Protocol):
+class Client(ABC):
     """An open connection to a store."""
 
+    @abstractmethod
     def open(self, path: str) -> pa.NativeFile:
         """Open for random access."""
-        ...
 
+    @abstractmethod
     def stat(self, path: str) -> Found:
         """Ask for one path. Raises FileNotFoundError."""
-        ...
 
+    @abstractmethod
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List a directory: all files below it, or, not recursive, its files and directories."""
-        ...
 
+    @abstractmethod
     def read(self, path: str) -> bytes:
         """Read a small file whole."""
-        ...
 
+    @abstractmethod
     def write(self, path: str, data: bytes) -> None:
         """Write a small file whole: a reader sees all of it or none."""
-        ...
+
+    @abstractmethod
+    def put_file(self, local: str, path: str) -> None:
+        """Copy a file of this machine to the store."""
+
+    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        """Read parts of a file, several at once.
+
+        Args:
+            path: which file.
+            parts: first byte of each, and the byte after its last.
+
+        Raises:
+            OSError: a part came with another length; a server that ignores ranges sends the whole file.
+        """
+        found = self._read_parts(path, parts)
+        for data, (start, stop) in zip(found, parts, strict=True):
+            if len(data) != stop - start:
+                raise OSError(
+                    f"bytes {start} to {stop} were asked for, and {len(data)} bytes came; the server must answer "
+                    "requests for ranges, and the file must be as long as it was"
+                )
+        return found
+
+    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        with self.open(path) as file, ThreadPoolExecutor(min(PART_THREADS, len(parts) or 1)) as pool:
+            return list(pool.map(lambda part: file.read_at(part[1] - part[0], part[0]), parts))
 
 
-class LocalClient:
+class LocalClient(Client):
     """Files of this machine."""
 
     def __init__(self) -> None:
@@ -138,64 +180,34 @@ class LocalClient:
         target = Path(path)
         if not target.parent.is_dir():
             make_folder(target.parent)
-        target = target.parent.resolve() / target.name  # the caller's folder may be a link; what is in it may not
-        with new_file(target) as (beside, file):
-            file.write(data)
-            file.close()
-            beside.replace(target)
+        write_whole(target.parent.resolve() / target.name, data)  # the folder may be a link; what is in it may not
+
+    def put_file(self, local: str, path: str) -> None:
+        """Copy a file beside its place, then rename it."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target = target.parent.resolve() / target.name
+        with new_file(target) as (unfinished, copy), Path(local).open("rb") as file:
+            shutil.copyfileobj(file, copy, _COPY_BYTES)
+            copy.close()
+            unfinished.replace(target)
+
+    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            return [os.pread(file, stop - start, start) for start, stop in parts]
+        finally:
+            os.close(file)
 
 
-class ArrowS3Client:
-    """S3 through pyarrow: no Python and no GIL on the way of the bytes."""
-
-    def __init__(self, options: Mapping[str, Any], bucket: str) -> None:
-        """Connect, through the environment's proxy; where nothing names a region, the bucket is asked for its own."""
-        options = dict(options)
-        host = options.get("endpoint_override") or f"{bucket}.s3.amazonaws.com"
-        proxy = options.get("proxy_options") or proxy_of(f"{options.get('scheme', 'https')}://{host}")
-        if "region" not in options and "endpoint_override" not in options and not _region_in_environment():
-            options["region"] = region_through_proxy(bucket) if proxy else _region_of(bucket)
-        if proxy:
-            options["proxy_options"] = proxy
-        self.native = arrow_fs.S3FileSystem(**options)
-
-    def open(self, path: str) -> pa.NativeFile:
-        """Open an object; its bytes come with range requests."""
-        return self.native.open_input_file(path)
-
-    def stat(self, path: str) -> Found:
-        """Ask with one HEAD request (and a listing where that finds nothing)."""
-        info = self.native.get_file_info(path)
-        if info.type == arrow_fs.FileType.NotFound:
-            raise FileNotFoundError(path)
-        return _of_arrow(info)
-
-    def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
-        """List with one request for every thousand objects."""
-        selector = arrow_fs.FileSelector(root, recursive=recursive)
-        for info in self.native.get_file_info(selector):
-            if not recursive or info.type == arrow_fs.FileType.File:
-                yield _of_arrow(info)
-
-    def read(self, path: str) -> bytes:
-        """Read an object whole."""
-        with self.native.open_input_file(path) as file:
-            return bytes(file.readall())
-
-    def write(self, path: str, data: bytes) -> None:
-        """Put an object; it appears when the stream closes."""
-        with self.native.open_output_stream(path) as stream:
-            stream.write(data)
-
-
-class FsspecClient:
+class FsspecClient(Client):
     """Any fsspec file system."""
 
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
         """Make an instance of our own: fsspec's shared ones may hold stale listings and other logins."""
         self._protocol = protocol
         if protocol in HTTP_PROTOCOLS:
-            options = keeping_secrets_home(options)
+            options = _without_secrets_elsewhere(options)
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         tuned = {"block_size", "default_block_size"} & set(options)
         self._open_options = {} if tuned else {"block_size": _READ_AHEAD}
@@ -204,14 +216,14 @@ class FsspecClient:
         """Open a file; of memory:// a copy, since fsspec hands every reader the same object and position."""
         if self._protocol == "memory":
             return pa.PythonFile(io.BytesIO(self.native.cat_file(path)), mode="r")
-        with _honest(self._protocol):
+        with _with_http_failures(self._protocol):
             return pa.PythonFile(self.native.open(path, "rb", **self._open_options), mode="r")
 
     def stat(self, path: str) -> Found:
         """Ask for one path, past the cache of listings."""
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
             return Found(path, None)
-        with _honest(self._protocol):
+        with _with_http_failures(self._protocol):
             return _of_fsspec(path, self.native.info(path))
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
@@ -240,39 +252,30 @@ class FsspecClient:
             self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
             self.native.pipe_file(path, data)
 
+    def put_file(self, local: str, path: str) -> None:
+        """Put a file; directories are made as in `write`."""
+        try:
+            self.native.put_file(local, path)
+        except FileNotFoundError:
+            self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self.native.put_file(local, path)
 
-def connect(protocol: str, options: Mapping[str, Any], s3: S3Choice | None, path: str) -> Client:
-    """Open a client in this process.
-
-    Args:
-        protocol: of the store.
-        options: for fsspec.
-        s3: for S3, which client and its options.
-        path: the first path that is asked for.
-    """
-    if s3 is not None:
-        if s3.client == "pyarrow":
-            return ArrowS3Client(s3.options, path.partition("/")[0])
-        return FsspecClient("s3", s3.options)
-    return LocalClient() if protocol == "file" else FsspecClient(protocol, options)
+    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
+        found: list[Any] = self.native.cat_ranges(
+            [path] * len(parts), starts, stops, on_error="raise", batch_size=PART_THREADS
+        )
+        return found
 
 
 def _local(path: str, status: os.stat_result) -> Found:
     if not stat.S_ISREG(status.st_mode):
         return Found(path, None, _SPECIAL.get(stat.S_IFMT(status.st_mode), ""))
-    return Found(path, FileVersion(status.st_size, status.st_mtime_ns, local=local_version(status)))
-
-
-def _of_arrow(info: Any) -> Found:
-    if info.type != arrow_fs.FileType.File:
-        return Found(info.path, None)
-    # Listings carry milliseconds and HEAD answers carry seconds: both must name the same version.
-    mtime = None if info.mtime_ns is None else info.mtime_ns // _SECOND * _SECOND
-    return Found(info.path, FileVersion(info.size, mtime))
+    return Found(path, FileVersion(status.st_size, status.st_mtime_ns, local=_local_version(status)))
 
 
 @contextmanager
-def _honest(protocol: str) -> Iterator[None]:
+def _with_http_failures(protocol: str) -> Iterator[None]:
     """Undo fsspec's turning of every http failure into "not found"; it keeps the failure as the cause."""
     try:
         yield
@@ -321,13 +324,82 @@ def _nanoseconds(value: Any) -> int | None:
     return (aware - _EPOCH) // timedelta(microseconds=1) * 1000
 
 
-def _region_in_environment() -> bool:
-    return any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION"))
-
-
-def _region_of(bucket: str) -> str | None:
-    try:
-        region: str = arrow_fs.resolve_s3_region(bucket)
-    except OSError:  # no such bucket, or no way to ask: the request itself will say so
+def _local_version(status: os.stat_result) -> LocalVersion | None:
+    """Return inode and time of the last change; None where the file system's numbers do not last."""
+    if status.st_dev in _unstable_devices():
         return None
-    return region
+    return LocalVersion(_machine(), status.st_ino, status.st_ctime_ns)
+
+
+def unstable_devices(mountinfo: str) -> frozenset[int]:
+    """Return the devices whose inode numbers do not last.
+
+    Args:
+        mountinfo: as /proc/self/mountinfo has it, see proc_pid_mountinfo(5).
+
+    >>> line = "36 35 0:52 / /mnt/bucket rw shared:1 - fuse.gcsfuse bucket rw"
+    >>> unstable_devices(line) == {os.makedev(0, 52)}
+    True
+    """
+    found = set()
+    for line in mountinfo.splitlines():
+        mount, _, kind = line.partition(" - ")
+        if kind.startswith(_UNSTABLE):
+            major, minor = mount.split()[2].split(":")
+            found.add(os.makedev(int(major), int(minor)))
+    return frozenset(found)
+
+
+@cache
+def _unstable_devices() -> frozenset[int]:
+    try:
+        return unstable_devices(_MOUNTS.read_text(errors="surrogateescape"))
+    except OSError:  # not Linux
+        return frozenset()
+
+
+@cache
+def _machine() -> str:
+    """Name this machine, or container, until it starts again."""
+    try:
+        boot = _BOOT.read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot}"
+
+
+def _without_secrets_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for fsspec's HTTP file system with which a redirect takes no secret to another host.
+
+    aiohttp itself keeps back the headers Authorization and Cookie, and login and cookies of a request, but not those
+    of a session.
+
+    Args:
+        options: the caller's.
+    """
+    from aiohttp import TraceConfig
+
+    client = dict(options.get("client_kwargs") or {})
+    cookies = {"cookies": client.pop("cookies")} if "cookies" in client else {}
+    if (auth := client.pop("auth", None)) is not None:
+        client["headers"] = {**(client.get("headers") or {}), "Authorization": auth.encode()}
+    trace = TraceConfig()
+    trace.on_request_redirect.append(_drop_secrets)
+    client["trace_configs"] = [*client.get("trace_configs", ()), trace]
+    return {**cookies, **options, "client_kwargs": client}
+
+
+async def _drop_secrets(session: Any, context: Any, redirect: Any) -> None:  # noqa: ARG001 - aiohttp calls it
+    from yarl import URL
+
+    answer = redirect.response
+    target = answer.headers.get("Location") or answer.headers.get("URI")
+    if target is None:
+        return
+    try:
+        same = answer.url.join(URL(target)).origin() == answer.url.origin()
+    except ValueError:
+        same = False
+    if not same:
+        for name in [name for name in redirect.headers if name.lower() not in _HARMLESS]:
+            redirect.headers.popall(name, None)

@@ -32,9 +32,8 @@ from torch_table_loader.source.address import (
     parse_address,
     shown,
 )
-from torch_table_loader.source.clients import Client, Found, connect
-from torch_table_loader.source.parts import put_file, read_parts
-from torch_table_loader.source.s3 import S3Choice, choose_s3, with_configured_endpoint
+from torch_table_loader.source.clients import Client, Found, FsspecClient, LocalClient
+from torch_table_loader.source.s3 import ArrowS3Client, S3Choice, choose_s3, with_configured_endpoint
 
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
@@ -130,7 +129,7 @@ class FileStorage:
     def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
         """Read parts of a file, several requests at once; see `contracts.PartStorage`."""
         with self._own_errors(path):
-            return read_parts(self._client(path), path, parts)
+            return self._client(path).read_parts(path, parts)
 
     def put_file(self, local: str, path: str) -> None:
         """Copy a file of this machine there.
@@ -140,7 +139,7 @@ class FileStorage:
             StorageError: it refuses, or does not answer.
         """
         with self._own_errors(path):
-            put_file(self._client(path), local, path)
+            self._client(path).put_file(local, path)
 
     def close(self) -> None:
         """Drop this process's client; the next call opens a new one."""
@@ -275,3 +274,19 @@ def open_storage(
     if address.protocol in S3_PROTOCOLS and storage.client_name == "s3fs":
         filesystem_class("s3")
     return storage, address.path
+
+
+def connect(protocol: str, options: Mapping[str, Any], s3: S3Choice | None, path: str) -> Client:
+    """Open a client in this process.
+
+    Args:
+        protocol: of the store.
+        options: for fsspec.
+        s3: for S3, which client and its options.
+        path: the first path that is asked for.
+    """
+    if s3 is not None:
+        if s3.client == "pyarrow":
+            return ArrowS3Client(s3.options, path.partition("/")[0])
+        return FsspecClient("s3", s3.options)
+    return LocalClient() if protocol == "file" else FsspecClient(protocol, options)

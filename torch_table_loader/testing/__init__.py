@@ -10,12 +10,12 @@ def test_contract() -> None:
 Each check returns nothing, or raises `ContractError` and says which rule was broken, and where.
 """
 
-from torch_table_loader.testing.errors import ContractError
 from torch_table_loader.testing.readers import check_format_reader, stored_files
+from torch_table_loader.testing.rules import ContractError
 from torch_table_loader.testing.sources import check_source
+from torch_table_loader.testing.split_strategies import check_split_strategy
 from torch_table_loader.testing.storages import check_storage
-from torch_table_loader.testing.strategies import check_split_strategy
-from torch_table_loader.testing.tables import data_file, zoo
+from torch_table_loader.testing.table_zoo import data_file, zoo
 
 __all__ = [
     "ContractError",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,12 +16,11 @@ from torch_table_loader.contracts import NullProvingReader
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.listing import PathSource
-from torch_table_loader.testing.errors import ContractError, blaming, expecting_table_error, pickled, require
-from torch_table_loader.testing.places import Damaged, Watched
+from torch_table_loader.testing.rules import ContractError, blaming, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import FormatReader, Storage
-    from torch_table_loader.records import DataFile
+    from torch_table_loader.records import DataFile, FileVersion
 
 _MAX_ROWS = 7
 _PROBED_COLUMNS = 16
@@ -134,16 +134,17 @@ def _collect(
             batch.schema.names == list(columns),
             f"{what}: a batch must have exactly the columns {list(columns)}, in this order, got {batch.schema.names}",
         )
-        for field in schema:
-            found = batch.schema.field(field.name).type
+        for column in schema:
+            found = batch.schema.field(column.name).type
             require(
-                found == field.type, f"{what}: column {field.name!r} must be {field.type} as inspect says, got {found}"
+                found == column.type,
+                f"{what}: column {column.name!r} must be {column.type} as inspect says, got {found}",
             )
         rows += batch.num_rows
         parts.append(batch.replace_schema_metadata(None).columns)
     if not columns:
         return pa.table({"": pa.nulls(rows)}).select([])
-    chunks = [pa.chunked_array([part[at] for part in parts], field.type) for at, field in enumerate(schema)]
+    chunks = [pa.chunked_array([part[at] for part in parts], column.type) for at, column in enumerate(schema)]
     return pa.Table.from_arrays(chunks, names=list(columns))
 
 
@@ -281,3 +282,93 @@ def _same(where: str, what: str, found: pa.Table, expected: pa.Table) -> None:
 
 def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
     return bool(one.equals(other)) or repr(one.to_pylist()) == repr(other.to_pylist())
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Serves files that were cut in the middle, or overwritten with noise.
+
+    Args:
+        inner: where the sound files are.
+        harm: "cut" keeps the first half; "noise" keeps the length alone.
+    """
+
+    inner: Storage
+    harm: Literal["cut", "noise"]
+
+    @property
+    def is_local(self) -> bool:
+        """As the inner one says."""
+        return self.inner.is_local
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open the damaged file."""
+        with self.inner.open(path) as handle:
+            content = bytes(handle.read())
+        return pa.BufferReader(content[: len(content) // 2] if self.harm == "cut" else _noise(len(content)))
+
+    def version(self, path: str) -> FileVersion:
+        """As the inner one says: the harm is in the bytes alone."""
+        return self.inner.version(path)
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self.inner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Serves files as they are and notes what is read.
+
+    Args:
+        inner: where the files are.
+    """
+
+    inner: Storage
+    reads: list[tuple[int, int]] = field(default_factory=list, init=False)
+    """``(start, stop)`` of each read."""
+
+    @property
+    def is_local(self) -> bool:
+        """As the inner one says."""
+        return self.inner.is_local
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open a file whose reads are noted."""
+        with self.inner.open(path) as handle:
+            return pa.PythonFile(_Noting(bytes(handle.read()), self.reads), mode="r")
+
+    def version(self, path: str) -> FileVersion:
+        """As the inner one says."""
+        return self.inner.version(path)
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self.inner.close()
+
+
+class _Noting(io.BytesIO):
+    def __init__(self, content: bytes, reads: list[tuple[int, int]]) -> None:
+        super().__init__(content)
+        self._reads = reads
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        start = self.tell()
+        data = super().read(size)
+        self._reads.append((start, start + len(data)))
+        return data
+
+    def readinto(self, buffer: Any, /) -> int:
+        start = self.tell()
+        count = super().readinto(buffer)
+        self._reads.append((start, start + count))
+        return count
+
+
+def _noise(length: int) -> bytes:
+    """Bytes of a fixed generator (Lehmer's, modulo 2**31 − 1), the same in each run."""
+    state, noise = 1, bytearray()
+    for _ in range(length):
+        state = state * 48271 % 0x7FFFFFFF
+        noise.append(state & 0xFF)
+    return bytes(noise)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from torch_table_loader.contracts import SnapshotSource
 from torch_table_loader.records import DataFile
-from torch_table_loader.testing.errors import blaming, pickled, require
+from torch_table_loader.testing.rules import blaming, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source

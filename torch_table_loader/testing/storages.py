@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from torch_table_loader.records import FileVersion
-from torch_table_loader.testing.errors import blaming, expecting_table_error, pickled, require
+from torch_table_loader.testing.rules import blaming, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

@@ -24,7 +24,7 @@ from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.places import read_areas
-from torch_table_loader.source.iceberg.storage import IcebergStorage, read_overrides
+from torch_table_loader.source.iceberg.table_storage import IcebergStorage, read_overrides
 
 _SHORT = {
     "region_name": ("glue.region", "s3.region"),

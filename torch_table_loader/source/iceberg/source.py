@@ -12,8 +12,12 @@ import pyarrow as pa
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
-from torch_table_loader.source.iceberg.columns import (
+from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
+from torch_table_loader.source.iceberg.pruning import iceberg_schema, make_pruner, row_filter
+from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
+from torch_table_loader.source.iceberg.schema import (
     LINEAGE,
     all_columns,
     arrow_schema,
@@ -23,10 +27,6 @@ from torch_table_loader.source.iceberg.columns import (
     read_columns,
     read_name_mapping,
 )
-from torch_table_loader.source.iceberg.filters import iceberg_schema, make_pruner, row_filter
-from torch_table_loader.source.iceberg.kept_plan import read_plan, write_plan
-from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
-from torch_table_loader.source.iceberg.planning import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.shape import NAME_MAPPING
 from torch_table_loader.source.iceberg.spans import KeySpans
 from torch_table_loader.source.plan_cache import PlanCache
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.manifests import Entry
     from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
     from torch_table_loader.source.iceberg.pruning import Pruner
-    from torch_table_loader.source.iceberg.storage import IcebergStorage
+    from torch_table_loader.source.iceberg.table_storage import IcebergStorage
 
 _Plan = tuple[list["Entry"], tuple[str, ...]]
 """The files of a snapshot that a filter leaves, and what there is to say of them."""

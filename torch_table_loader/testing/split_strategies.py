@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_table_loader.planning.cutting import as_layout
 from torch_table_loader.planning.splits import SplitTable
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
-from torch_table_loader.testing.errors import ContractError, blaming, pickled, require
-from torch_table_loader.testing.tables import zoo
+from torch_table_loader.testing.rules import ContractError, blaming, pickled, require
+from torch_table_loader.testing.table_zoo import zoo
 
 if TYPE_CHECKING:
     from torch_table_loader.planning.layout import TableLayout
@@ -27,7 +27,7 @@ Tables = Mapping[str, Sequence["DataFileInfo"]]
 Answer = list[tuple[int, str, int, int]]
 """``(worker, path, row_start, row_stop)`` of each split of one rank, in reading order."""
 
-_CHILD = "import sys; from torch_table_loader.testing.strategies import _answer_file; _answer_file(*sys.argv[1:])"
+_CHILD = "import sys; from torch_table_loader.testing.split_strategies import _answer_file; _answer_file(*sys.argv[1:])"
 _CHILD_SECONDS = 300
 
 

@@ -54,7 +54,7 @@ class FlatCell:
 
     Args:
         path: the column, for messages.
-        stored: dtype of the Arrow buffer; bool stands for bits.
+        stored: dtype of the Arrow buffer; bool means bits.
         dtype: dtype of the output.
         fill: what a null becomes; None refuses nulls.
         cast: cast to doubles first, for decimals.

@@ -60,7 +60,7 @@ class Kind(Protocol):
         ...
 
     def prepare(self, parts: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
-        """Bring runs into the form that `write` takes, and say the bytes of each piece that it fills."""
+        """Return runs in the form that `write` takes, and the bytes of each piece that it fills."""
         ...
 
     def write(self, prepared: Any, pieces: Sequence[NDArray[np.uint8]]) -> None:

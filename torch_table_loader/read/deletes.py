@@ -233,7 +233,7 @@ def _commit_of(file: DataFile) -> int:
 
 
 def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...]:
-    """Find a key column: a column of the table, or the way to a field inside of one.
+    """Return the way to a key column: a column of the table, or a field inside of one.
 
     Args:
         table: the columns that it has or ever had.

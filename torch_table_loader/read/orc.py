@@ -11,7 +11,7 @@ from pyarrow import orc
 
 from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.orc_footer import Stripe, check_stripes, read_postscript, read_stripes
-from torch_table_loader.read.readers import WithoutStatistics, bounded, refuse_duplicates, rows_without_columns
+from torch_table_loader.read.reader_base import WithoutStatistics, bounded, refuse_duplicates, rows_without_columns
 from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
@@ -54,7 +54,7 @@ class OrcFile:
     """An open ORC file; a stripe is decoded at a time."""
 
     def __init__(self, handle: orc.ORCFile, source: pa.NativeFile, meta: FileMeta) -> None:
-        """Take over an open file."""
+        """Own an open file."""
         self._handle = handle
         self._source = source
         self._meta = meta

@@ -65,7 +65,7 @@ def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
 
     Args:
         tail: the last bytes of the file, from the footer on at least.
-        postscript: what `read_postscript` said.
+        postscript: from `read_postscript`.
 
     Raises:
         ValueError: the footer does not parse.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -135,7 +135,7 @@ class _Counting:
 def test_only_the_batch_that_spans_chunks_is_copied() -> None:
     chunk = pa.record_batch({"x": np.arange(10_000)})
     codec = _Counting(make_codec(chunk.schema, TypePolicy()))
-    exact = ExactBatches(codec, 64)
+    exact = ExactBatches[Any](cast("Any", codec), 64)
     for _ in range(3):
         ready = exact.push_parts(codec.decode(chunk))
         assert all(sum(part.num_rows for part in parts) % 64 == 0 for parts in ready)
@@ -145,7 +145,7 @@ def test_only_the_batch_that_spans_chunks_is_copied() -> None:
     assert all(rows <= 64 for rows in codec.copied)
     assert len(codec.copied) <= 10
     codec.copied.clear()
-    small = ExactBatches(codec, 1000)
+    small = ExactBatches[Any](cast("Any", codec), 1000)
     for _ in range(100):
         small.push(codec.decode(chunk.slice(0, 30)))
     assert sum(codec.copied) <= 100 * 30 + 3 * 30

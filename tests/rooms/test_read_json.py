@@ -10,7 +10,7 @@ import pytest
 
 from tests.rooms.reading import LocalStorage, all_batches, as_table, data_file, inspect, whole_task
 from torch_table_loader.errors import TableError
-from torch_table_loader.read import readers
+from torch_table_loader.read import reader_base
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.read.unify import resolve_schema
 from torch_table_loader.records import DataFile
@@ -66,7 +66,7 @@ def test_text_that_is_not_lines_of_objects_names_the_file(tmp_path: Path, text: 
 
 
 def test_a_large_file_needs_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "INFERENCE_BYTES", 5)
+    monkeypatch.setattr(reader_base, "INFERENCE_BYTES", 5)
     file = _file(tmp_path, [{"a": 1}])
     with pytest.raises(TableError, match=r"x\.jsonl must be at most 5 bytes .* pass schema="):
         inspect(file)

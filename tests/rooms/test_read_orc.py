@@ -11,8 +11,7 @@ from pyarrow import orc
 
 from tests.rooms.reading import LocalStorage, all_batches, data_file, inspect
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.orc import OrcReader
-from torch_table_loader.read.orc_footer import read_postscript, read_stripes
+from torch_table_loader.read.orc import OrcReader, read_postscript, read_stripes
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])

@@ -196,7 +196,7 @@ def test_stores_that_are_not_in_memory_give_the_same(
     again, dataset = make(tables, **chosen, **store)
     assert batches(again) == wanted
     assert type(dataset._mixed.sources["a"].store.rows()).__name__ == (
-        "RemoteRows" if where == "behind a URL" else "Rows"
+        "RemoteRows" if where == "behind a URL" else "StoredRows"
     )
 
 

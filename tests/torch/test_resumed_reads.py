@@ -19,7 +19,7 @@ from pyarrow import orc
 
 from tests.torch.tables import meant_warnings
 from torch_table_loader import StructuredDataset, TableLoader
-from torch_table_loader.read.orc_footer import read_postscript, read_stripes
+from torch_table_loader.read.orc import read_postscript, read_stripes
 from torch_table_loader.source.storage import FileStorage
 
 FILES, ROWS, BATCH = 4, 12_000, 1_000

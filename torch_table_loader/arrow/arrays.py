@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """Bring an array to the type that `plain_type` returns.
+    """Return an array in its `plain_type`.
 
     >>> plain(pa.array(["a", "b", "a"]).dictionary_encode()).to_pylist()
     ['a', 'b', 'a']
@@ -37,7 +37,7 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Bring an array of the type ``plain_type(kind)`` to `kind`."""
+    """Return an array of the type ``plain_type(kind)`` as `kind`."""
     if array.type == kind:
         return array
     if isinstance(kind, pa.BaseExtensionType):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,14 +27,17 @@ def refuse_null(path: str, nulls: NDArray[np.bool_]) -> TableError:
     )
 
 
-class Cell(Protocol):
+class Cell(ABC):
     """Turns an Arrow array of one type into rows of a fixed shape."""
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def kind(self) -> DenseKind:
         """The form of what comes out."""
-        ...
 
+    @abstractmethod
     def values(self, array: pa.Array, seen: set[int], hidden: NDArray[np.bool_] | None = None) -> NDArray[Any]:
         """Return the values, writable, and shared with nobody.
 
@@ -45,16 +49,15 @@ class Cell(Protocol):
         Raises:
             TableError: a null that nothing was chosen for.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class FlatCell:
+class FlatCell(Cell):
     """Numbers, booleans, points in time, decimals.
 
     Args:
         path: the column, for messages.
-        stored: dtype of the Arrow buffer; bool stands for bits.
+        stored: dtype of the Arrow buffer; bool means bits.
         dtype: dtype of the output.
         fill: what a null becomes; None refuses nulls.
         cast: cast to doubles first, for decimals.
@@ -107,7 +110,7 @@ class FlatCell:
 
 
 @dataclass(frozen=True, slots=True)
-class GridCell:
+class GridCell(Cell):
     """Fixed-size lists, also of fixed-size lists.
 
     Args:
@@ -145,7 +148,7 @@ class GridCell:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainCell:
+class PlainCell(Cell):
     """A cell behind an extension type, a dictionary or run-ends.
 
     Args:

@@ -11,7 +11,7 @@ from torch_table_loader.arrow.arrays import encoded
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
-from torch_table_loader.batching.rows import new_block, pieces_of
+from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, refuses_any_null
 from torch_table_loader.errors import TableError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.policy import TypePolicy
-    from torch_table_loader.batching.rows import Allocate, Block, RowsCodec
+    from torch_table_loader.batching.rows import Allocate, Block
 
 
 def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
@@ -38,7 +38,7 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
     return TensorCodec(schema, policy)
 
 
-class TensorRows:
+class TensorRows(Rows):
     """A run of rows; see `Rows`.
 
     Args:
@@ -49,8 +49,10 @@ class TensorRows:
 
     __slots__ = ("_codec", "_data", "num_rows")
 
+    num_rows: int
+
     def __init__(self, codec: TensorCodec, num_rows: int, data: Sequence[Any]) -> None:
-        """Take them as they are."""
+        """Keep them as they are."""
         self._codec = codec
         self._data = data
         self.num_rows = num_rows
@@ -104,7 +106,7 @@ def _leaves(shapes: Sequence[Shape]) -> list[Leaf]:
     return found
 
 
-class TensorCodec:
+class TensorCodec(RowsCodec[TensorRows]):
     """Makes, joins and ships rows of one schema; see `RowsCodec`.
 
     Args:
@@ -184,7 +186,7 @@ class TensorCodec:
         return TensorRows(self, block.num_rows, data)
 
 
-class ArrowRows:
+class ArrowRows(Rows):
     """A run of rows; see `Rows`.
 
     Args:
@@ -195,7 +197,7 @@ class ArrowRows:
     __slots__ = ("_python", "batch")
 
     def __init__(self, batch: pa.RecordBatch, *, python: bool) -> None:
-        """Take it as it is."""
+        """Keep it as it is."""
         self.batch = batch
         self._python = python
 
@@ -238,7 +240,7 @@ def _as_python(batch: pa.RecordBatch) -> dict[str, list[Any]]:
 
 
 def _without_objects(batch: pa.RecordBatch) -> list[str]:
-    """Name the columns with a value that Python has no object for, such as a date after the year 9999."""
+    """Return the names of columns with a value that Python has no object for, such as a date after the year 9999."""
     names = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -257,7 +259,7 @@ def _take(column: pa.Array, indices: NDArray[np.int64]) -> pa.Array:
         return pa.concat_arrays([column.slice(0, 0), *rows])
 
 
-class ArrowCodec:
+class ArrowCodec(RowsCodec[ArrowRows]):
     """Joins and ships record batches of one schema; see `RowsCodec`.
 
     Args:

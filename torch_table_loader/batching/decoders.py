@@ -5,9 +5,10 @@ A leaf is what one key of a batch holds: a kind, and the function that cuts it i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -43,13 +44,16 @@ class Branch(NamedTuple):
 Shape = Leaf | Branch
 
 
-class Decoder(Protocol):
+class Decoder(ABC):
     """Decodes one column of a record batch, or one child of a struct."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def shapes(self) -> list[Shape]:
         """Return the keys that it adds to a batch, in order."""
-        ...
 
+    @abstractmethod
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         """Append the data of each leaf, in the order of `shapes`.
 
@@ -61,7 +65,6 @@ class Decoder(Protocol):
         Raises:
             TableError: a null that nothing was chosen for.
         """
-        ...
 
 
 def _mask_leaf(name: str, cut: Cut) -> Leaf:
@@ -69,7 +72,7 @@ def _mask_leaf(name: str, cut: Cut) -> Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedDecoder:
+class FixedDecoder(Decoder):
     """One value, or one array of a fixed shape, a row.
 
     Args:
@@ -97,7 +100,7 @@ class FixedDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class ListsDecoder:
+class ListsDecoder(Decoder):
     """A list of fixed-width values a row.
 
     Args:
@@ -154,7 +157,7 @@ class ListsDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDecoder:
+class TextDecoder(Decoder):
     """Strings or bytes, or lists of them, kept as Arrow until they are cut.
 
     Args:
@@ -180,7 +183,7 @@ class TextDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class CodesDecoder:
+class CodesDecoder(Decoder):
     """Strings as indices into a vocabulary; unknown and null are −1.
 
     Args:
@@ -210,7 +213,7 @@ class CodesDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeListsDecoder:
+class CodeListsDecoder(Decoder):
     """Lists of strings as lists of indices into a vocabulary.
 
     Args:
@@ -249,7 +252,7 @@ def _lookup(array: pa.Array, vocabulary: pa.Array) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class StructDecoder:
+class StructDecoder(Decoder):
     """A nested dict.
 
     Args:
@@ -271,7 +274,7 @@ class StructDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainDecoder:
+class PlainDecoder(Decoder):
     """A column behind an extension type, a dictionary or run-ends.
 
     Args:

@@ -36,7 +36,7 @@ def _refuse_none(path: str, given: object) -> None:
 
 
 def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
-    """Bring a fill to a cell's dtype.
+    """Return a fill in a cell's dtype.
 
     Args:
         path: the column.
@@ -70,7 +70,7 @@ def fixed_fill(path: str, given: Any, cell: Cell, kind: pa.DataType) -> Any:
 
 
 def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
-    """Bring the list that stands for a null list to the values' dtype.
+    """Return the list that a null list becomes, in the values' dtype.
 
     Args:
         path: the column.
@@ -126,19 +126,19 @@ def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
     return values
 
 
-def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str], fitting: set[str]) -> None:
+def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str], usable_for: set[str]) -> None:
     """Refuse names of an option that it cannot be for.
 
     Args:
         option: its name, for the message.
         names: what the caller named.
         known: every path of the schema, and what it is.
-        fitting: what the option can be for, in the words of `known`.
+        usable_for: what the option can be for, in the words of `known`.
 
     Raises:
         ConfigError: with the nearest names.
     """
-    usable = [path for path, what in known.items() if what in fitting]
+    usable = [path for path, what in known.items() if what in usable_for]
     for name in names:
         if name in usable:
             continue

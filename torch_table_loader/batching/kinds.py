@@ -9,10 +9,11 @@ A kind is a value without data; the data is handed in, so that rows are bare arr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,50 +36,52 @@ class Lists(NamedTuple):
     values: NDArray[Any]
 
 
-class Kind(Protocol):
+class Kind(ABC):
     """What can be done to a column's data, whatever its form."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def num_bytes(self, data: Any) -> int:
         """Bytes of the rows' values."""
-        ...
 
+    @abstractmethod
     def slice(self, data: Any, start: int, stop: int) -> Any:
         """View rows `start` to `stop`."""
-        ...
 
+    @abstractmethod
     def take(self, data: Any, indices: NDArray[np.int64]) -> Any:
         """Copy rows in the given order."""
-        ...
 
+    @abstractmethod
     def join(self, parts: Sequence[Any], new: NewArray) -> Any:
         """Copy runs into one; arrays of as many bytes as `row_bytes` says for each row come from `new`."""
-        ...
 
     @property
+    @abstractmethod
     def row_bytes(self) -> int:
         """Bytes of a row's values; 0 where rows differ."""
-        ...
 
+    @abstractmethod
     def prepare(self, parts: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
-        """Bring runs into the form that `write` takes, and say the bytes of each piece that it fills."""
-        ...
+        """Return runs in the form that `write` takes, and the bytes of each piece that it fills."""
 
+    @abstractmethod
     def write(self, prepared: Any, pieces: Sequence[NDArray[np.uint8]]) -> None:
         """Copy what `prepare` gave into memory."""
-        ...
 
+    @abstractmethod
     def read(self, pieces: Sequence[NDArray[np.uint8]], num_rows: int) -> Any:
         """View memory that `write` filled."""
-        ...
 
     @property
+    @abstractmethod
     def num_pieces(self) -> int:
         """How many pieces `write` fills."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class DenseKind:
+class DenseKind(Kind):
     """One value, or one array of a fixed shape, a row.
 
     Args:
@@ -126,7 +129,7 @@ class DenseKind:
 
 
 @dataclass(frozen=True, slots=True)
-class ListsKind:
+class ListsKind(Kind):
     """A list of fixed-width values a row.
 
     Args:
@@ -192,7 +195,7 @@ def _joined_offsets(parts: Sequence[Lists]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class TextKind:
+class TextKind(Kind):
     """Strings or bytes, or lists of them, as an Arrow array of the wide (64-bit offset) type.
 
     Args:

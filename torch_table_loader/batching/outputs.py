@@ -94,8 +94,8 @@ def cut_ragged_tensors(data: Lists, batch_size: int) -> list[Ragged]:
 def cut_nested(data: Lists, batch_size: int) -> list[torch.Tensor]:
     """Cut lists into nested tensors of the jagged layout, whose values view.
 
-    Each knows its longest list: torch pads to the sum of all lengths where it is not told. The shortest is left to
-    torch, which finds it when it needs it, since each length that is told costs time in every batch.
+    Each knows its longest list: torch pads to the sum of all lengths where it does not know. The shortest is left to
+    torch, which finds it when it needs it, since each length that is passed costs time in every batch.
     """
     lengths = np.diff(data.offsets)
     longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), batch_size)).tolist()

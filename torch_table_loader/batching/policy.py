@@ -56,7 +56,7 @@ class TypePolicy:
 
     @classmethod
     def of(cls, options: LoaderOptions) -> TypePolicy:
-        """Take the policy out of the options."""
+        """Return the policy that the options ask for."""
         return cls(
             output_format=options.output_format,
             nulls=options.nulls,

@@ -22,13 +22,13 @@ class _Carry(Generic[R]):
     __slots__ = ("_codec", "_parts", "num_rows")
 
     def __init__(self, codec: RowsCodec[R]) -> None:
-        """Hold nothing."""
+        """Start empty."""
         self._codec = codec
         self._parts: list[R] = []
         self.num_rows = 0
 
     def add(self, rows: R, start: int) -> None:
-        """Hold the rows from `start` on.
+        """Keep the rows from `start` on.
 
         A small rest is copied, since a view would keep the whole chunk in memory until the next one is there.
         """
@@ -75,13 +75,13 @@ class ExactBatches(Generic[R]):
     __slots__ = ("_batch_size", "_carry", "_codec")
 
     def __init__(self, codec: RowsCodec[R], batch_size: int) -> None:
-        """Hold nothing."""
+        """Start empty."""
         self._batch_size = batch_size
         self._codec = codec
         self._carry = _Carry(codec)
 
     def push_parts(self, rows: R) -> list[list[R]]:
-        """Take a chunk; return what is ready, each as consecutive runs, together a multiple of `batch_size`.
+        """Add a chunk; return what is ready, each as consecutive runs, together a multiple of `batch_size`.
 
         Args:
             rows: the next chunk.
@@ -103,7 +103,7 @@ class ExactBatches(Generic[R]):
         return ready
 
     def push(self, rows: R) -> list[R]:
-        """Take a chunk; return the rows of the full batches that are ready, as no, one or two runs of whole batches."""
+        """Add a chunk; return the rows of the full batches that are ready, as no, one or two runs of whole batches."""
         return [parts[0] if len(parts) == 1 else self._codec.concat(parts) for parts in self.push_parts(rows)]
 
     def rest(self) -> R | None:
@@ -131,14 +131,14 @@ class WindowShuffle(Generic[R]):
         permutation_of: Callable[[int, int], NDArray[np.int64]],
         first_window: int = 0,
     ) -> None:
-        """Hold nothing."""
+        """Start empty."""
         self._window = window
         self._permutation_of = permutation_of
         self._index = first_window
         self._carry = _Carry(codec)
 
     def push(self, rows: R) -> list[R]:
-        """Take a chunk; return the windows that are full, permuted, each one run of its own memory."""
+        """Add a chunk; return the windows that are full, permuted, each one run of its own memory."""
         ready: list[R] = []
         start = 0
         while rows.num_rows - start >= self._window - self._carry.num_rows:

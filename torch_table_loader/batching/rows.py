@@ -1,10 +1,11 @@
-"""The sockets of this room: a run of rows in output-ready form, and the codec that makes, joins and ships it."""
+"""What a run of rows in output-ready form is, and the codec that makes, joins and ships it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -34,63 +35,66 @@ class Block:
     sizes: tuple[int, ...]
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """A run of rows in output-ready form."""
 
+    __slots__ = ()
+
     @property
+    @abstractmethod
     def num_rows(self) -> int:
         """How many."""
-        ...
 
     @property
+    @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of their values, as they lie in memory."""
-        ...
 
+    @abstractmethod
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop` (exclusive); both in [0, num_rows]."""
-        ...
 
+    @abstractmethod
     def take(self, indices: NDArray[np.int64]) -> Self:
         """Copy the rows at `indices`, in that order."""
-        ...
 
+    @abstractmethod
     def batches(self, batch_size: int) -> list[Any]:
         """Cut into final outputs of `batch_size` rows; the last may be short."""
-        ...
 
 
 R = TypeVar("R", bound=Rows)
 
 
-class RowsCodec(Protocol[R]):
+class RowsCodec(ABC, Generic[R]):
     """Turns record batches of one schema into rows, and rows into outputs. Pickles; holds no data."""
 
     @property
+    @abstractmethod
     def null_sensitive(self) -> frozenset[str]:
         """The plain columns in which a null is an error, so that statistics can refuse it beforehand."""
-        ...
 
+    @abstractmethod
     def decode(self, batch: pa.RecordBatch) -> R:
         """View a record batch as rows.
 
         Raises:
             TableError: a null in a column that may have none, or columns that are not the schema's.
         """
-        ...
 
+    @abstractmethod
     def decode_plain(self, columns: Sequence[pa.Array]) -> R:
         """View columns in their plain types (`arrow.datatypes.plain_type`), as a row store gathers them, as rows.
 
         Raises:
             TableError: a null in a column that may have none.
         """
-        ...
 
+    @abstractmethod
     def concat(self, parts: Sequence[R]) -> R:
         """Copy one or more runs into one, in this order."""
-        ...
 
+    @abstractmethod
     def pack(self, *parts: R, out: Allocate | None = None) -> Block:
         """Copy one or more runs, in this order, into one flat block.
 
@@ -98,11 +102,10 @@ class RowsCodec(Protocol[R]):
             parts: at least one.
             out: makes the block's memory; None takes it from Arrow's pool.
         """
-        ...
 
+    @abstractmethod
     def unpack(self, block: Block) -> R:
         """View a block as rows."""
-        ...
 
 
 def piece_starts(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -272,7 +272,7 @@ class Chooser:
 
 
 def unsupported(path: str, kind: pa.DataType, remedy: str) -> ConfigError:
-    """Name the column, its type and the remedy."""
+    """Return an error that names the column, its type and the remedy."""
     return ConfigError(f"column {path!r} is of type {kind}, which has no form as a tensor; {remedy}")
 
 

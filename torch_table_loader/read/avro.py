@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import FIELD_ID_KEY
 from torch_table_loader.errors import MissingExtraError
 from torch_table_loader.read.failures import first_line, reading
-from torch_table_loader.read.readers import SequentialFile, WithoutStatistics, one_group
+from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -88,7 +89,7 @@ def _field(name: str, avro: Any, field_id: int | None) -> pa.Field:
 
 
 def _some(avro: Any) -> Any:
-    """Take the one type of a union that is not null."""
+    """Return the one type of a union that is not null."""
     if not isinstance(avro, list):
         return avro
     others = [kind for kind in avro if kind != "null"]
@@ -126,9 +127,9 @@ def _nested(avro: Any) -> pa.DataType:
 
 
 def _plain(kind: pa.DataType) -> _Plain | None:
-    """Plan how values are handed to pyarrow; None where they go as they are."""
+    """Return what makes values ready for pyarrow; None where they are."""
     if pa.types.is_struct(kind):
-        inner = {kind.field(i).name: _plain(kind.field(i).type) for i in range(kind.num_fields)}
+        inner = {child.name: _plain(child.type) for child in children_of(kind)}
         changed = {name: each for name, each in inner.items() if each is not None}
         if not changed:
             return None
@@ -153,7 +154,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Decode rows; where no column is asked for, the first one stands in, to have the rows."""
+    """Decode rows; where no column is asked for, the first one comes, to have the rows."""
     fields = [schema.field(name) for name in columns or schema.names[:1]]
     plans = [(field, _plain(field.type)) for field in fields]
     rows = chain.from_iterable(map(_rows, _blocks(source)))

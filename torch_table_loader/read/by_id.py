@@ -67,7 +67,7 @@ class IdConformer(FileConformer):
     def _made(self, source: _Source, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
         array = None
         if source.place >= 0:
-            array = self._converted(source, field, _plain(batch.column(source.place), source.expects))
+            array = self._converted(source, field, _unextended(batch.column(source.place), source.expects))
         if source.counted_from is not None:
             start = source.counted_from + row
             counted = pa.array(np.arange(start, start + batch.num_rows, dtype=np.int64))
@@ -122,14 +122,14 @@ def plan_by_id(
         field = file_schema.field(place)
         inner = None if names is None else inside_of(names, field.name)
         lineage = column.field_id in (ROW_ID_FIELD, LAST_UPDATED_FIELD)
-        stands_in = _absent(column, columns, name) if lineage else None
+        absent = _absent(column, columns, name) if lineage else None
         sources.append(
             _Source(
                 len(reads),
                 field.type,
                 _converter(field, column, inner, f"{name}, column {column.name!r}"),
-                stands_in.constant if stands_in else None,
-                stands_in.counted_from if stands_in else None,
+                absent.constant if absent else None,
+                absent.counted_from if absent else None,
                 field.nullable and column.required,
             )
         )
@@ -140,14 +140,14 @@ def plan_by_id(
     return IdConformer(name, tuple(reads), schema, tuple(sources), as_it_is)
 
 
-def _plain(array: pa.Array, expects: pa.DataType | None) -> pa.Array:
-    """Take the storage of an extension type that pyarrow puts around it only when it reads (UUIDs in Parquet)."""
+def _unextended(array: pa.Array, expects: pa.DataType | None) -> pa.Array:
+    """Return the storage of an extension type that pyarrow adds only when it reads (UUIDs in Parquet)."""
     extended = isinstance(array.type, pa.BaseExtensionType) and not isinstance(expects, pa.BaseExtensionType)
     return array.storage if extended else array
 
 
 def _absent(column: Column, columns: FileColumns, name: str) -> _Source:
-    """What stands for a column that the file does not have."""
+    """Return what a column is made of that the file does not have."""
     if column.field_id == ROW_ID_FIELD:
         return _Source(-1, None, None, None, columns.first_row_id, refuse_nulls=False)
     if column.field_id == LAST_UPDATED_FIELD:

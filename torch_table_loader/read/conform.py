@@ -29,7 +29,7 @@ class FileConformer(ABC):
 
     @property
     def counts_rows(self) -> bool:
-        """Whether a column says where in the file its row stands, so that `apply` must see all rows."""
+        """Whether a column says where in the file its row is, so that `apply` must see all rows."""
         return False
 
     @abstractmethod
@@ -41,7 +41,7 @@ class FileConformer(ABC):
             row: the place of its first row in the file.
 
         Raises:
-            TableError: a value does not fit the table's type, or a null stands where none may; names the column.
+            TableError: a value does not fit the table's type, or a null is where none may be; names the column.
         """
 
 

@@ -12,7 +12,7 @@ from pyarrow import csv
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.readers import (
+from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
     one_group,
@@ -71,7 +71,7 @@ def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> Fi
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Stream columns; where none is asked for, the first one stands in, to have the rows."""
+    """Stream columns; where none is asked for, the first one comes, to have the rows."""
     read = list(columns) or schema.names[:1]
     types = {name: schema.field(name).type for name in read}
     convert = csv.ConvertOptions(column_types=types, include_columns=read)

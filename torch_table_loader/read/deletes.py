@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 from torch_table_loader.arrow.datatypes import decoded_type, is_string
 from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
 from torch_table_loader.contracts import renewing
-from torch_table_loader.errors import TableError
+from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.failures import reading
@@ -24,7 +25,6 @@ from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_of
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.lru_cache import LRUCache
-from torch_table_loader.read.vectors import read_vector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +38,9 @@ CACHE_BYTES = 512 * 1024 * 1024
 """Decoded deletes that a process holds at most; what was used longest ago goes first, and is read again."""
 
 _ROWS_AT_A_TIME = 1 << 17
+
+_PUFFIN = b"PFA1"
+_VECTOR = b"\xd1\xd3\x39\x64"
 
 
 class EqualityKeys(NamedTuple):
@@ -127,7 +130,7 @@ class Deletes:
             return self._cache.get(key, lambda: renewing(self._storage, read))
 
     def _sized_vector(self, delete: DeleteFile) -> tuple[Any, int]:
-        positions = read_vector(self._storage, delete)
+        positions = _read_vector(self._storage, delete)
         return positions, positions.nbytes
 
     def _read_positions(self, delete: DeleteFile) -> tuple[Any, int]:
@@ -233,7 +236,7 @@ def _commit_of(file: DataFile) -> int:
 
 
 def key_path(table: TableColumns, field_id: int, name: str) -> tuple[Column, ...]:
-    """Find a key column: a column of the table, or the way to a field inside of one.
+    """Return the way to a key column: a column of the table, or a field inside of one.
 
     Args:
         table: the columns that it has or ever had.
@@ -261,3 +264,69 @@ def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
             if (rest := _path_to(child, field_id)) is not None:
                 return (column, *rest)
     return None
+
+
+def _read_vector(storage: Storage, delete: DeleteFile) -> NDArray[np.int64]:
+    """Read a deletion vector: a roaring bitmap in a Puffin file (https://iceberg.apache.org/puffin-spec/).
+
+    Args:
+        storage: where it is.
+        delete: which, with the place of its blob.
+
+    Returns:
+        int64 positions in the data file, ascending.
+
+    Raises:
+        TableError: it is gone, torn, or no deletion vector.
+    """
+    if delete.blob is None:
+        raise TableError(f"{delete.file.name} must come with the place of its blob; plan the table again")
+    offset, length = delete.blob
+    with storage.open(delete.file.path) as source:
+        size = source.size()
+        head = source.read_at(min(4, size), 0)
+        tail = source.read_at(min(4, size), max(0, size - 4))
+        if head != _PUFFIN or tail != _PUFFIN:
+            raise _broken(delete, f"a Puffin file, which begins and ends with {_PUFFIN!r}", f"{head!r} and {tail!r}")
+        if offset < 4 or offset + length > size - 4:
+            raise _broken(delete, f"a blob inside its {size} bytes", f"bytes {offset} to {offset + length}")
+        blob = source.read_at(length, offset)
+    return _parse_vector(blob, delete)
+
+
+def _parse_vector(blob: bytes, delete: DeleteFile) -> NDArray[np.int64]:
+    """Parse a blob of the type ``deletion-vector-v1``: length, magic, bitmap and checksum.
+
+    Args:
+        blob: its bytes.
+        delete: where it is from, and how many positions it must have.
+    """
+    if len(blob) < 12 or int.from_bytes(blob[:4], "big") != len(blob) - 8:
+        raise _broken(delete, "a blob that says its own length", f"{len(blob)} bytes that say another")
+    body = blob[4:-4]
+    if body[:4] != _VECTOR:
+        raise _broken(delete, f"a blob with the magic {_VECTOR!r}", repr(body[:4]))
+    if zlib.crc32(body) != int.from_bytes(blob[-4:], "big"):
+        raise _broken(delete, "a blob whose checksum holds", "another checksum")
+    try:
+        bitmap = _bitmap(body[4:])
+        if len(bitmap) != delete.num_rows:  # before it is unpacked: a few bytes may hold any number of positions
+            raise _broken(delete, f"the {delete.num_rows} positions that the manifest says", f"{len(bitmap)}")
+        return np.array(bitmap.to_array(), dtype=np.int64)
+    except (ValueError, OverflowError, IndexError) as error:
+        raise _broken(delete, "a roaring bitmap", f"bytes that do not parse ({error})") from error
+
+
+def _bitmap(data: bytes) -> Any:
+    try:
+        from pyroaring import BitMap64
+    except ImportError as error:
+        raise MissingExtraError("deletion vectors need pyroaring; pip install 'torch-table-loader[iceberg]'") from error
+    return BitMap64.deserialize(data)
+
+
+def _broken(delete: DeleteFile, expected: str, got: str) -> TableError:
+    return TableError(
+        f"the deletion vector in {delete.file.name} must be {expected}, got {got}; the file is torn, or was not "
+        "written as the format says: write the table's deletes again"
+    )

@@ -53,7 +53,7 @@ def check_filter(filters: Any, schema: pa.Schema) -> None:
 
 
 def expression_columns(filters: Any, schema: pa.Schema) -> frozenset[str]:
-    """Find the top-level columns that an expression refers to.
+    """Return the top-level columns that an expression refers to.
 
     Args:
         filters: an expression that `check_filter` accepts over `schema`.

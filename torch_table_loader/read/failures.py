@@ -59,9 +59,9 @@ def reading(storage: Storage, file: DataFile, must_be: str = "") -> Iterator[Non
         known = isinstance(error, TableLoaderError | MemoryError)
         if not must_be or known or is_store_failure(error, is_local=storage.is_local):
             raise as_reading_error(error, file, is_local=storage.is_local) from error
-        said = first_line(error) or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         raise TableError(
-            f"{file.name} must be {must_be}, got one that does not parse ({said}); "
+            f"{file.name} must be {must_be}, got one that does not parse ({reason}); "
             "the file is torn or of another format: write it again, leave it out, or pass the format that it has"
         ) from error
 
@@ -74,7 +74,7 @@ def as_reading_error(
     group: int | None = None,
     column: str | None = None,
 ) -> TableLoaderError:
-    """Name the file, row group and column of what went wrong while reading.
+    """Return an error that names the file, row group and column of what went wrong while reading.
 
     Args:
         error: what was raised; chain it with ``raise ... from error``.
@@ -90,48 +90,48 @@ def as_reading_error(
         return error
     where = f"{file.name}{'' if group is None else f', row group {group}'}"
     where += "" if column is None else f", column {column!r}"
-    said = f"{type(error).__name__}: {first_line(error)}"
+    reason = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, MemoryError):
         return OutOfMemoryError(
-            f"there is too little memory to read {where} ({said}); take fewer workers, fewer columns=[...] or a "
+            f"there is too little memory to read {where} ({reason}); take fewer workers, fewer columns=[...] or a "
             "smaller batch_size, or give the process more memory; if the file is small, it is damaged: write it again"
         )
     if is_store_failure(error, is_local=is_local):
         kind = store_error_type(error)
         if kind is MissingFileError:
             return MissingFileError(
-                f"{where} is gone ({said}); restore it, or make a new loader, which lists the table again", file.name
+                f"{where} is gone ({reason}); restore it, or make a new loader, which lists the table again", file.name
             )
-        return kind(f"the store failed while reading {where} ({said}); check access and the network, then resume")
-    if any(word in said for word in _CHECKSUM_WORDS):
+        return kind(f"the store failed while reading {where} ({reason}); check access and the network, then resume")
+    if any(word in reason for word in _CHECKSUM_WORDS):
         return TableError(
-            f"the checksum of a page in {where} does not match its bytes ({said}): they are not what was written; "
+            f"the checksum of a page in {where} does not match its bytes ({reason}): they are not what was written; "
             "restore the file from a copy, write it again, or leave it out of the table "
             "(verify_checksums=False reads such bytes as they are)"
         )
     return TableError(
-        f"could not decode {where} as {file.format} ({said}); the file is damaged or is not what its "
+        f"could not decode {where} as {file.format} ({reason}); the file is damaged or is not what its "
         "metadata says: write it again, or leave it out of the table"
     )
 
 
 def changed_error(file: DataFile, now: FileVersion) -> TableError:
-    """Name what changed in a file since it was listed.
+    """Return an error that names what changed in a file since it was listed.
 
     Args:
         file: the file as it was listed.
         now: what the store says of it now.
     """
-    told = [
+    fields = [
         ("size in bytes", file.version.num_bytes, now.num_bytes),
         ("mtime in ns", file.version.mtime_ns, now.mtime_ns),
         ("etag", file.version.etag, now.etag),
     ]
     was, came = file.version.local, now.local
     if was is not None and came is not None and was.machine == came.machine:
-        told += [("inode", was.inode, came.inode), ("ctime in ns", was.ctime_ns, came.ctime_ns)]
-    # ctime moves with permissions and links too; whether the content did cannot be told, so it is not assumed.
-    changes = [f"{field} was {before!r} and is {after!r}" for field, before, after in told if before != after]
+        fields += [("inode", was.inode, came.inode), ("ctime in ns", was.ctime_ns, came.ctime_ns)]
+    # ctime moves with permissions and links too; whether the content did cannot be known, so it is not assumed.
+    changes = [f"{field} was {before!r} and is {after!r}" for field, before, after in fields if before != after]
     if len(changes) == 1 and changes[0].startswith("ctime"):
         changes[0] += " (its permissions or hard links changed, or its content with mtime set back)"
     return TableError(

@@ -54,7 +54,7 @@ def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractS
 
 
 def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Places:
-    """Find the top-level columns of a file.
+    """Return the places of the top-level columns of a file.
 
     Raises:
         TableError: the file has no field ids, and the table gives none by name.
@@ -72,7 +72,7 @@ def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Places:
 
 
 def places(fields: Sequence[pa.Field], names: NamedIds | None) -> Places:
-    """Find fields by their own ids, or, where names are given, by those."""
+    """Return the places of fields by their own ids, or, where names are given, by those."""
     found: dict[int, int] = {}
     for place, field in enumerate(fields):
         field_id = _id_of(field) if names is None else names.ids.get(field.name, (None, None))[0]

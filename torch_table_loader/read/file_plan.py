@@ -38,7 +38,7 @@ class FilePlan(NamedTuple):
 
     Args:
         file: which.
-        meta: what its reader said of it.
+        meta: its metadata, from its reader.
         group_starts: the first row of each row group, then the rows of the file.
         conformer: makes its batches the table's.
         filters: None where every row passes.
@@ -128,7 +128,7 @@ def plan_file(
 
     Args:
         file: which.
-        meta: what its reader said of it.
+        meta: its metadata, from its reader.
         table_schema: the table's, partition columns included.
         columns: names to deliver, in this order; they come first in what the plan's conformer makes.
         filters: the row filter, or None, and the columns that it refers to.
@@ -156,7 +156,7 @@ def plan_file(
 
 
 def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column], name: str) -> _Keys:
-    """Find the key columns among those that are read, and read those too that are not."""
+    """Return where the key columns are among those that are read, to which those are added that are not."""
     places: list[tuple[str, tuple[Column, ...]]] = []
     for field_id in found.ids:
         path = key_path(columns.table, field_id, name)

@@ -150,7 +150,7 @@ def plan_runs(segments: Sequence[Segment], group_starts: Sequence[int], *, merge
 
 
 def group_at(row: int, group_starts: Sequence[int]) -> int:
-    """Find the row group that holds a row; the last one for the row after the end.
+    """Return the row group that holds a row; the last one for the row after the end.
 
     >>> group_at(10, [0, 10, 10, 20])
     2

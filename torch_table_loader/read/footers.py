@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.lru_cache import LRUCache
@@ -17,18 +17,6 @@ FOOTER_BYTES = 256 * 1024 * 1024
 
 _PART_BYTES = 32 * 1024 * 1024
 _META_BYTES = 4096
-
-
-class Footers(Protocol):
-    """What the footer of each file says: a tuple, or `LazyFooters`."""
-
-    def __len__(self) -> int:
-        """How many files."""
-        ...
-
-    def __getitem__(self, index: int, /) -> FileMeta:
-        """Give one."""
-        ...
 
 
 class LazyFooters:
@@ -60,7 +48,7 @@ class LazyFooters:
         return len(self._files)
 
     def __getitem__(self, index: int) -> FileMeta:
-        """Read a footer, or give what was read.
+        """Return a footer, read where it is not kept.
 
         Raises:
             TableError: the file is gone or torn, or has other rows than the table's metadata says.
@@ -81,7 +69,7 @@ class LazyFooters:
 
     @property
     def num_bytes(self) -> int:
-        """What is held now."""
+        """Bytes that are kept now."""
         return self._cache.num_bytes
 
 

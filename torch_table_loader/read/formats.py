@@ -52,7 +52,7 @@ _MOST_ROWS = 1 << 48
 """More rows than any file has; the rows of many such files still count in 64 bits."""
 
 _SUFFIXES = {"pq": "parquet", "ndjson": "jsonl"} | {name: name for name in FORMATS}
-"""What the end of a file's name says."""
+"""The format of a file by the end of its name."""
 
 
 def format_names() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.readers import (
+from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
     bounded,
@@ -77,7 +77,7 @@ class IpcFile:
     """An open file of the IPC file format; a record batch is decoded at a time, into fresh memory."""
 
     def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
-        """Take over an open file."""
+        """Own an open file."""
         self._source = source
         self._meta = meta
 
@@ -172,7 +172,7 @@ def _only(columns: Sequence[str], schema: pa.Schema) -> pa.ipc.IpcReadOptions:
 
 
 def _cheapest(schema: pa.Schema) -> list[str]:
-    """Name the column with the narrowest values; none if there are no columns."""
+    """Return the name of the column with the narrowest values; none if there are no columns."""
 
     def width(field: pa.Field) -> int:
         if pa.types.is_null(field.type):

@@ -12,7 +12,7 @@ from pyarrow import json
 
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.readers import (
+from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
     one_group,

@@ -6,8 +6,9 @@ compares.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +51,7 @@ class KeySet:
     """
 
     def __init__(self, keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.int64] | None = None) -> None:
-        """Take the keys.
+        """Make the set.
 
         Args:
             keys: one array a key column, of equal lengths.
@@ -69,7 +70,7 @@ class KeySet:
         return self._found.num_bytes
 
     def lacks(self, columns: Sequence[pa.Array], after: int = -1) -> NDArray[np.bool_]:
-        """Say for each row whether no commit deleted its key.
+        """Return for each row whether no commit deleted its key.
 
         Args:
             columns: one array a key column, of the types of the keys.
@@ -93,7 +94,7 @@ def _distinct(keys: Sequence[pa.ChunkedArray | pa.Array], commits: NDArray[np.in
 class _NumberTable:
     """Integer keys: an entry for each number of a range, 0 or the rank of the key's last commit.
 
-    The entries beside the range are 0, and stand for all numbers below and above it.
+    The entries beside the range are 0: they are for all numbers below and above it.
     """
 
     def __init__(self, base: np.int64, table: NDArray[Any], null: int) -> None:
@@ -122,7 +123,7 @@ class _NumberTable:
         return self._table.nbytes
 
     def lacks(self, columns: Sequence[pa.Array], rank: int) -> NDArray[np.bool_]:
-        """Say for each number whether it is no key of a rank above `rank`."""
+        """Return for each number whether it is no key of a rank above `rank`."""
         (column,) = columns
         # What wraps around 64 bits does not end in the table: only equal integers have equal differences.
         places = np.subtract(integers(column), self._base, dtype=np.int64)
@@ -157,7 +158,7 @@ class _HashTable:
         return sum(array.nbytes for array in own) + sum(values.num_bytes for values in self._values)
 
     def lacks(self, columns: Sequence[pa.Array], rank: int) -> NDArray[np.bool_]:
-        """Say for each row whether it is no key of a rank above `rank`."""
+        """Return for each row whether it is no key of a rank above `rank`."""
         rows = [key_values(column) for column in columns]
         hashes = _hashes(rows, len(columns[0]))
         missing = np.ones(len(hashes), dtype=np.bool_)
@@ -195,29 +196,51 @@ def _hashes(values: Sequence[KeyValues], num_rows: int) -> NDArray[np.uint64]:
     return hashes
 
 
-class KeyValues(Protocol):
+class KeyValues(ABC):
     """The values of one key column; null equals null, and NaN equals NaN."""
 
+    __slots__ = ("_valid",)
+
+    def __init__(self, column: pa.Array) -> None:
+        """Note which values are null."""
+        self._valid: Mask | None = None
+        if column.null_count:
+            self._valid = column.is_valid().to_numpy(zero_copy_only=False)
+
     @property
+    @abstractmethod
     def num_bytes(self) -> int:
         """Memory that they take."""
 
     def hashed(self, so_far: Words) -> Words:
         """Hash each value into what was hashed of the row so far."""
+        hashes = self._hashed(so_far)
+        return hashes if self._valid is None else np.where(self._valid, hashes, mixed(hashes, _NULL))
 
     def equal(self, rows: NDArray[np.intp], other: Any, places: NDArray[np.intp]) -> Mask:
         """Return whether the values at `rows` are those of another of its kind at `places`."""
+        same = self._same(rows, other, places)
+        if self._valid is None and other._valid is None:
+            return same
+        mine = np.True_ if self._valid is None else self._valid[rows]
+        theirs = np.True_ if other._valid is None else other._valid[places]
+        return same & np.equal(mine, theirs)
+
+    @abstractmethod
+    def _hashed(self, so_far: Words) -> Words:
+        """Hash each value that is not null; what comes out for a null does not matter, but is always the same."""
+
+    @abstractmethod
+    def _same(self, rows: NDArray[np.intp], other: Any, places: NDArray[np.intp]) -> Mask:
+        """Return whether values are equal; of two nulls they are."""
 
 
 def key_values(column: pa.Array) -> KeyValues:
-    """Choose the form of a column.
-
-    Args:
-        column: of any primitive type.
-    """
+    """Return the values of a column of any primitive type."""
     kind = column.type
-    varies = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
-    return _Varying(column.cast(pa.large_binary())) if any(each(kind) for each in varies) else _Fixed(column)
+    if any(test(kind) for test in (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)):
+        return _VaryingValues(column.cast(pa.large_binary()))
+    return _FixedValues(column)
 
 
 def mixed(so_far: Words, words: Any) -> Words:
@@ -238,7 +261,7 @@ def mixed(so_far: Words, words: Any) -> Words:
 
 
 def integers(column: pa.Array) -> NDArray[Any]:
-    """The values of integers, dates and times as integers of their width; what stands for nulls does not matter."""
+    """Return integers, dates and times as integers of their width, and any number for a null."""
     width = column.type.bit_width
     plain = column.view(pa.int32() if width == 32 else pa.int64()) if width in (32, 64) else column
     if plain.null_count:
@@ -247,13 +270,13 @@ def integers(column: pa.Array) -> NDArray[Any]:
     return numbers
 
 
-class _Fixed:
+class _FixedValues(KeyValues):
     """Values of one width, each as words that are equal where the values are."""
 
-    __slots__ = ("_valid", "_words")
+    __slots__ = ("_words",)
 
     def __init__(self, column: pa.Array) -> None:
-        self._valid = _valid(column)
+        super().__init__(column)
         self._words = _words(column)
         if self._valid is not None:
             self._words = [np.where(self._valid, words, 0) for words in self._words]
@@ -262,32 +285,32 @@ class _Fixed:
     def num_bytes(self) -> int:
         return sum(words.nbytes for words in self._words) + (0 if self._valid is None else self._valid.nbytes)
 
-    def hashed(self, so_far: Words) -> Words:
+    def _hashed(self, so_far: Words) -> Words:
         for words in self._words:
             so_far = mixed(so_far, words)
-        return so_far if self._valid is None else np.where(self._valid, so_far, mixed(so_far, _NULL))
+        return so_far
 
-    def equal(self, rows: NDArray[np.intp], other: _Fixed, places: NDArray[np.intp]) -> Mask:
-        same = _both_or_none(self._valid, rows, other._valid, places)
+    def _same(self, rows: NDArray[np.intp], other: _FixedValues, places: NDArray[np.intp]) -> Mask:
+        same = np.ones(len(rows), dtype=np.bool_)
         for mine, theirs in zip(self._words, other._words, strict=True):
             same &= mine[rows] == theirs[places]
         return same
 
 
-class _Varying:
+class _VaryingValues(KeyValues):
     """Strings and bytes."""
 
-    __slots__ = ("_column", "_valid")
+    __slots__ = ("_column",)
 
     def __init__(self, column: pa.LargeBinaryArray) -> None:
+        super().__init__(column)
         self._column = column
-        self._valid = _valid(column)
 
     @property
     def num_bytes(self) -> int:
         return int(self._column.nbytes)
 
-    def hashed(self, so_far: Words) -> Words:
+    def _hashed(self, so_far: Words) -> Words:
         starts, lengths, text = _bytes_of(self._column)
         if self._valid is not None:
             lengths = np.where(self._valid, lengths, 0)
@@ -305,28 +328,12 @@ class _Varying:
             ends = starts[rows] + lengths[rows]
             for word in range(1, _MOST_WORDS + 1):
                 so_far[rows] = mixed(so_far[rows], text[ends - 8 * word])
-        return so_far if self._valid is None else np.where(self._valid, so_far, mixed(so_far, _NULL))
+        return so_far
 
-    def equal(self, rows: NDArray[np.intp], other: _Varying, places: NDArray[np.intp]) -> Mask:
+    def _same(self, rows: NDArray[np.intp], other: _VaryingValues, places: NDArray[np.intp]) -> Mask:
         mine, theirs = self._column.take(pa.array(rows)), other._column.take(pa.array(places))
         same: Mask = pc.fill_null(pc.equal(mine, theirs), True).to_numpy(zero_copy_only=False)
-        return same & _both_or_none(self._valid, rows, other._valid, places)
-
-
-def _valid(column: pa.Array) -> Mask | None:
-    if not column.null_count:
-        return None
-    valid: Mask = column.is_valid().to_numpy(zero_copy_only=False)
-    return valid
-
-
-def _both_or_none(mine: Mask | None, rows: NDArray[np.intp], theirs: Mask | None, places: NDArray[np.intp]) -> Mask:
-    """Whether of each pair both are null or none is."""
-    if mine is None and theirs is None:
-        return np.ones(len(rows), dtype=np.bool_)
-    left = np.True_ if mine is None else mine[rows]
-    right = np.True_ if theirs is None else theirs[places]
-    return np.equal(left, right)
+        return same
 
 
 def _words(column: pa.Array) -> Sequence[Words]:
@@ -346,9 +353,9 @@ def _words(column: pa.Array) -> Sequence[Words]:
 def _words_of_bytes(column: pa.Array) -> Sequence[Words]:
     width, first = column.type.byte_width, column.offset
     values = column.buffers()[1]
-    held = np.empty(0, dtype=np.uint8) if values is None else np.frombuffer(values, dtype=np.uint8)
+    stored = np.empty(0, dtype=np.uint8) if values is None else np.frombuffer(values, dtype=np.uint8)
     padded = np.zeros((len(column), -(-width // 8) * 8), dtype=np.uint8)
-    padded[:, :width] = held[first * width : (first + len(column)) * width].reshape(-1, width)
+    padded[:, :width] = stored[first * width : (first + len(column)) * width].reshape(-1, width)
     return list(np.ascontiguousarray(padded.view(np.uint64).T))
 
 

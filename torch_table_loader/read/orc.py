@@ -1,17 +1,22 @@
-"""ORC: cut at stripes, whose row counts come from the footer."""
+"""ORC: cut at stripes, whose row counts come from the footer.
+
+pyarrow does not give those counts. A file ends in: metadata, footer, postscript, and one byte with the postscript's
+length. Postscript and footer are protocol buffers; metadata and footer are compressed in chunks
+(https://orc.apache.org/specification/ORCv1/, "File Tail" and "Compression").
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyarrow import orc
 
 from torch_table_loader.read.failures import first_line, reading
-from torch_table_loader.read.orc_footer import Stripe, check_stripes, read_postscript, read_stripes
-from torch_table_loader.read.readers import WithoutStatistics, bounded, refuse_duplicates, rows_without_columns
+from torch_table_loader.read.reader_base import WithoutStatistics, bounded, refuse_duplicates, rows_without_columns
 from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 _TAIL_BYTES = 64 * 1024
+_NONE, _ZLIB, _SNAPPY, _LZO, _LZ4, _ZSTD = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class OrcFile:
     """An open ORC file; a stripe is decoded at a time."""
 
     def __init__(self, handle: orc.ORCFile, source: pa.NativeFile, meta: FileMeta) -> None:
-        """Take over an open file."""
+        """Own an open file."""
         self._handle = handle
         self._source = source
         self._meta = meta
@@ -92,3 +98,181 @@ def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema]:
     if parsed.nrows != sum(stripe.num_rows for stripe in stripes) or parsed.nstripes != len(stripes):
         raise ValueError(f"its stripes do not add up to the {parsed.nrows} rows it says")
     return stripes, parsed.schema
+
+
+class Postscript(NamedTuple):
+    """Where the footer lies and how it is compressed."""
+
+    length: int
+    footer_length: int
+    metadata_length: int
+    compression: int
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes from the start of the metadata to the end of the file."""
+        return self.metadata_length + self.footer_length + self.length + 1
+
+
+class Stripe(NamedTuple):
+    """A stripe's rows, its first byte in the file, and its bytes as stored."""
+
+    num_rows: int
+    start: int
+    num_bytes: int
+
+
+def read_postscript(tail: bytes) -> Postscript:
+    """Read the postscript.
+
+    Args:
+        tail: the last bytes of the file, 256 at least where it has so many.
+
+    Raises:
+        ValueError: it is no ORC file's.
+    """
+    length = tail[-1] if tail else 0
+    if not 0 < length < len(tail):
+        raise ValueError(f"the postscript's length is {length} of {len(tail)} bytes")
+    fields = dict(_fields(tail[-1 - length : -1]))
+    if fields.get(8000) != b"ORC":
+        raise ValueError("the postscript does not say ORC")
+    numbers = [fields.get(key, 0) for key in (1, 5, 2)]
+    if not all(isinstance(number, int) for number in numbers):
+        raise ValueError("the postscript's lengths are no numbers")
+    footer_length, metadata_length, compression = (int(number) for number in numbers)
+    return Postscript(length, footer_length, metadata_length, compression)
+
+
+def read_stripes(tail: bytes, postscript: Postscript) -> list[Stripe]:
+    """Read the footer's list of stripes.
+
+    Args:
+        tail: the last bytes of the file, from the footer on at least.
+        postscript: from `read_postscript`.
+
+    Raises:
+        ValueError: the footer does not parse.
+    """
+    stop = len(tail) - 1 - postscript.length
+    if postscript.footer_length > stop:
+        raise ValueError(f"the footer's length is {postscript.footer_length} of {stop} bytes")
+    footer = _decompressed(tail[stop - postscript.footer_length : stop], postscript.compression)
+    stripes = []
+    for key, value in _fields(footer):
+        if key == 3 and isinstance(value, bytes):
+            numbers = {field: number for field, number in _fields(value) if isinstance(number, int)}
+            num_bytes = sum(numbers.get(part, 0) for part in (2, 3, 4))
+            stripes.append(Stripe(numbers.get(5, 0), numbers.get(1, 0), num_bytes))
+    return stripes
+
+
+def check_stripes(stripes: list[Stripe], stop: int) -> None:
+    """Check that stripes lie in the file, and each at its own place.
+
+    Args:
+        stripes: in any order.
+        stop: where the file's tail begins.
+
+    Raises:
+        ValueError: one lies outside, or where another one does: its rows would come twice.
+    """
+    end = 0
+    for stripe in sorted(stripes, key=lambda each: each.start):
+        if not end <= stripe.start <= stripe.start + stripe.num_bytes <= stop:
+            raise ValueError(
+                f"a stripe of {stripe.num_bytes} bytes begins at byte {stripe.start}, and must lie between byte {end} "
+                f"and byte {stop}"
+            )
+        end = stripe.start + stripe.num_bytes
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Walk a protocol buffer's fields: varints as ints, all else as bytes."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        if tag & 7 == 0:
+            value, place = _varint(message, place)
+            yield tag >> 3, value
+            continue
+        if tag & 7 == 2:
+            length, place = _varint(message, place)
+        elif tag & 7 in {1, 5}:
+            length = 8 if tag & 7 == 1 else 4
+        else:
+            raise ValueError(f"wire type {tag & 7} is unknown")
+        if place + length > len(message):
+            raise ValueError("a field ends after its message")
+        yield tag >> 3, message[place : place + length]
+        place += length
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if place >= len(message) or shift > 63:
+            raise ValueError("a number does not end")
+        byte = message[place]
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return value, place
+
+
+def _decompressed(data: bytes, compression: int) -> bytes:
+    if compression == _NONE:
+        return data
+    chunks, place = [], 0
+    while place + 3 <= len(data):
+        header = int.from_bytes(data[place : place + 3], "little")
+        chunk = data[place + 3 : place + 3 + (header >> 1)]
+        chunks.append(chunk if header & 1 else _chunk(chunk, compression))
+        place += 3 + (header >> 1)
+    return b"".join(chunks)
+
+
+def _chunk(chunk: bytes, compression: int) -> bytes:
+    if compression == _ZLIB:
+        try:
+            return zlib.decompress(chunk, wbits=-15)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+    if compression == _SNAPPY:
+        length, _ = _varint(chunk, 0)
+        return bytes(pa.decompress(chunk, decompressed_size=length, codec="snappy", asbytes=True))
+    if compression == _LZ4:
+        return _lz4_block(chunk)
+    if compression == _ZSTD:
+        return bytes(pa.CompressedInputStream(pa.BufferReader(chunk), "zstd").read())
+    raise ValueError(f"compression {compression} is not supported")
+
+
+def _lz4_block(chunk: bytes) -> bytes:
+    """Decompress an LZ4 block, whose length is not stored and which pyarrow would want to know."""
+    out, place = bytearray(), 0
+    while place < len(chunk):
+        token = chunk[place]
+        literals, place = _lz4_length(chunk, place + 1, token >> 4)
+        out += chunk[place : place + literals]
+        place += literals
+        if place >= len(chunk):
+            break
+        offset = int.from_bytes(chunk[place : place + 2], "little")
+        length, place = _lz4_length(chunk, place + 2, token & 15)
+        if not 0 < offset <= len(out):
+            raise ValueError("an LZ4 match begins before its block")
+        for _ in range(length + 4):
+            out.append(out[-offset])
+    return bytes(out)
+
+
+def _lz4_length(chunk: bytes, place: int, length: int) -> tuple[int, int]:
+    more = length == 15
+    while more:
+        if place >= len(chunk):
+            raise ValueError("an LZ4 length does not end")
+        length += chunk[place]
+        more = chunk[place] == 255
+        place += 1
+    return length, place

@@ -20,7 +20,7 @@ from torch_table_loader.read.parquet_footer import (
 )
 from torch_table_loader.read.parquet_statistics import refuse_unsafe
 from torch_table_loader.read.prune import kept_row_groups
-from torch_table_loader.read.readers import refuse_duplicates
+from torch_table_loader.read.reader_base import refuse_duplicates
 from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
@@ -77,12 +77,12 @@ class ParquetReader:
         return kept_row_groups(file, meta, parse(_footer_of(file, meta)), filters, schema)
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
-        """Name flat columns with a proven null in a kept row group: see `FormatReader.null_columns`."""
+        """Return the flat columns with a proven null in a kept row group: see `FormatReader.null_columns`."""
         counts = _null_counts(meta, columns, kept)
         return frozenset(name for name, found in counts.items() if any(found))
 
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
-        """Name flat columns that have no null in any kept row group: see `NullProvingReader.null_free`."""
+        """Return the flat columns that have no null in any kept row group: see `NullProvingReader.null_free`."""
         counts = _null_counts(meta, columns, kept)
         return frozenset(name for name, found in counts.items() if all(count == 0 for count in found))
 
@@ -110,7 +110,7 @@ class ParquetFile:
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
     def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile, *, is_local: bool) -> None:
-        """Take over an open file."""
+        """Own an open file."""
         self._handle = handle
         self._source = source
         self._is_local = is_local

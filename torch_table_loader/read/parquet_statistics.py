@@ -132,10 +132,10 @@ def refuse_unsafe(
     return groups
 
 
-def _damaged(name: str, said: str) -> TableError:
+def _damaged(name: str, expected: str) -> TableError:
     return TableError(
-        f"{name} must have a Parquet footer with {said}; the footer is damaged: restore the file, write it again, or "
-        "leave it out of the table"
+        f"{name} must have a Parquet footer with {expected}; the footer is damaged: restore the file, write it again, "
+        "or leave it out of the table"
     )
 
 
@@ -172,7 +172,7 @@ class _Walk:
         for _ in range(before[2][0] >> 4):
             longest = max(longest, data[path_stop])
             path_stop += 1 + data[path_stop]
-        if longest > 127 or before[1][0] & 1 or physical >= len(_TYPES):  # an odd one is negative
+        if longest > 127 or before[1][0] & 1 or physical >= len(_TYPES):  # the lowest bit is the sign
             return None
         if physical in _REST and (rest := _REST[physical].match(data, path_stop)) is not None:
             self._place = rest.end()

@@ -46,7 +46,7 @@ def partition_can_pass(file: DataFile, filters: Any, schema: pa.Schema) -> bool:
 def kept_row_groups(
     file: DataFile, meta: FileMeta, parsed: pq.FileMetaData, filters: Any, schema: pa.Schema
 ) -> Sequence[bool]:
-    """Say for each Parquet row group whether its statistics leave any row a chance to pass.
+    """Return for each Parquet row group whether its statistics leave any row a chance to pass.
 
     Parquet statistics leave NaN out of minimum and maximum, and pyarrow trusts them: it drops a row group of
     ``[0, 1, NaN]`` under ``~(x < 3)``, which NaN passes. So the filter is asked again with each set of its
@@ -138,8 +138,10 @@ def _can_pass(known: Any, filters: Any, schema: pa.Schema) -> bool:
 
 
 def _known_values(file: DataFile, absent: Iterable[str], schema: pa.Schema) -> Any:
-    said = [(name, _as_type(value, schema.field(name).type)) for name, value in file.partition if name in schema.names]
-    known = [_equals(name, value) for name, value in said if value is not None]
+    values = [
+        (name, _as_type(value, schema.field(name).type)) for name, value in file.partition if name in schema.names
+    ]
+    known = [_equals(name, value) for name, value in values if value is not None]
     known += [pc.field(name).is_null() for name in sorted(absent)]
     return reduce(and_, known) if known else None
 
@@ -196,7 +198,7 @@ def _groups_by_bounds(
         parsed: its footer, parsed.
         used: the columns of the filter.
         known: what holds for all rows of the file, as an expression; or None.
-        can_pass: asks the filter.
+        can_pass: whether the filter can be true.
     """
     leaves, absent = _leaves(file, meta, parsed, used)
     facts = ([] if known is None else [known]) + [pc.field(name).is_null() for name in sorted(absent)]
@@ -216,7 +218,7 @@ def _groups_by_bounds(
 def _leaves(
     file: DataFile, meta: FileMeta, parsed: pq.FileMetaData, used: AbstractSet[str]
 ) -> tuple[list[_Leaf], set[str]]:
-    """Find the flat columns of the filter in a file, and name those that are null in all its rows."""
+    """Return the flat columns of the filter in a file, and the names of those that are null in all its rows."""
     assert file.columns is not None  # noqa: S101 the caller asks of files whose columns are found by id
     found = places_of(meta.schema, file.columns, file.name)
     indices = {parsed.schema.column(index).path: index for index in range(parsed.num_columns)}

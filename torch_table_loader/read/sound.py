@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.arrays import offsets_of
-from torch_table_loader.arrow.datatypes import is_string
+from torch_table_loader.arrow.datatypes import children_of, is_string
 
 _Check = Callable[[pa.Array], None]
 _Batch = TypeVar("_Batch", pa.RecordBatch, pa.Table)
@@ -75,7 +75,7 @@ def _holds_text(kind: pa.DataType) -> bool:
         return True
     if isinstance(kind, pa.BaseExtensionType):
         return _holds_text(kind.storage_type)
-    return any(_holds_text(kind.field(place).type) for place in range(kind.num_fields))
+    return any(_holds_text(child.type) for child in children_of(kind))
 
 
 @lru_cache(maxsize=1024)

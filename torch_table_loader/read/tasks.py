@@ -1,4 +1,4 @@
-"""The room's front door: a task becomes exactly its live rows."""
+"""A task becomes exactly its live rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import OpenFile, Storage
-    from torch_table_loader.read.footers import Footers
     from torch_table_loader.read.row_stage import RowStage
-    from torch_table_loader.records import DataFile, ReadTask, Segment
+    from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
 
 DEFAULT_MAX_ROWS = 65_536
 
@@ -51,7 +50,7 @@ class TaskReader:
         self,
         storage: Storage,
         files: Sequence[DataFile],
-        metas: Footers,
+        metas: Sequence[FileMeta] | LazyFooters,
         table_schema: pa.Schema,
         columns: Sequence[str],
         *,
@@ -67,7 +66,7 @@ class TaskReader:
         Args:
             storage: where the files are.
             files: the table's data files in canonical order.
-            metas: what each file's reader said of it, or says when it is asked.
+            metas: the metadata of each file, read now or when it is asked for.
             table_schema: the unified schema, partition columns included.
             columns: names to deliver, in this order.
             filters: a pyarrow compute Expression over `table_schema`; rows for which it is false or null do

@@ -20,7 +20,7 @@ def resolve_schema(
     given: pa.Schema | None = None,
     inferred: bool = False,
 ) -> pa.Schema:
-    """Find the schema that a table is read as.
+    """Return the schema that a table is read as.
 
     Args:
         schemas: name and own schema of each file, in canonical order.
@@ -92,7 +92,7 @@ def unify_schemas(schemas: Sequence[NamedSchema], *, inferred: bool = False) -> 
 
 
 def unify_types(one: pa.DataType, other: pa.DataType, *, inferred: bool = False) -> pa.DataType:
-    """Find the narrowest type that holds both, by the rules of `unify_schemas`.
+    """Return the narrowest type that holds both, by the rules of `unify_schemas`.
 
     Args:
         one: a type.

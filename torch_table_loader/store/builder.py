@@ -268,7 +268,7 @@ def _unless_finished(place: Path) -> Iterator[None]:
 
 
 def done_chunks(place: Path) -> set[int]:
-    """Name the chunks that are finished."""
+    """Return the chunks that are finished."""
     with suppress(FileNotFoundError):
         return {int(path.stem) for path in (place / PARTS).iterdir() if path.suffix == ".json"}
     return set()

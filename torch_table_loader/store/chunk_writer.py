@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,25 +29,23 @@ ReadChunk = Callable[[int], Iterable[pa.RecordBatch]]
 """Reads the live rows of a chunk, in row order: the columns, then (where the store keeps ids) the column ``row_id``."""
 
 
-class Sink(Protocol):
-    """Takes the parts of a chunk."""
+class Sink(ABC):
+    """Where the parts of a chunk go."""
 
-    @property
-    def checked(self) -> bool:
-        """Whether checksums are wanted."""
-        ...
+    checked: bool
+    """Whether checksums are wanted."""
 
+    @abstractmethod
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
         """Write records from a row on; return the checksum that goes on from `crc`, where it is wanted."""
-        ...
 
+    @abstractmethod
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
         """Write bytes at a place of one of the large files."""
-        ...
 
+    @abstractmethod
     def heap(self, chunk: int, schema: pa.Schema) -> Any:
         """Open a chunk's heap: an object with ``write(batch)``, ``close()`` and then ``crc`` and ``num_bytes``."""
-        ...
 
 
 def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], sink: Sink) -> Part:
@@ -115,7 +114,7 @@ def _check_count(spec: StoreSpec, chunk: int, rows: int, *, most: bool) -> None:
         )
 
 
-class FileSink:
+class FileSink(Sink):
     """Writes to the files of a store; threads may share it."""
 
     checked = True
@@ -152,7 +151,7 @@ class FileSink:
         return _HeapFile(self._place / heap_file(chunk), schema)
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Flush what was written to the disk."""
         for file in self._files.values():
             with naming_disk_errors(self._place):
                 os.fsync(file)
@@ -197,7 +196,7 @@ class _HeapFile:
     closed = False
 
     def write(self, data: Any) -> int:
-        """Take a record batch of the store's, or bytes of Arrow's writer."""
+        """Write a record batch of the store's, or bytes of Arrow's writer."""
         if isinstance(data, pa.RecordBatch):
             with naming_disk_errors(self._path.parent):
                 self._writer.write_batch(data)
@@ -207,7 +206,7 @@ class _HeapFile:
         return self._file.write(data)
 
     def tell(self) -> int:
-        """Return where Arrow's writer stands."""
+        """Return how many bytes were written."""
         return self.num_bytes
 
     def flush(self) -> None:
@@ -228,7 +227,7 @@ class _HeapFile:
                 self._open.close()
 
 
-class MemorySink:
+class MemorySink(Sink):
     """Keeps what it is given; threads may share it."""
 
     checked = False

@@ -148,7 +148,7 @@ class StoredRows:
         return np.unpackbits(self.nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
 
     def _from_heap(self, places: Ints) -> list[pa.Array]:
-        """Take from each batch of the heap what is wanted of it, and bring it into the order that was asked."""
+        """Return the wanted rows of each batch of the heap, in the order that was asked for."""
         if not self.layout.heap:
             return []
         if not len(places):

@@ -30,7 +30,7 @@ class Leases:
     """The leases of one builder, kept alive by a thread while the block runs."""
 
     def __init__(self, folder: Path, *, beat: float = BEAT, dead_after: float = DEAD_AFTER) -> None:
-        """Take nothing yet.
+        """Hold no lease yet.
 
         Args:
             folder: where all builders of the store keep theirs; it exists.
@@ -66,7 +66,7 @@ class Leases:
         return bool(self._held)
 
     def claim(self, chunk: int) -> bool:
-        """Take a chunk that nobody who lives is at.
+        """Claim a chunk that no living builder has claimed; return whether that was possible.
 
         Args:
             chunk: its number.
@@ -136,7 +136,7 @@ def _process_lives(holder: bytes) -> bool | None:
 
 
 def _machine() -> str:
-    """Name this boot of this machine and its space of process numbers."""
+    """Identify this boot of this machine and its space of process numbers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         space = str(Path("/proc/self/ns/pid").readlink())

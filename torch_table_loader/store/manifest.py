@@ -162,7 +162,7 @@ def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
 
 
 def file_names(spec: StoreSpec, parts: Sequence[Part]) -> list[str]:
-    """Name the files of a store."""
+    """Return the names of the files of a store."""
     names = [RECORDS]
     if any(part.nulls is not None for part in parts):
         names.append(NULLS)

@@ -138,7 +138,7 @@ class RecordLayout:
         return tuple(groups)
 
     def encode(self, batch: pa.RecordBatch) -> Encoded:
-        """Take columns apart, so that records can be filled block by block.
+        """Prepare rows, so that records can be filled block by block.
 
         Args:
             batch: n rows of the schema.
@@ -156,7 +156,7 @@ class RecordLayout:
         return Encoded(self, batch.num_rows, tuple(values), packed, frozenset(found))
 
     def heap_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Take the columns that no record holds."""
+        """Return the columns that no record holds."""
         columns = [plain(batch.column(column)) for column in self.heap]
         return pa.RecordBatch.from_arrays(columns, schema=self.heap_schema)
 

@@ -83,7 +83,7 @@ def decode_schema(text: str) -> pa.Schema:
 
 
 def heap_file(chunk: int) -> str:
-    """Name the heap of a chunk."""
+    """Return the name of the heap of a chunk."""
     return f"heap-{chunk:06}.arrow"
 
 

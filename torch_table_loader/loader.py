@@ -17,14 +17,13 @@ from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.engine.device import check_placing, moved
-from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.engine.workers.executor import CallerExecutor, LaneExecutor
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
 from torch_table_loader.engine.workers.processes import ProcessExecutor
 from torch_table_loader.engine.workers.threads import ThreadExecutor, ThreadPool
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.messages import warn_caller
+from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow

@@ -1,11 +1,12 @@
-"""Parts of messages: the caller's line for a warning, and the names that a caller may have meant."""
+"""What the caller sees beside batches: warnings at their own line, names that they may have meant, progress bars."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -56,3 +57,12 @@ def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
     """
     near = nearest(name, known, spare=spare)
     return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def progress_bar(label: str, *, show: bool) -> Callable[[Iterable[Any], int | None], Iterable[Any]]:
+    """Make a wrapper that draws a progress bar around an iterable, or leaves it as it is."""
+    if not show:
+        return lambda items, _total: items
+    from tqdm.auto import tqdm
+
+    return lambda items, total: tqdm(items, desc=label, total=total)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torch_table_loader.engine.memory import available_memory
+from torch_table_loader.engine.machine import available_memory
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 NO_LIMIT_V1 = 9223372036854771712
@@ -149,7 +149,7 @@ def test_torn_files_of_the_system_say_nothing(machine: Machine) -> None:
 
 
 def test_this_process_reads_its_own_limit() -> None:
-    code = "from torch_table_loader.engine.memory import available_memory; print(available_memory())"
+    code = "from torch_table_loader.engine.machine import available_memory; print(available_memory())"
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (64 * GIB, 64 * GIB))

@@ -1,9 +1,14 @@
-"""What the process may use of this machine: how many threads or processes serve the lanes."""
+"""What the process may use of this machine: CPUs, and memory within every limit that it is under."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+_KIB = 1024
 
 
 def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -53,3 +58,121 @@ def _cgroup_cpus(root: Path) -> int | None:
     if quota in ("max", "-1"):
         return None
     return max(1, -(-int(quota) // int(period)))
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Return the bytes that this process may still take; None where nobody says.
+
+    Pages that the system caches of files and has not used lately count as available.
+
+    Args:
+        root: the folder above `proc` and `sys`.
+    """
+    found = [*_of_the_machine(root), *_of_the_process(root)]
+    for folder in _memory_cgroups(root):
+        found += _of_a_cgroup(folder)
+    return max(0, min(found)) if found else None
+
+
+def _of_the_machine(root: Path) -> Iterator[int]:
+    if (kib := _fields(root / "proc/meminfo").get("MemAvailable:")) is not None:
+        yield kib * _KIB
+
+
+def _of_the_process(root: Path) -> Iterator[int]:
+    """Yield what RLIMIT_AS and RLIMIT_DATA leave of what the process has not mapped yet."""
+    used = _fields(root / "proc/self/status")
+    for line in _lines(root / "proc/self/limits"):
+        for name, field in (("Max address space", "VmSize:"), ("Max data size", "VmData:")):
+            if line.startswith(name):
+                limit = _number(line.removeprefix(name).split()[0])
+                if limit is not None and field in used:
+                    yield limit - used[field] * _KIB
+
+
+def _of_a_cgroup(folder: Path) -> Iterator[int]:
+    """Yield what a cgroup's limits leave; v2 and v1 have files of other names."""
+    statistics = _fields(folder / "memory.stat")
+    used = _value(folder / "memory.current", folder / "memory.usage_in_bytes")
+    if used is None:
+        return
+    # In v1 the plain field leaves out the cgroups below, and "hierarchical" knows those above that are out of sight.
+    cached = statistics.get("total_inactive_file", statistics.get("inactive_file", 0))
+    limits = [_value(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
+    for limit in (*limits, statistics.get("hierarchical_memory_limit")):
+        if limit is not None:
+            yield limit - used + min(cached, used)
+
+
+def _memory_cgroups(root: Path) -> Iterator[Path]:
+    """Yield the folder of each cgroup that limits the process's memory: its own, and those above up to the mount."""
+    own = dict(_own_cgroups(root))
+    for kind, mounted, mount_point in _cgroup_mounts(root):
+        if kind not in own:
+            continue
+        base = root / mount_point.lstrip("/")
+        folder = base / _inside(own[kind], mounted)
+        while True:
+            yield folder
+            if folder == base:
+                break
+            folder = folder.parent
+
+
+def _own_cgroups(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the process's path in the hierarchies that may limit memory: of "cgroup2", and of "cgroup" (v1)."""
+    for line in _lines(root / "proc/self/cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:
+            yield "cgroup2", path
+        elif "memory" in controllers.split(","):
+            yield "cgroup", path
+
+
+def _cgroup_mounts(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the kind of each mounted hierarchy that may limit memory, what of it is mounted, and where."""
+    for line in _lines(root / "proc/self/mountinfo"):
+        place, _, kind_and_options = line.partition(" - ")
+        _, _, _, mounted, mount_point, *_ = map(_unescaped, place.split(" "))
+        kind, _, options = kind_and_options.split(" ", 2)
+        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
+            yield kind, mounted, mount_point
+
+
+def _inside(path: str, mounted: str) -> PurePosixPath:
+    """Return where a cgroup is below the mount; a path that leads out of what is mounted means the mount itself."""
+    own = PurePosixPath(path)
+    if ".." in own.parts or not own.is_relative_to(mounted):
+        return PurePosixPath()
+    return own.relative_to(mounted)
+
+
+def _unescaped(field: str) -> str:
+    r"""Undo the kernel's escapes of blanks and the like, such as ``\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def _lines(path: Path) -> list[str]:
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return []
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Read a file of lines such as ``name 5`` or ``Name:  5 kB``."""
+    words = [line.split() for line in _lines(path)]
+    return {name: int(value) for name, value, *_ in (entry for entry in words if len(entry) > 1) if value.isdigit()}
+
+
+def _value(*paths: Path) -> int | None:
+    """Read the number in the first of these files that is there; None for "max"."""
+    for path in paths:
+        for line in _lines(path)[:1]:
+            return _number(line)
+    return None
+
+
+def _number(text: str) -> int | None:
+    with suppress(ValueError):
+        return int(text)
+    return None

@@ -17,15 +17,15 @@ import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
-from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
-from torch_table_loader.engine.memory import available_memory
-from torch_table_loader.engine.store_url import local_path, store_url
+from torch_table_loader.engine.machine import available_memory, ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
 from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.fingerprint import content_key
+from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.read_ahead import LEAST_ROWS
@@ -35,7 +35,6 @@ from torch_table_loader.store.spec import StoreSpec
 from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.store_url import StoreUrl
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
@@ -72,6 +71,36 @@ class _InFiles:
     place: Path
     chunks: Chunks
     spec: StoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A store's folder behind a URL.
+
+    Args:
+        storage: where it is.
+        root: the folder there.
+    """
+
+    storage: FileStorage
+    root: str
+
+    @property
+    def shown(self) -> str:
+        """The URL as messages may show it."""
+        return self.storage.shown(self.root)
+
+    def check_writable(self) -> None:
+        """Refuse a store that takes no files.
+
+        Raises:
+            ConfigError: with the command that builds the store elsewhere.
+        """
+        if self.storage.protocol in HTTP_PROTOCOLS:
+            raise ConfigError(
+                f"there is no whole row store at {self.shown}, and it cannot be written over {self.storage.protocol}; "
+                "build it with `torch-table-loader store build --store DIR`, and put the folder that this makes there"
+            )
 
 
 class RowStoreHandle:
@@ -114,7 +143,7 @@ class RowStoreHandle:
         self._memory = parse_bytes(options.row_store_memory)
         self._lanes = options.lanes
         self._threaded = options.worker_type == "thread" or options.num_workers == 0
-        self.url = store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
+        self.url = _store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
         """Where the store is kept for all machines, or None; `place` is then this machine's copy, if it built one."""
         self.note = ""
         """Why the store is not in memory, though the options let it be."""
@@ -142,7 +171,7 @@ class RowStoreHandle:
             check_memory(self.spec.num_bytes, self._room(ranks_on_this_node()))
             return None
         if options.row_store is not None:
-            return Path(local_path(options.row_store)).expanduser().absolute() / self.spec.name
+            return Path(_local_path(options.row_store)).expanduser().absolute() / self.spec.name
         if crosses and self.spec.num_bytes <= self._memory:
             try:
                 check_memory(self.spec.num_bytes, self._room(ranks_on_this_node()))
@@ -337,3 +366,33 @@ def crosses_by_fork(options: LoaderOptions, *, fork_safe: bool) -> bool:
     given = options.multiprocessing_context
     method = given if isinstance(given, str) else (given or multiprocessing).get_start_method()
     return bool(method == "fork")
+
+
+def _store_url(options: LoaderOptions, table_protocol: str | None, name: str) -> StoreUrl | None:
+    """Return behind which URL a store is; None where `row_store` names no URL.
+
+    Args:
+        options: the caller's; `storage_options` are used where the table is on the same kind of store, or local.
+        table_protocol: of the table's storage; None where it is not one protocol.
+        name: of the store.
+
+    Raises:
+        ConfigError: a URL that cannot be the folder of stores.
+    """
+    if options.row_store is None or options.row_store == "memory":
+        return None
+    address = parse_address(options.row_store)
+    if address.protocol == "file":
+        return None
+    if address.protocol in HTTP_PROTOCOLS and "?" in address.path:
+        raise ConfigError(
+            f"row_store must be the URL of a folder, got {address.shown} with a query; pass headers in storage_options"
+        )
+    same = table_protocol in (None, "file", address.protocol)
+    storage, root = open_storage(options.row_store, options.storage_options if same else None)
+    return StoreUrl(storage, f"{root.rstrip('/')}/{name}")
+
+
+def _local_path(row_store: str | os.PathLike[str]) -> str:
+    """Return the path of a ``file://`` URL; a path as it is."""
+    return parse_address(row_store).path if "://" in str(row_store) else str(row_store)

@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.engine.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.indexed_job import Items
 from torch_table_loader.engine.jobs.mixture_form import check_source_names, common_columns, places_of
 from torch_table_loader.engine.jobs.resolve import with_padding
-from torch_table_loader.engine.jobs.table_rows import TableRows
+from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableRows
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.state import MixtureState, check_mixture, write_mixture_state
 from torch_table_loader.engine.work.indexed_work import MixedStream, RowStream, SourceStream

@@ -14,9 +14,8 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.counting import LiveCounter
 from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
-from torch_table_loader.engine.progress import progress_bar
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.messages import did_you_mean, warn_caller
+from torch_table_loader.messages import did_you_mean, progress_bar, warn_caller
 from torch_table_loader.planning.global_batches import rank_batch_size
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,7 +13,6 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.arrow.reserved import ROW_ID
-from torch_table_loader.engine.exclusion_state import ExclusionState, warn_of_undone
 from torch_table_loader.engine.jobs.indexed_job import Items
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, with_padding
 from torch_table_loader.engine.row_store import RowStoreHandle
@@ -21,6 +21,7 @@ from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
 from torch_table_loader.planning.keys import derive_key
@@ -37,6 +38,60 @@ if TYPE_CHECKING:
     from torch_table_loader.source.plan_cache import PlanCache
 
     Ints: TypeAlias = NDArray[np.int64]
+
+
+class ExclusionState:
+    """What was excluded, and what the epoch that runs began with."""
+
+    def __init__(self, versions: ExclusionVersions | None = None, epoch: int | None = None) -> None:
+        """Begin with nothing, or with what a state says of an epoch."""
+        versions = versions or ExclusionVersions()
+        self.newest = versions.newest
+        self._included = np.empty(0, dtype=np.int64)
+        self._running = (epoch, versions.running)
+        self._lock = threading.Lock()
+
+    def of(self, epoch: int) -> ExclusionVersions:
+        """Return what is excluded from an epoch: what it began with if it runs, else the newest."""
+        with self._lock:
+            began, running = self._running
+            return ExclusionVersions(running if began == epoch else self.newest, self.newest)
+
+    def begin(self, epoch: int, running: Exclusions) -> None:
+        """Note that an epoch runs."""
+        with self._lock:
+            self._running = (epoch, running)
+
+    def change(self, newest: Exclusions) -> None:
+        """Note what was asked for."""
+        with self._lock:
+            back = np.setdiff1d(self.newest.ids, newest.ids, assume_unique=True)
+            self._included = np.setdiff1d(np.union1d(self._included, back), newest.ids, assume_unique=True)
+            self.newest = newest
+
+    def undone_by(self, other: ExclusionState) -> tuple[int, int]:
+        """Count what was asked of this one and another does not have.
+
+        Args:
+            other: of a state.
+
+        Returns:
+            Rows that are excluded here and not there; rows that were included again here and are excluded there.
+        """
+        excluded = np.setdiff1d(self.newest.ids, other.newest.ids, assume_unique=True)
+        return len(excluded), len(np.intersect1d(self._included, other.newest.ids, assume_unique=True))
+
+    def apart(self) -> ExclusionState:
+        """Return another one with what is excluded now; each is changed alone from there on."""
+        return ExclusionState(ExclusionVersions(self.newest, self.newest))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the lock out."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a lock of its own."""
+        vars(self).update(state, _lock=threading.Lock())
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +213,7 @@ class TableRows(Items):
     def warn_of_undone(self, other: Items, where: str = "") -> None:
         """Warn of what was excluded or included here and is not in what a state brings."""
         if isinstance(other, TableRows):
-            warn_of_undone(self.exclusions, other.exclusions, where)
+            _warn_of_undone(self.exclusions, other.exclusions, where)
 
     def exclude(self, row_ids: Any) -> Exclusions:
         """Return the exclusions with some rows more."""
@@ -235,3 +290,22 @@ class TableRows(Items):
         present = places < len(kept)
         present[present] = kept[places[present]] == ids[present]
         return places[present]
+
+
+def _warn_of_undone(here: ExclusionState, loaded: ExclusionState, where: str = "") -> None:
+    """Warn that a state which is loaded undoes calls of `exclude` and `include`.
+
+    Args:
+        here: what was asked before.
+        loaded: what the state says, which holds from now on.
+        where: of what the rows are, for the message.
+    """
+    back, gone = here.undone_by(loaded)
+    if not back and not gone:
+        return
+    changes = [f"{back} rows{where} that were excluded here are in again"] if back else []
+    changes += [f"{gone} rows{where} that were included again here are out again"] if gone else []
+    warn_caller(
+        f"the state that was loaded brings its own exclusions: {', '.join(changes)}; call exclude() and include() "
+        "after load_state_dict() for what is to hold in the epochs to come"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,27 @@ def test_public_names_are_sorted_and_there() -> None:
 
 def test_every_room_that_exists_has_a_level() -> None:
     assert {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} <= set(LEVELS)
+
+
+def rooms_of(root: Path) -> dict[str, int]:
+    """Return the rooms that exist, by the name that the design gives them: modules beside the folders, and folders."""
+    modules = {path.stem: level_of(path.stem) for path in root.glob("*.py") if path.stem != "__init__"}
+    folders = [path.parent.relative_to(root).as_posix() for path in root.glob("*/**/__init__.py")]
+    return modules | {f"{folder}/": level_of(folder.partition("/")[0]) for folder in folders}
+
+
+def test_the_design_names_every_room_that_exists_and_none_that_does_not() -> None:
+    page = (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    named = {name: int(level) for name, level in re.findall(r"^\| `([a-z_/]+)` \| (\d) \|", page, flags=re.MULTILINE)}
+    assert named == rooms_of(ROOT)
+    files = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", page))
+    assert files
+    assert [name for name in sorted(files) if not (ROOT / name).exists() and not (ROOT.parent / name).exists()] == []
+
+
+def test_a_file_name_stands_once_in_the_package() -> None:
+    names = [path.name for path in ROOT.glob("**/*.py") if path.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_all_of_the_package_is_read() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from torch_table_loader.contracts import SnapshotSource
 from torch_table_loader.records import DataFile
-from torch_table_loader.testing.rules import blaming, pickled, require
+from torch_table_loader.testing.rules import contract_errors, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
@@ -29,7 +29,7 @@ def check_source(source: Source, *, opened: int = 16) -> None:
         ContractError: names the rule and the file.
     """
     who = type(source).__name__
-    with blaming(who, "must list its files, but raised"):
+    with contract_errors(who, "must list its files, but raised"):
         files = list(source.files)
         require(files == list(source.files), f"{who} must list the same files in the same order each time")
     for file in files:
@@ -40,7 +40,7 @@ def check_source(source: Source, *, opened: int = 16) -> None:
         list(pickled(source, who).files) == files, f"{who} must list the same files in the same order after pickling"
     )
     for file in files[:opened]:
-        with blaming(who, f"lists {file.name!r}, which its storage must open, but that raised"):
+        with contract_errors(who, f"lists {file.name!r}, which its storage must open, but that raised"):
             version = source.storage.version(file.path)
             source.storage.open(file.path).close()
         require(
@@ -74,5 +74,5 @@ def _check_partitions(who: str, files: list[DataFile], schema: Any, *, changes: 
         )
         for name, value in file.partition:
             doing = f"{file.name!r} must have a {schema.field(name).type} in partition column {name!r}, got {value!r}"
-            with blaming(who, doing):
+            with contract_errors(who, doing):
                 pa.scalar(value, type=schema.field(name).type)

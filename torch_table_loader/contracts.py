@@ -47,7 +47,7 @@ class RenewingStorage(Storage, Protocol):
     """A storage whose credentials end, and that knows where to get others."""
 
     def renew(self, error: BaseException) -> bool:
-        """Take fresh credentials, if an error says that the store refused those in use.
+        """Renew the credentials, if an error says that the store refused those in use.
 
         Args:
             error: what reading from an open file raised.
@@ -244,7 +244,7 @@ class FormatReader(Protocol):
         ...
 
     def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
-        """Say for each row group whether any row can pass; True where statistics cannot decide.
+        """Return for each row group whether any row can pass; True where statistics cannot decide.
 
         Args:
             file: which, with its partition values.
@@ -255,7 +255,7 @@ class FormatReader(Protocol):
         ...
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
-        """Name those of `columns` in which the statistics of a kept row group prove a null."""
+        """Return those of `columns` in which the statistics of a kept row group prove a null."""
         ...
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
@@ -272,7 +272,7 @@ class NullProvingReader(FormatReader, Protocol):
     """A format reader whose statistics can also prove that there is no null."""
 
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
-        """Name those of `columns` in which the statistics prove that no kept row group has a null."""
+        """Return those of `columns` in which the statistics prove that no kept row group has a null."""
         ...
 
 

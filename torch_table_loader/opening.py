@@ -26,7 +26,7 @@ class TimeTravel:
     """Opens a table at the snapshot of a state."""
 
     def __init__(self, source: TimeTravelSource, open_job: Callable[[Any], Job]) -> None:
-        """Remember how a table is opened.
+        """Keep how a table is opened.
 
         Args:
             source: the table at any snapshot.

@@ -96,7 +96,7 @@ class NodeLocal:
 def home_nodes(
     sizes: tuple[tuple[str, int], ...], num_ranks: int, ranks_per_node: int, slack_percent: int
 ) -> tuple[int, ...]:
-    """Find each file's node.
+    """Return each file's node.
 
     Args:
         sizes: ``(path, rows)`` of each file.
@@ -147,7 +147,7 @@ def _split(piece: Piece, skip: int = 0, take: int | None = None) -> Split:
 
 
 def _cut(line: Sequence[Piece], ends: NDArray[np.int64], start: int, stop: int) -> list[Split]:
-    """Take the rows [start, stop) of pieces laid end to end; piece i begins at ``ends[i]``."""
+    """Return the rows [start, stop) of pieces laid end to end; piece i begins at ``ends[i]``."""
     splits = []
     at = int(np.searchsorted(ends, start, side="right")) - 1
     while start < stop:

@@ -60,11 +60,11 @@ class NpyReader:
         return [True] * len(meta.group_rows)
 
     def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Name none: the format has no nulls."""
+        """Return none: the format has no nulls."""
         return frozenset()
 
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
-        """Name all (see `NullProvingReader`): batches are then not looked through for nulls."""
+        """Return all (see `NullProvingReader`): batches are then not looked through for nulls."""
         return frozenset(columns)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> NpyFile:
@@ -76,7 +76,7 @@ class NpyFile:
     """An open .npy file."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
-        """Take an open file and what its header says."""
+        """Keep an open file and what its header says."""
         self._source = source
         self._file = file
         self._group_rows = meta.group_rows

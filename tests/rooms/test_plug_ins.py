@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from tests.rooms.plug_ins import (
 )
 from torch_table_loader import ConfigError, DataFile, ResumeError, StructuredDataset, TableError
 from torch_table_loader.cli.main import main
+from torch_table_loader.opening import agreed_source
 from torch_table_loader.read.formats import FORMATS, format_names
-from torch_table_loader.testing import check_format_reader, check_source, check_storage, stored_files
+from torch_table_loader.testing import ContractError, check_format_reader, check_source, check_storage, stored_files
 
 SERVED: dict[str, dict[str, Any]] = {
     "threads": {},
@@ -271,6 +272,60 @@ def test_a_state_of_another_snapshot_is_refused_where_one_was_chosen(table: Path
     with pytest.raises(ResumeError, match="snapshot 3, which cannot be read: snapshot 3 has expired"):
         expired.load_state_dict(state)
     assert sorted(delivered(expired)) == list(range(55))
+
+
+@dataclass(frozen=True)
+class Forgetful(Catalog):
+    def at_snapshot(self, snapshot_id: int) -> Catalog:
+        return super().at_snapshot(snapshot_id + 1)
+
+
+@dataclass(frozen=True)
+class Unnamed(Catalog):
+    @property
+    def fingerprint(self) -> str:
+        return "mine"
+
+
+def test_faulty_sources_of_snapshots_are_refused(table: Path) -> None:
+    folder = str(scrambled(table))
+    for source, message in (
+        (Forgetful(folder, 3), "Forgetful must be the same at its own snapshot 3"),
+        (Catalog(folder, 5, lost=frozenset({5})), "must open its own snapshot 5, but at_snapshot raised.*expired"),
+        (Unnamed(folder, 3), "a fingerprint of 64 hexadecimal digits, got 'mine'"),
+        (replace_format(listed(table), "figures"), "'4.txt' in a format that cannot be read: ConfigError: format must"),
+    ):
+        with pytest.raises(ContractError, match=message):
+            check_source(source)
+
+
+def replace_format(source: Listed, name: str) -> Listed:
+    files = tuple(replace(file, format=name, reader=None) for file in source.files)
+    return replace(source, files=files)
+
+
+@dataclass
+class RankZero:
+    """What rank 0 saw, for a rank that saw something else."""
+
+    snapshot_id: int = 0
+    names: tuple[str, ...] = ()
+
+    def common_value(self, name: str, value: Any) -> Any:
+        return self.snapshot_id
+
+    def common_files(self, files: Any) -> Any:
+        return tuple(file for file in files if file.name in self.names)
+
+
+def test_every_rank_reads_what_rank_0_sees(table: Path) -> None:
+    folder = str(scrambled(table))
+    newer: Any = agreed_source(Catalog(folder, 5), RankZero(snapshot_id=3))  # type: ignore[arg-type]
+    assert newer.snapshot_id == 3
+    source = Catalog(folder, 5)
+    plain = Listed(source.storage, source.files, source.partition_schema)
+    fewer = agreed_source(plain, RankZero(names=("1.txt", "3.txt")))  # type: ignore[arg-type]
+    assert [file.name for file in fewer.files] == ["1.txt", "3.txt"]
 
 
 def test_what_is_no_source_is_refused(table: Path) -> None:

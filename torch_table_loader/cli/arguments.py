@@ -67,7 +67,7 @@ def comma_separated(text: str) -> list[str]:
 
 
 def storage_option(text: str) -> tuple[str, Any]:
-    """Read ``name=text`` or ``name:=json``. What is wrong with it is said without the value.
+    """Read ``name=text`` or ``name:=json``. Errors do not show the value.
 
     >>> storage_option("region=eu-west-1"), storage_option("request_timeout:=10")
     (('region', 'eu-west-1'), ('request_timeout', 10))

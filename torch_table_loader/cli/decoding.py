@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -15,6 +15,8 @@ from torch_table_loader.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table
+
+Decoded: TypeAlias = "pa.Table | pa.RecordBatch"
 
 _FORMATS = {
     "orc": ds.OrcFileFormat,
@@ -28,10 +30,7 @@ _FORMATS = {
 
 
 def decode_row_groups(table: Table, columns: Sequence[str], threads: int) -> int:
-    """Decode every row group of Parquet files once, and drop it.
-
-    Each thread takes the next (file, row group) and reads it without pyarrow's own threads into a queue of two
-    tables, and the caller's thread drops what comes. No footer is read again.
+    """Decode every row group of Parquet files once, and drop it. No footer is read again.
 
     Args:
         table: of Parquet files.
@@ -41,7 +40,40 @@ def decode_row_groups(table: Table, columns: Sequence[str], threads: int) -> int
     Returns:
         The rows that came out.
     """
-    work = _Work(table, columns)
+    present = [[name for name in columns if name in meta.schema.names] for meta in table.metas]
+
+    def open_file(file: int) -> pq.ParquetFile:
+        footer = pq.read_metadata(pa.BufferReader(table.metas[file].footer))
+        return pq.ParquetFile(table.storage.open(table.files[file].path), metadata=footer)
+
+    def read(opened: pq.ParquetFile, file: int, group: int) -> pa.Table:
+        return opened.read_row_group(group, columns=present[file], use_threads=False)
+
+    groups = [(file, group) for file, meta in enumerate(table.metas) for group in range(len(meta.group_rows))]
+    return decode_on_threads(groups, open_file, read, threads)
+
+
+def decode_on_threads(
+    groups: Sequence[tuple[int, int]],
+    open_file: Callable[[int], pq.ParquetFile],
+    read: Callable[[pq.ParquetFile, int, int], Decoded],
+    threads: int,
+) -> int:
+    """Read row groups on threads, and drop what comes.
+
+    Each thread takes the next (file, row group) and reads it, without pyarrow's own threads, into a queue of two
+    tables. The caller's thread drops what comes.
+
+    Args:
+        groups: number of the file and of the row group.
+        open_file: opens a file for one thread.
+        read: reads a row group of an open file: takes the file, its number and the row group's.
+        threads: how many read.
+
+    Returns:
+        The rows that came out.
+    """
+    work = _Work(groups, open_file, read)
     workers = [threading.Thread(target=work.run, daemon=True) for _ in range(threads)]
     for worker in workers:
         worker.start()
@@ -55,7 +87,7 @@ def decode_row_groups(table: Table, columns: Sequence[str], threads: int) -> int
         else:
             rows += item.num_rows
     for worker in workers:
-        worker.join()
+        worker.join()  # a thread that Python's end kills inside pyarrow aborts the process
     if failure is not None:
         raise failure
     return rows
@@ -88,14 +120,17 @@ def scan(table: Table, columns: Sequence[str]) -> int:
 class _Work:
     """The (file, row group) pairs that are left, and the queue of what was decoded."""
 
-    def __init__(self, table: Table, columns: Sequence[str]) -> None:
-        self._table = table
-        self._columns = [[name for name in columns if name in meta.schema.names] for meta in table.metas]
-        self._left = iter(
-            [(file, group) for file, meta in enumerate(table.metas) for group in range(len(meta.group_rows))]
-        )
+    def __init__(
+        self,
+        groups: Sequence[tuple[int, int]],
+        open_file: Callable[[int], pq.ParquetFile],
+        read: Callable[[pq.ParquetFile, int, int], Decoded],
+    ) -> None:
+        self._open = open_file
+        self._read = read
+        self._left = iter(groups)
         self._taking = threading.Lock()
-        self.ready: Queue[pa.Table | BaseException | None] = Queue(2)
+        self.ready: Queue[Decoded | BaseException | None] = Queue(2)
 
     def run(self) -> None:
         """Decode until nothing is left; None in the queue ends it."""
@@ -105,17 +140,12 @@ class _Work:
                 file, group = taken
                 if file not in opened:
                     opened = {file: self._open(file)}
-                columns = self._columns[file]
-                self.ready.put(opened[file].read_row_group(group, columns=columns, use_threads=False))
+                self.ready.put(self._read(opened[file], file, group))
         except BaseException as error:  # noqa: BLE001 the caller's thread raises it
             self._left = iter(())
             self.ready.put(error)
         finally:
             self.ready.put(None)
-
-    def _open(self, file: int) -> pq.ParquetFile:
-        footer = pq.read_metadata(pa.BufferReader(self._table.metas[file].footer))
-        return pq.ParquetFile(self._table.storage.open(self._table.files[file].path), metadata=footer)
 
     def _take(self) -> tuple[int, int] | None:
         with self._taking:

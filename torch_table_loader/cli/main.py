@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line and show no login, whatever was mistyped."""
 
     def __init__(self, **settings: Any) -> None:
-        """Take options by their full names alone."""
+        """Accept options by their full names alone."""
         super().__init__(**{"allow_abbrev": False, **settings})
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     typed = make_parser().parse_args(arguments)
     try:
-        with said_in_one_line(always=not typed.debug):
+        with warnings_in_one_line(always=not typed.debug):
             typed.run(typed)
             sys.stdout.flush()
     except TableLoaderError as error:
@@ -84,7 +84,7 @@ def make_parser() -> Parser:
 
 
 @contextmanager
-def said_in_one_line(*, always: bool) -> Iterator[None]:
+def warnings_in_one_line(*, always: bool) -> Iterator[None]:
     """Print warnings of the library as one line each, without the source line that Python adds."""
     with warnings.catch_warnings():
         if always:

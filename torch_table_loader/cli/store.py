@@ -157,12 +157,12 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
     if typed.engine is None:
         _plan_share(keywords, _share_of_this_rank(keywords))
         store = _open(keywords, show_progress=typed.progress)
-        said = []
+        builders = []
     else:
         with ray_cluster(typed.address) as cluster:
-            said = _plan_over(cluster, keywords)
+            builders = _plan_over(cluster, keywords)
             store = _open(keywords, show_progress=typed.progress)
-            said += _build_over(cluster, store)
+            builders += _build_over(cluster, store)
     store.rows()
     assert store.place is not None  # noqa: S101 a folder was named
     manifest = read_manifest(store.place)
@@ -171,9 +171,9 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
         return
     seconds, chunks = time.perf_counter() - began, len(manifest.parts)
     if typed.engine is None:
-        said = [f"this process built {len(store.built)} of {chunks} chunks"]
+        builders = [f"this process built {len(store.built)} of {chunks} chunks"]
     first = f"{store.spec.name}: {manifest.num_rows:,} rows, {manifest.num_bytes:,} bytes, {seconds:.1f} s"
-    print("\n  ".join([first, *said]), flush=True)
+    print("\n  ".join([first, *builders]), flush=True)
 
 
 def _open(keywords: Keywords, *, show_progress: bool) -> RowStoreHandle:
@@ -181,14 +181,14 @@ def _open(keywords: Keywords, *, show_progress: bool) -> RowStoreHandle:
 
 
 def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
-    """Have the plan cache know some of a table's files; give their number."""
+    """Fill the plan cache with some of a table's files; return their number."""
     if names:
         StructuredDataset(**{**keywords, "files": names})
     return len(names)
 
 
 def _names(keywords: Keywords) -> list[str]:
-    """Name the files of the table, where there is a plan cache that could keep what is read of them."""
+    """Return the names of the table's files, where there is a plan cache that could keep what is read of them."""
     if "plan_cache" not in keywords:
         return []
     source = PathSource.open(
@@ -203,7 +203,7 @@ def _names(keywords: Keywords) -> list[str]:
 
 
 def _share_of_this_rank(keywords: Keywords) -> list[str]:
-    """Name the files that this rank plans first; when it comes to the others, their ranks are done with them."""
+    """Return the names of files that this rank plans first; other ranks plan the others meanwhile."""
     ranks = resolve_ranks(LoaderOptions(num_ranks="auto"))
     return _names(keywords)[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
 

@@ -146,7 +146,7 @@ class Table:
         in_parallel(check, range(len(self.files)))
 
     def null_free(self, columns: Sequence[str]) -> frozenset[str]:
-        """Name those of some columns in which statistics prove that there is no null in what is read."""
+        """Return those of some columns in which statistics prove that there is no null in what is read."""
         free = frozenset() if self.estimated else frozenset(columns)
         for index, file in enumerate(self.files if free else ()):
             reader, kept = reader_of(file), self._kept_groups(index)
@@ -164,7 +164,7 @@ class Table:
         return kept
 
     def _in_file(self, index: int, columns: Sequence[str]) -> list[str]:
-        """Name the columns of which a file's statistics speak under the table's own names."""
+        """Return the columns that a file's statistics have under the table's own names."""
         file, meta = self.files[index], self.metas[index]
         if file.columns is None:
             return list(columns)
@@ -173,7 +173,7 @@ class Table:
 
 @contextmanager
 def _naming(storage: Storage, file: DataFile) -> Iterator[None]:
-    """Name a file in errors of its reader, which does not know the name when it looks at a footer that is held."""
+    """Add a file's name to errors of its reader, which does not know it when it looks at a footer in memory."""
     try:
         with reading(storage, file):
             yield
@@ -198,7 +198,7 @@ class Inspector:
     cache: PlanCache | None
 
     def __call__(self, file: DataFile) -> FileMeta:
-        """Take the footer of a file from the cache, or read it; compare its rows with the table's metadata."""
+        """Return the footer of a file, from the cache or the file; compare its rows with the table's metadata."""
         entry = None if self.cache is None else self.cache.get(file)
         meta = self.read(file) if entry is None else entry.meta
         check_rows(file, meta)
@@ -282,7 +282,7 @@ def _estimate(
         check_filter(filters, snapshot.schema)
     layout = _lay_out(files, list(map(estimated_groups, files)), None, deletes, split_deletes=split_deletes)
     metas = LazyFooters(files, inspect)
-    # Nobody will open a file that is said to be empty: only here it is noticed if it is not.
+    # A file without rows is never opened later: only here it is noticed if it has some.
     in_parallel(metas.__getitem__, [index for index, file in enumerate(files) if file.num_rows == 0])
     return _snapshot_table(snapshot, layout, metas, deletes)
 
@@ -290,8 +290,17 @@ def _estimate(
 def _snapshot_table(
     snapshot: SnapshotSource, layout: TableLayout, metas: tuple[FileMeta, ...] | LazyFooters, deletes: Deletes
 ) -> Table:
-    said = (snapshot.fingerprint, deletes, snapshot.snapshot_id, snapshot.description, tuple(snapshot.notes))
-    return Table(snapshot.storage, layout, metas, snapshot.schema, *said)
+    return Table(
+        snapshot.storage,
+        layout,
+        metas,
+        snapshot.schema,
+        snapshot.fingerprint,
+        deletes,
+        snapshot.snapshot_id,
+        snapshot.description,
+        tuple(snapshot.notes),
+    )
 
 
 def _lay_out(
@@ -323,7 +332,7 @@ def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta]
 
 
 def _live(file: DataFile, group_rows: tuple[int, ...], deletes: Deletes) -> Sequence[int]:
-    """Count the rows that position deletes leave in each row group; −1 where keys are deleted too."""
+    """Return the rows that position deletes leave in each row group; −1 where keys are deleted too."""
     if not file.deletes:
         return group_rows
     if any(delete.kind == "equality" for delete in file.deletes):
@@ -344,7 +353,7 @@ def _inspect(files: Sequence[DataFile], inspect: Inspector) -> tuple[FileMeta, .
 
 
 def _sharing_schemas(files: Sequence[DataFile], metas: Sequence[FileMeta], storage: Storage) -> tuple[FileMeta, ...]:
-    """Let files of equal schemas hold one schema, of which a table with many files then needs little memory."""
+    """Return metadata in which files of equal schemas share one, so that a table of many files needs little memory."""
     distinct: list[pa.Schema] = []
     shared: list[FileMeta] = []
     for file, meta in zip(files, metas, strict=True):

@@ -57,7 +57,7 @@ def shown(protocol: str, path: str) -> str:
 
 
 def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
-    """Find out where a path or URL points. Opens nothing.
+    """Return where a path or URL points. Opens nothing.
 
     Args:
         path_or_url: a local path, absolute or relative to the working directory, or any fsspec URL.

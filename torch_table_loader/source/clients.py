@@ -88,7 +88,7 @@ class Client(ABC):
 
     @abstractmethod
     def stat(self, path: str) -> Found:
-        """Ask for one path. Raises FileNotFoundError."""
+        """Return what is at one path. Raises FileNotFoundError."""
 
     @abstractmethod
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
@@ -220,7 +220,7 @@ class FsspecClient(Client):
             return pa.PythonFile(self.native.open(path, "rb", **self._open_options), mode="r")
 
     def stat(self, path: str) -> Found:
-        """Ask for one path, past the cache of listings."""
+        """Return what is at one path, past the cache of listings."""
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
             return Found(path, None)
         with _with_http_failures(self._protocol):
@@ -360,7 +360,7 @@ def _unstable_devices() -> frozenset[int]:
 
 @cache
 def _machine() -> str:
-    """Name this machine, or container, until it starts again."""
+    """Return a name of this machine, or container, that holds until it starts again."""
     try:
         boot = _BOOT.read_text().strip()
     except OSError:

@@ -102,7 +102,7 @@ def named_files(
     partitioning: str | None = None,
     schema: pa.Schema | None = None,
 ) -> FileSource:
-    """Look up files by name in a storage of the caller's, which cannot list.
+    """Return the files of those names in a storage of the caller's, which cannot list.
 
     Args:
         storage: where they are.
@@ -319,7 +319,7 @@ def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str)
 
 
 def _versions(storage: Storage, paths: Sequence[str]) -> list[Found]:
-    """Look up files that are named; their order stays."""
+    """Return named files with their versions, in the same order."""
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         versions: list[FileVersion] = list(pool.map(storage.version, paths))
     return [Found(path, version) for path, version in zip(paths, versions, strict=True) if version.num_bytes]

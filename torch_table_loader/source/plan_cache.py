@@ -54,10 +54,10 @@ class PlanCache:
     """Entries of data files in a directory on any file system, each written whole.
 
     An entry is found under a hash of where the file is, its name, format, size, mtime and etag (of a file that the
-    table's format says nobody writes again, size alone), and carries a checksum: a torn or foreign one is not used,
+    table's format promises not to write again, size alone), and carries a checksum: a torn or foreign one is not used,
     and is replaced when the file has been read again. So is one that this machine wrote of a local file with another
-    inode or ctime. A cache that does not answer costs time and never an error; it
-    is said once, as a warning of this module's logger. Beside the entries lie notes: bytes by a key of the caller's.
+    inode or ctime. A cache that does not answer costs time and is never an error;
+    this module's logger warns of it once. Beside the entries lie notes: bytes by a key of the caller's.
 
     Args:
         storage: the cache's.
@@ -69,11 +69,11 @@ class PlanCache:
     storage: FileStorage
     root: str
     scope: str = ""
-    _said: set[str] = field(default_factory=set, init=False, repr=False, compare=False, hash=False)
+    _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False, hash=False)
 
     @classmethod
     def open(cls, url: str, storage_options: Mapping[str, Any] | None = None, scope: str = "") -> PlanCache:
-        """Name a cache directory; it need not exist. Connects to nothing. Raises as `open_storage`."""
+        """Return the cache of a directory, which need not exist. Connects to nothing. Raises as `open_storage`."""
         storage, root = open_storage(url, storage_options)
         return cls(storage, root.rstrip("/"), scope)
 
@@ -85,7 +85,7 @@ class PlanCache:
             return None
         found = _decode(data, key)
         if found is None:
-            self._say("torn", f"an entry of the plan cache is torn or foreign and is written anew: {file.name}")
+            self._warn("torn", f"an entry of the plan cache is torn or foreign and is written anew: {file.name}")
             return None
         entry, local = found
         return entry if same_local(local, file.version.local) else None
@@ -139,14 +139,14 @@ class PlanCache:
         except TableError:  # there is none
             return None
         except StorageError as error:
-            self._say("read", f"the plan cache cannot be read and is not used: {error}")
+            self._warn("read", f"the plan cache cannot be read and is not used: {error}")
             return None
 
     def _write(self, key: bytes, data: bytes) -> None:
         try:
             self.storage.write_bytes(self._path(key), data)
         except (StorageError, TableError) as error:
-            self._say("write", f"the plan cache cannot be written and stays as it is: {error}")
+            self._warn("write", f"the plan cache cannot be written and stays as it is: {error}")
 
     def _key(self, file: DataFile) -> bytes | None:
         """Hash what tells this file from any other; a store that gives neither time nor tag cannot tell."""
@@ -157,15 +157,15 @@ class PlanCache:
         identity = [self.scope, file.path.partition("?")[0], file.name, file.format]
         if file.reader is not None:  # its settings are a part of what it says of a file
             identity.append(hashlib.sha256(pickle.dumps(file.reader)).hexdigest())
-        told = [version.num_bytes, version.mtime_ns, version.etag]
-        return hashlib.sha256(json.dumps([*identity, *told]).encode("utf-8")).digest()
+        facts = [version.num_bytes, version.mtime_ns, version.etag]
+        return hashlib.sha256(json.dumps([*identity, *facts]).encode("utf-8")).digest()
 
     def _path(self, key: bytes) -> str:
         return f"{self.root}/_{key.hex()}.plan"  # hidden, should the cache lie inside a table
 
-    def _say(self, what: str, message: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
             _log.warning("%s", message)
 
 

@@ -179,7 +179,7 @@ def _agree(shared: dict[str, Any], canonical: str, value: Any, name: str) -> Non
 
 
 def _config(config: Mapping[str, Any], arrow: dict[str, Any], s3fs: dict[str, Any], *, path_style: bool) -> None:
-    """Take from botocore's config what pyarrow can do; if anything remains, all of it goes to s3fs."""
+    """Set what pyarrow can do of botocore's config; if anything remains, all of it goes to s3fs."""
     style = config.get("s3", {}).get("addressing_style", "auto")
     style_known = style in {"auto", "virtual"} or (style == "path" and path_style)
     rest = {key for key in config if key not in {"s3", "signature_version"}}
@@ -191,7 +191,7 @@ def _config(config: Mapping[str, Any], arrow: dict[str, Any], s3fs: dict[str, An
 
 
 def _endpoint(endpoint: str | None, scheme: str | None, use_ssl: bool | None) -> tuple[str | None, str | None, str]:
-    """Give scheme, host with port, and the path behind them."""
+    """Return scheme, host with port, and the path behind them."""
     if scheme is None and use_ssl is not None:
         scheme = "https" if use_ssl else "http"
     if endpoint is None:
@@ -250,7 +250,7 @@ class ArrowS3Client(Client):
         return self.native.open_input_file(path)
 
     def stat(self, path: str) -> Found:
-        """Ask with one HEAD request (and a listing where that finds nothing)."""
+        """Send one HEAD request (and a listing where that finds nothing)."""
         info = self.native.get_file_info(path)
         if info.type == arrow_fs.FileType.NotFound:
             raise FileNotFoundError(path)
@@ -354,7 +354,7 @@ def proxy_of(url: str) -> dict[str, Any] | None:
 
 
 def region_through_proxy(bucket: str) -> str | None:
-    """Ask AWS for the region of a bucket, through the proxy that the environment names."""
+    """Return what AWS says of the region of a bucket, asked through the proxy that the environment names."""
     request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
     opener = urllib.request.build_opener()  # urlopen keeps the proxies of its first call
     try:
@@ -400,7 +400,7 @@ def _parsed(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, Mapping[str,
 
 
 def _normal(section: str) -> str:
-    """Take quotes and spare spaces out of a section's name.
+    """Return a section's name without quotes and spare spaces.
 
     >>> _normal('profile "dev"')
     'profile dev'

@@ -93,13 +93,13 @@ class FileStorage:
             return self._client(path).open(path)
 
     def version(self, path: str) -> FileVersion:
-        """Ask for size, time and tag as they are now. Raises as `open` does."""
+        """Return size, time and tag as they are now. Raises as `open` does."""
         with self._own_errors(path):
             found = self._client(path).stat(path)
         return found._replace(path=self.shown(path)).file_version()
 
     def stat(self, path: str) -> Found | None:
-        """Ask what is at a path: a file, a directory, or nothing (None)."""
+        """Return what is at a path: a file, a directory, or nothing (None)."""
         with self._own_errors(path):
             try:
                 return self._client(path).stat(path)
@@ -193,19 +193,20 @@ class FileStorage:
                 f"{shown}: expected a file, found none; restore it, or make a new loader, which lists the table again",
                 shown,
             )
-        said = f"{type(error).__name__}: {self._scrub(str(error), path)}"
+        details = f"{type(error).__name__}: {self._scrub(str(error), path)}"
         if kind is AccessRefusedError:
             return AccessRefusedError(
-                f"{shown}: the store refuses access ({said}); grant it, or pass credentials in storage_options", shown
+                f"{shown}: the store refuses access ({details}); grant it, or pass credentials in storage_options",
+                shown,
             )
         if kind is StorageTimeoutError:
             return StorageTimeoutError(
-                f"{shown}: the store did not answer in time ({said}); check the network and the endpoint in "
+                f"{shown}: the store did not answer in time ({details}); check the network and the endpoint in "
                 "storage_options",
                 shown,
             )
         return kind(
-            f"{shown}: the store did not do what was asked: {said}; "
+            f"{shown}: the store did not do what was asked: {details}; "
             "check the path, the network, and endpoint and credentials in storage_options"
         )
 

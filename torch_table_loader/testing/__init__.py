@@ -10,7 +10,7 @@ def test_contract() -> None:
 Each check returns nothing, or raises `ContractError` and says which rule was broken, and where.
 """
 
-from torch_table_loader.testing.readers import check_format_reader, stored_files
+from torch_table_loader.testing.format_readers import check_format_reader, stored_files
 from torch_table_loader.testing.rules import ContractError
 from torch_table_loader.testing.sources import check_source
 from torch_table_loader.testing.split_strategies import check_split_strategy

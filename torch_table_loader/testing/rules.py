@@ -30,7 +30,7 @@ def require(holds: object, rule: str) -> None:
 
 
 @contextmanager
-def blaming(who: str, doing: str) -> Iterator[None]:
+def contract_errors(who: str, doing: str) -> Iterator[None]:
     """Turn whatever the plug-in raises inside the block into a ContractError that says what it was doing."""
     try:
         yield

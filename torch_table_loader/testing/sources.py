@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from torch_table_loader.contracts import SnapshotSource
+from torch_table_loader.contracts import SnapshotSource, TimeTravelSource
+from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import DataFile
-from torch_table_loader.testing.rules import blaming, pickled, require
+from torch_table_loader.testing.rules import contract_errors, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
@@ -19,7 +21,8 @@ def check_source(source: Source, *, opened: int = 16) -> None:
 
     It must pickle, list files in an order that stays, under names that are unique and relative, with the version that
     its storage says, and give each file exactly the partition columns of its schema, of their types; a source of
-    snapshots, whose partitioning may have changed since a file was written, some of them.
+    snapshots, whose partitioning may have changed since a file was written, some of them. Its formats must be known.
+    A source that can open other snapshots must open its own alike.
 
     Args:
         source: the source, of a table that nobody changes meanwhile.
@@ -29,24 +32,43 @@ def check_source(source: Source, *, opened: int = 16) -> None:
         ContractError: names the rule and the file.
     """
     who = type(source).__name__
-    with blaming(who, "must list its files, but raised"):
+    with contract_errors(who, "must list its files, but raised"):
         files = list(source.files)
         require(files == list(source.files), f"{who} must list the same files in the same order each time")
     for file in files:
         require(isinstance(file, DataFile), f"{who} must list DataFiles, got {type(file).__name__}")
     _check_names(who, files)
+    for file in {file.format: file for file in files}.values():
+        with contract_errors(who, f"lists {file.name!r} in a format that cannot be read"):
+            reader_of(file)
     _check_partitions(who, files, source.partition_schema, changes=isinstance(source, SnapshotSource))
     require(
         list(pickled(source, who).files) == files, f"{who} must list the same files in the same order after pickling"
     )
+    if isinstance(source, SnapshotSource):
+        _check_snapshot(who, source, files)
     for file in files[:opened]:
-        with blaming(who, f"lists {file.name!r}, which its storage must open, but that raised"):
+        with contract_errors(who, f"lists {file.name!r}, which its storage must open, but that raised"):
             version = source.storage.version(file.path)
             source.storage.open(file.path).close()
         require(
             file.version.holds(version),
             f"{who} lists {file.name!r} with {file.version}, but its storage says {version}; take both from one place",
         )
+
+
+def _check_snapshot(who: str, source: SnapshotSource, files: list[DataFile]) -> None:
+    """Check what identifies a snapshot, and that a source which can open others opens its own alike."""
+    require(
+        re.fullmatch("[0-9a-f]{64}", str(source.fingerprint)),
+        f"{who} must have a fingerprint of 64 hexadecimal digits, got {source.fingerprint!r}",
+    )
+    if not isinstance(source, TimeTravelSource) or source.snapshot_id is None:
+        return
+    with contract_errors(who, f"must open its own snapshot {source.snapshot_id}, but at_snapshot raised"):
+        again = source.at_snapshot(source.snapshot_id)
+        same = again.snapshot_id == source.snapshot_id and again.fingerprint == source.fingerprint
+        require(same and list(again.files) == files, f"{who} must be the same at its own snapshot {source.snapshot_id}")
 
 
 def _check_names(who: str, files: list[DataFile]) -> None:
@@ -74,5 +96,5 @@ def _check_partitions(who: str, files: list[DataFile], schema: Any, *, changes: 
         )
         for name, value in file.partition:
             doing = f"{file.name!r} must have a {schema.field(name).type} in partition column {name!r}, got {value!r}"
-            with blaming(who, doing):
+            with contract_errors(who, doing):
                 pa.scalar(value, type=schema.field(name).type)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch_table_loader.planning.cutting import as_layout
 from torch_table_loader.planning.splits import SplitTable
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
-from torch_table_loader.testing.rules import ContractError, blaming, pickled, require
+from torch_table_loader.testing.rules import ContractError, contract_errors, pickled, require
 from torch_table_loader.testing.table_zoo import zoo
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def check_split_strategy(
 
 
 def _answers(strategy: Strategy, tables: Tables, worlds: Sequence[World]) -> dict[str, Answer]:
-    """Ask for everything; each answer by the place that a message names."""
+    """Return all answers, each by the place that a message names."""
     answers: dict[str, Answer] = {}
     for table, files in tables.items():
         layout = as_layout(list(files))
@@ -95,7 +95,7 @@ def _answers(strategy: Strategy, tables: Tables, worlds: Sequence[World]) -> dic
             answers |= _dealt(strategy, table, layout, world)
         if strategy.cuts:
             where = f"table {table!r}"
-            with blaming(strategy.name, f"on {where}"):
+            with contract_errors(strategy.name, f"on {where}"):
                 answers[where] = _normal(strategy.cut(layout), itertools.repeat(0))
     return answers
 
@@ -105,11 +105,11 @@ def _dealt(strategy: Strategy, table: str, layout: TableLayout, world: World) ->
     parts = []
     for rank in range(world.num_ranks):
         where = _where(table, world, rank)
-        with blaming(strategy.name, f"on {where}"):
+        with contract_errors(strategy.name, f"on {where}"):
             splits, lane_of = strategy.deal(layout, world.num_workers, world.epoch, world.num_ranks, rank)
         answers[where] = _normal(splits, lane_of.tolist())
         parts.append(splits)
-    with blaming(strategy.name, f"on {_where(table, world)}"):
+    with contract_errors(strategy.name, f"on {_where(table, world)}"):
         strategy.check_coverage(parts)
     return answers
 
@@ -125,7 +125,7 @@ def _check_input_is_left_alone(
     for world in worlds[:: max(1, len(worlds) - 1)] if not strategy.cuts else [None]:
         given = copy.deepcopy(list(files))
         where = f"table {table!r}" if world is None else _where(table, world, 0)
-        with blaming(strategy.name, f"on {where}"):
+        with contract_errors(strategy.name, f"on {where}"):
             if world is None:
                 splits = SplitTable.of(as_layout(list(files)), strategy.target(given), strategy.name)
                 same = _normal(splits, itertools.repeat(0)) == _normal(strategy.cut(splits.layout), itertools.repeat(0))
@@ -160,7 +160,7 @@ def _check_same(strategy: Strategy, expected: dict[str, Answer], found: dict[str
 
 
 def _answers_elsewhere(strategy: Strategy, tables: Tables, worlds: Sequence[World]) -> dict[str, Answer]:
-    """Ask a fresh Python, in which strings hash otherwise."""
+    """Return what a fresh Python answers, in which strings hash otherwise."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     environment["PYTHONHASHSEED"] = "1" if environment.get("PYTHONHASHSEED") == "0" else "0"

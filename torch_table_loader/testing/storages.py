@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from torch_table_loader.records import FileVersion
-from torch_table_loader.testing.rules import blaming, expecting_table_error, pickled, require
+from torch_table_loader.testing.rules import contract_errors, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -39,20 +39,20 @@ def check_storage(storage: Storage, path: str) -> None:
     for name in ("open", "version"):
         with expecting_table_error(who, f"{name} of a file that is not there", naming="is-not-there"):
             getattr(storage, name)(missing)
-    with blaming(who, "must serve several threads at once, but raised"), ThreadPoolExecutor(_THREADS) as pool:
+    with contract_errors(who, "must serve several threads at once, but raised"), ThreadPoolExecutor(_THREADS) as pool:
         read = list(pool.map(lambda _: _content(storage, path, who), range(2 * _THREADS)))
     require(read == [content] * len(read), f"{who} must give each of several threads the file, but bytes differ")
     require(
         _content(pickled(storage, who), path, who) == content, f"{who} must open the same file after it was pickled"
     )
     for turn in ("close", "a second close"):
-        with blaming(who, f"must open again after {turn}, but raised"):
+        with contract_errors(who, f"must open again after {turn}, but raised"):
             storage.close()
     require(_content(storage, path, who) == content, f"{who} must open the same file after close")
 
 
 def _content(storage: Storage, path: str, who: str) -> bytes:
-    with blaming(who, "must open and read the file, but raised"), storage.open(path) as handle:
+    with contract_errors(who, "must open and read the file, but raised"), storage.open(path) as handle:
         require(
             isinstance(handle, pa.NativeFile),
             f"{who} must open a pyarrow.NativeFile, got {type(handle).__name__}; wrap it: pa.PythonFile(it, mode='r')",
@@ -63,7 +63,7 @@ def _content(storage: Storage, path: str, who: str) -> bytes:
 def _check_random_access(storage: Storage, path: str, who: str, content: bytes) -> None:
     half = len(content) // 2
     with (
-        blaming(who, "must open for random access, but raised"),
+        contract_errors(who, "must open for random access, but raised"),
         storage.open(path) as one,
         storage.open(path) as other,
     ):
@@ -79,7 +79,7 @@ def _check_random_access(storage: Storage, path: str, who: str, content: bytes) 
 
 
 def _check_version(storage: Storage, path: str, who: str, size: int) -> None:
-    with blaming(who, "must say the file's version, but raised"):
+    with contract_errors(who, "must say the file's version, but raised"):
         version, again = storage.version(path), storage.version(path)
     require(isinstance(version, FileVersion), f"{who} must say a FileVersion, got {type(version).__name__}")
     require(version.num_bytes == size, f"{who}: version says {version.num_bytes} bytes, but it has {size}")

@@ -35,7 +35,7 @@ def data_file(
 
 
 def zoo() -> dict[str, list[DataFileInfo]]:
-    """Give fresh tables by name: as few files, rows and row groups as there can be, and many.
+    """Return fresh tables by name: as few files, rows and row groups as there can be, and many.
 
     >>> sorted(zoo())[:3]
     ['empty files', 'empty row groups', 'hive partitions']

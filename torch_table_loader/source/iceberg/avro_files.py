@@ -110,7 +110,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _holds(block: bytes, codec: str) -> int:
-    """Count the bytes of a block, decompressed, but not far beyond what is allowed."""
+    """Return the bytes of a block, decompressed; counting ends soon after what is allowed."""
     if codec == "snappy":
         value = shift = 0
         for byte in block[:5]:

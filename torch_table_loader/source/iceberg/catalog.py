@@ -86,7 +86,7 @@ class TableAddress:
         catalog_config: what pyiceberg's ``load_catalog`` takes; or the name of a catalog of ``.pyiceberg.yaml``; or a
             pyiceberg Catalog.
         metadata_location: a metadata.json, instead of a catalog.
-        location_override: prefixes of the metadata's paths, and what stands there now.
+        location_override: prefixes of the metadata's paths, and what replaces them.
         storage_options: for the file system; they win over the catalog's.
         credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
         allow_locations: URLs of other places where the table's files may lie.
@@ -117,7 +117,7 @@ class OpenTable:
 
 
 def open_table(at: TableAddress) -> OpenTable:
-    """Find a table.
+    """Return the table at an address.
 
     Args:
         at: where.
@@ -142,8 +142,8 @@ def open_table(at: TableAddress) -> OpenTable:
         return OpenTable(name, metadata, storage)
     found = table if isinstance(table, Table) else _from_catalog(table, catalog_config)
     # pyiceberg reads metadata of version 3, and refuses to write it: its base class does.
-    said = json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True))
-    metadata = TableMetadata(said, shown_url(found.metadata_location))
+    raw = json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True))
+    metadata = TableMetadata(raw, shown_url(found.metadata_location))
     provider = credentials or _reloading(table, catalog_config)
     location = found.metadata_location or metadata.location
     storage = IcebergStorage(location, {**_storage_properties(found), **given}, options, overrides, provider, allowed)
@@ -183,10 +183,10 @@ def _storage_properties(found: Table) -> dict[str, Any]:
     pyiceberg lets them win over the catalog's: whoever writes the metadata could name the endpoint to which requests
     go. What a REST catalog answers is its own word, and what a static table holds is the caller's.
     """
-    told = dict(found.io.properties)
+    merged = dict(found.io.properties)
     if isinstance(found.catalog, RestCatalog) or isinstance(found, StaticTable):
-        return told
-    own = {name: value for name, value in told.items() if name not in found.metadata.properties}
+        return merged
+    own = {name: value for name, value in merged.items() if name not in found.metadata.properties}
     return {**own, **found.catalog.properties}
 
 
@@ -228,11 +228,11 @@ def _loaded_table(catalog: Catalog, name: tuple[str, ...]) -> Table:
     except (ValueError, TypeError) as error:
         raise TableError(
             f"the catalog gives metadata for {'.'.join(name)!r} that pyiceberg does not read: "
-            f"{_told(error, catalog.properties)}"
+            f"{_error_text(error, catalog.properties)}"
         ) from None
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
         raise store_error_type(error, missing=StorageError)(
-            f"the catalog did not give the table {'.'.join(name)!r}: {_told(error, catalog.properties)}; "
+            f"the catalog did not give the table {'.'.join(name)!r}: {_error_text(error, catalog.properties)}; "
             "check that the name has two or more parts, the catalog's address, and the credentials"
         ) from None
 
@@ -267,7 +267,7 @@ def _loaded(name: str, properties: Mapping[str, Any]) -> Catalog:
         kinds = [kind.value for kind in CatalogType]
         kind = known.get("type", "of .pyiceberg.yaml")
         shown = kind if kind in (*kinds, "of .pyiceberg.yaml") else f"of an unknown type; known are {', '.join(kinds)}"
-        text = _told(error, {**known, "type-token": kind, "name-token": name})
+        text = _error_text(error, {**known, "type-token": kind, "name-token": name})
         if isinstance(error, ValueError | TypeError | KeyError):
             raise ConfigError(f"catalog_config does not make a catalog ({shown}): {text}") from None
         raise store_error_type(error, missing=StorageError)(f"the catalog ({shown}) does not answer: {text}") from None
@@ -312,12 +312,12 @@ def _missing(catalog: Catalog, parts: tuple[str, ...], error: Exception) -> str:
                 return f"the catalog has no namespace {space!r}; {the_nearest(space, sorted(known))}"
         names = [".".join(each) for each in catalog.list_tables(parts[:-1])]
     except Exception as other:  # noqa: BLE001 - some catalogs list nothing; the table is missing all the same
-        told = _told(error, catalog.properties)
-        return f"the catalog has no table {shown!r}: {told} (it lists none: {type(other).__name__})"
+        details = _error_text(error, catalog.properties)
+        return f"the catalog has no table {shown!r}: {details} (it lists none: {type(other).__name__})"
     return f"the catalog has no table {shown!r}; {the_nearest(shown, sorted(names))}"
 
 
-def _told(error: BaseException, properties: Mapping[str, Any]) -> str:
+def _error_text(error: BaseException, properties: Mapping[str, Any]) -> str:
     """Return what an error of a catalog says, without secrets; a pydantic one quotes the catalog's answer at length."""
     if isinstance(error, ValidationError):
         faults = error.errors(include_url=False, include_context=False, include_input=False)

@@ -11,7 +11,7 @@ from typing import Any
 from torch_table_loader.errors import TableError
 
 Check = Callable[[Any, str], Any]
-"""Takes a value and its place in the file, and returns the value."""
+"""A function of a value and its place in the file, which returns the value."""
 
 _LONG = 1 << 63
 _MOST_DEPTH = 64
@@ -36,7 +36,7 @@ def unfit(place: str, expected: str, value: Any) -> ValueError:
 
 
 def whole(value: Any, place: str, least: int = -_LONG, most: int = _LONG - 1) -> int:
-    """Take a whole number.
+    """Check a whole number.
 
     >>> whole(3, "a count", 0)
     3
@@ -49,7 +49,7 @@ def whole(value: Any, place: str, least: int = -_LONG, most: int = _LONG - 1) ->
 
 
 def text(value: Any, place: str) -> str:
-    """Take a text that is not empty, and that a file system and a message can hold."""
+    """Check a text that is not empty, and that a file system and a message can hold."""
     if not isinstance(value, str) or not value:
         raise unfit(place, "a text that is not empty", value)
     if not value.isascii():
@@ -58,19 +58,19 @@ def text(value: Any, place: str) -> str:
 
 
 def flag(value: Any, place: str) -> bool:
-    """Take true or false."""
+    """Check true or false."""
     if not isinstance(value, bool):
         raise unfit(place, "true or false", value)
     return value
 
 
 def anything(value: Any, _: str) -> Any:
-    """Take any value."""
+    """Accept any value."""
     return value
 
 
 def mapping(value: Any, place: str) -> Mapping[str, Any]:
-    """Take an object of JSON, or a record."""
+    """Check an object of JSON, or a record."""
     if not isinstance(value, dict):
         raise unfit(place, "an object", value)
     return value
@@ -109,15 +109,15 @@ def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
     """
 
     def check_all(value: Any, place: str) -> Any:
-        held = mapping(value, place)
+        found = mapping(value, place)
         before = f"{place}." if place else ""
         for name, check in required.items():
-            if name not in held:
+            if name not in found:
                 raise ValueError(f"{before}{name} must be there, and is missing")
-            check(held[name], before + name)
+            check(found[name], before + name)
         for name, check in (optional or {}).items():
-            if held.get(name) is not None:
-                check(held[name], before + name)
+            if found.get(name) is not None:
+                check(found[name], before + name)
         return value
 
     return check_all
@@ -141,7 +141,7 @@ def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = 
 
 
 def deeper(depth: int, place: str) -> int:
-    """Count how deep types are nested, and refuse what no schema needs."""
+    """Return the next depth of nested types. Refuses what no schema needs."""
     if depth >= _MOST_DEPTH:
         raise ValueError(f"{place[:_SHOWN]}… must be a type at most {_MOST_DEPTH} deep, got a deeper one")
     return depth + 1
@@ -155,5 +155,5 @@ def torn(what: str, error: Exception, remedy: str) -> TableError:
         error: what decoding or checking it raised.
         remedy: what to do.
     """
-    said = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-    return TableError(f"{what} ({said.splitlines()[0][:400] if said else type(error).__name__}); {remedy}")
+    details = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    return TableError(f"{what} ({details.splitlines()[0][:400] if details else type(error).__name__}); {remedy}")

@@ -44,7 +44,7 @@ class Manifest:
         spec_id: the partition spec of its files.
         deletes: whether it lists delete files.
         sequence_number: of the commit that added it.
-        partitions: what its partition values lie between, one summary a field of the spec; empty if not said.
+        partitions: what its partition values lie between, one summary a field of the spec; empty if unknown.
         first_row_id: from which rows of its files are counted (v3).
         counts: files and rows of its entries of each status (existing, added, deleted); None where the list does not
             say them.
@@ -67,7 +67,7 @@ class Manifest:
 class Entry:
     """A data or delete file that is part of a snapshot: what planning needs of the manifest's ``data_file``.
 
-    Statistics are not held, but for those of key columns: a table of many files would not fit.
+    Of the statistics only those of key columns are part of it: a table of many files would not fit in memory.
 
     Args:
         path: as the metadata writes it.
@@ -79,8 +79,8 @@ class Entry:
         first_row_id: of its first row, if rows are counted.
         num_rows: its rows; None where the manifest does not know.
         num_bytes: its size in the store.
-        split_offsets: where row groups begin, in bytes, if the writer said so.
-        deletes: what else is said of a delete file; None of a data file.
+        split_offsets: where row groups begin, in bytes, if the writer recorded them.
+        deletes: further facts of a delete file; None of a data file.
         spans: of key columns, where there are deletes by keys.
     """
 
@@ -122,9 +122,9 @@ class DeletesInfo:
 
     Args:
         key_ids: of an equality delete, the columns of its keys.
-        target: the one data file whose rows it deletes, if that is said.
-        blob: of a deletion vector offset and length in its file, in bytes, if that is said.
-        paths: of a position delete, between which paths of data files lie: lowest and highest, each None if not said.
+        target: the one data file whose rows it deletes, if known.
+        blob: of a deletion vector offset and length in its file, in bytes, if known.
+        paths: of a position delete, between which paths of data files lie: lowest and highest, each None if unknown.
     """
 
     key_ids: tuple[int, ...]
@@ -143,7 +143,7 @@ def by_id(raw: Raw, name: str) -> dict[int, Any]:
 
 
 def partition_key(values: tuple[Any, ...]) -> Hashable:
-    """Tell partition values apart that are equal and not the same.
+    """Return a key that differs between partition values that are equal and not the same.
 
     >>> partition_key((0.0,)) == partition_key((-0.0,)), partition_key((1, "a"))
     (False, (1, 'a'))
@@ -181,7 +181,7 @@ def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
 def _check_list(manifests: Sequence[Manifest], snapshot: Snapshot) -> None:
     """Refuse a manifest that is listed twice, and a list that ends before its first manifest.
 
-    Writers count the files of snapshots wrongly, so that nothing else can be said of that count.
+    Writers count the files of snapshots wrongly, so that the count cannot be checked otherwise.
     """
     unlike((manifest.path for manifest in manifests), "manifest_path", shown_url)
     if not manifests and snapshot.num_files:
@@ -224,7 +224,7 @@ def read_manifests(
     Args:
         storage: where they are.
         manifests: which.
-        keep: what is not kept is not held; None keeps all.
+        keep: whether an entry stays in memory; None keeps all.
         seen: where to note how many files each manifest lists; or None.
         spans: reads those of key columns.
 
@@ -331,7 +331,7 @@ class _Reading:
     def close(self, num_bytes: int) -> None:
         """Refuse a manifest that ends too early.
 
-        Tables exist whose lists count fewer entries than there are, so that nothing can be said of more.
+        Tables exist whose lists count fewer entries than there are, so that a larger count is no error.
         """
         counts = self._manifest.counts
         for status, (files, rows) in enumerate(counts):
@@ -352,12 +352,12 @@ class _Reading:
         return self._partitions.setdefault(partition_key(values), values)
 
     def _sequence_number(self, row: Mapping[str, Any], status: int) -> int:
-        most, said = self._manifest.sequence_number, row.get("sequence_number")
-        if said is None and status == _EXISTING and most:
+        most, own = self._manifest.sequence_number, row.get("sequence_number")
+        if own is None and status == _EXISTING and most:
             raise ValueError("sequence_number must be there of a file that an earlier commit added, and is missing")
-        if said is None:
+        if own is None:
             return most
-        return whole(said, "sequence_number", 0, most if self._manifest.listed else _MOST)
+        return whole(own, "sequence_number", 0, most if self._manifest.listed else _MOST)
 
     def _first_row_id(self, raw: Raw, num_rows: int) -> int | None:
         own, following = _maybe(raw, "first_row_id"), self._next_row_id

@@ -154,7 +154,7 @@ class TableMetadata:
         return schema_id in self.schemas and (snapshot_id is None or snapshot_id in self.snapshot_ids)
 
     def snapshot_as(self, snapshot_id: int | None, schema_id: int) -> Snapshot:
-        """Take the snapshot and schema that another process chose.
+        """Return the snapshot and schema that another process chose.
 
         Args:
             snapshot_id: its id; None for a table that has none.

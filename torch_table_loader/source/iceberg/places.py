@@ -102,7 +102,7 @@ def locate(path: str) -> tuple[Place, str]:
 
 
 def local_path(path: str) -> str:
-    """Take "file:" off; the rest is a path as it stands, whatever characters it holds."""
+    """Return a path without "file:"; the rest is a path, whatever characters it holds."""
     protocol, colon, rest = path.partition(":")
     if not colon or protocol.lower() not in LOCAL_PROTOCOLS:
         return path

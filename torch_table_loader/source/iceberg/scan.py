@@ -85,8 +85,8 @@ class Naming:
             raise TableError(f"{name} is of the format {entry.format}, which this library does not read")
         columns, partition = self._columns(entry)
         version = FileVersion(entry.num_bytes, immutable=True)
-        told = (entry.num_rows, entry.split_offsets)
-        return DataFile(entry.path, name, version, FORMATS[entry.format], partition, columns, deletes, *told)
+        counts = (entry.num_rows, entry.split_offsets)
+        return DataFile(entry.path, name, version, FORMATS[entry.format], partition, columns, deletes, *counts)
 
     def _columns(self, entry: Entry) -> tuple[FileColumns, tuple[tuple[str, Any], ...]]:
         """How an entry's columns are found, and its partition values: of many files one and the same."""
@@ -178,7 +178,7 @@ class DeleteIndex:
         self._made: dict[int, DeleteFile] = {}
 
     def deletes_of(self, entry: Entry) -> tuple[DeleteFile, ...]:
-        """Find what deletes rows of a data file.
+        """Return what deletes rows of a data file.
 
         Args:
             entry: the data file.
@@ -210,17 +210,17 @@ class DeleteIndex:
         return self._made[id(entry)]
 
     def _make(self, entry: Entry) -> DeleteFile:
-        file, said = self._naming.file_of(entry), entry.deletes
+        file, info = self._naming.file_of(entry), entry.deletes
         num_rows = entry.num_rows
-        assert said is not None  # noqa: S101 of a delete file both are there
+        assert info is not None  # noqa: S101 of a delete file both are there
         assert num_rows is not None  # noqa: S101
         if entry.content == EQUALITY_DELETES:
-            if not said.key_ids:
+            if not info.key_ids:
                 raise TableError(f"the equality delete file {file.name} must name its key columns, and names none")
             everywhere = self._naming.is_unpartitioned(entry)
-            return DeleteFile(file, "equality", num_rows, said.key_ids, everywhere=everywhere)
+            return DeleteFile(file, "equality", num_rows, info.key_ids, everywhere=everywhere)
         if file.format == "puffin":
-            return DeleteFile(file, "vector", num_rows, blob=said.blob)
+            return DeleteFile(file, "vector", num_rows, blob=info.blob)
         return DeleteFile(file, "position", num_rows)
 
 
@@ -253,21 +253,21 @@ def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> t
 
 
 def _vector_target(entry: Entry) -> str:
-    said = entry.deletes
-    if said is None or said.target is None or said.blob is None:
+    info = entry.deletes
+    if info is None or info.target is None or info.blob is None:
         raise TableError(
             f"the manifest must say of which data file {shown_url(entry.path)} deletes rows, and where in it the "
             "deletion vector lies, and does not; the writer broke the format: write the table's deletes again"
         )
-    return said.target
+    return info.target
 
 
 def _only_path(entry: Entry) -> str | None:
     """The one data file that a position delete file names, if the manifest says so."""
-    said = entry.deletes
-    if said is None or said.target is not None:
-        return None if said is None else said.target
-    low, high = said.paths
+    info = entry.deletes
+    if info is None or info.target is not None:
+        return None if info is None else info.target
+    low, high = info.paths
     if low is None or low != high:
         return None
     try:

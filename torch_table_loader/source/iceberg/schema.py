@@ -234,7 +234,7 @@ def _from_text(value: str, kind: pa.DataType) -> Any:
 
 
 def _timestamp(value: str, places: int) -> int:
-    """Count since the epoch in units of so many decimal places of a second."""
+    """Return the time since the epoch in units of so many decimal places of a second."""
     moment, _, rest = value.replace("Z", "+00:00").partition(".")
     fraction: str = re.match(r"\d*", rest)[0]  # type: ignore[index]
     whole = dt.datetime.fromisoformat(moment + rest[len(fraction) :])

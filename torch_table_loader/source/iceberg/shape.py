@@ -117,13 +117,13 @@ def _check_schema(value: Any, place: str) -> None:
 
 
 def _check_spec_field(value: Any, place: str) -> None:
-    held = record({"transform": text}, {"name": text, "field-id": whole, "source-id": whole})(value, place)
-    if held["transform"] == "identity" and held.get("source-id") is None:
+    field = record({"transform": text}, {"name": text, "field-id": whole, "source-id": whole})(value, place)
+    if field["transform"] == "identity" and field.get("source-id") is None:
         raise ValueError(f"{place}.source-id must be there, and is missing")
 
 
 def _id(value: Any, place: str) -> int:
-    """Take the id of a snapshot; some writers make them without a sign."""
+    """Check the id of a snapshot; some writers make them without a sign."""
     return whole(value, place, -(1 << 63), (1 << 64) - 1)
 
 

@@ -122,14 +122,14 @@ class IcebergSource:
         schema = arrow_schema(current)
         pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
         asked = f"{filters}\n{scan_filter}" if isinstance(scan_filter, str | None) else f"{filters}\n{scan_filter!r}"
-        kept = _Kept(cache, f"iceberg plan 2\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{asked}")
-        entries, told = kept.get() or kept.put(_entries(storage, snapshot, pruner, KeySpans.of(struct)))
+        cached = _CachedPlan(cache, f"iceberg plan 2\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{asked}")
+        entries, found_notes = cached.get() or cached.put(_entries(storage, snapshot, pruner, KeySpans.of(struct)))
         storage.require(entry.path for entry in entries)
         files = _files(entries, naming, storage)
-        notes += (*told, *(f"{part} leaves no file out" for part in unasked))
+        notes += (*found_notes, *(f"{part} leaves no file out" for part in unasked))
         digest = hashlib.sha256(f"iceberg 1\n{metadata.uuid}\n{snapshot.id}".encode()).hexdigest()
-        said = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
-        description = f"Iceberg table {name} ({metadata.uuid}), {said}"
+        at = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
+        description = f"Iceberg table {name} ({metadata.uuid}), {at}"
         partition = arrow_schema(_identity_columns(metadata, current))
         return cls(storage, files, schema, digest, snapshot.id, description, notes, partition, rows, cache)
 
@@ -155,7 +155,7 @@ class TableRequest:
     def open(
         self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
     ) -> IcebergSource:
-        """Find the table, choose its snapshot and plan its files.
+        """Return the table at a snapshot, with its files planned.
 
         Args:
             chosen: the arguments of `TableMetadata.snapshot`.
@@ -183,7 +183,7 @@ class TableRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedPlan:
     """A plan in a cache: of one snapshot, which never changes, under one filter."""
 
     cache: PlanCache | None

@@ -31,7 +31,7 @@ class KeySpans:
 
     @classmethod
     def of(cls, struct: Mapping[str, Any]) -> KeySpans:
-        """Take the columns of a schema."""
+        """Return those of a schema."""
         plain = {field["id"]: field["type"] for field in struct["fields"] if isinstance(field["type"], str)}
         required = frozenset(field["id"] for field in struct["fields"] if field.get("required", False))
         return cls(plain, required)

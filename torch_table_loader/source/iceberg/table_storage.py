@@ -120,7 +120,7 @@ class IcebergStorage:
         location: the table's metadata file.
         properties: of catalog and table, as pyiceberg names them; never shown.
         options: the caller's ``storage_options``, which win; never shown.
-        overrides: prefixes that paths in the metadata begin with, and what stands there instead.
+        overrides: prefixes that paths in the metadata begin with, and what replaces them.
         provider: gives fresh properties where credentials end; or None.
         allowed: where files may lie besides.
     """
@@ -154,7 +154,7 @@ class IcebergStorage:
         return self._renewing_once(path, FileStorage.open)
 
     def version(self, path: str) -> FileVersion:
-        """Ask for size, time and tag as they are now: see `Storage.version`."""
+        """Return size, time and tag as they are now: see `Storage.version`."""
         return self._renewing_once(path, FileStorage.version)
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class IcebergStorage:
         return (*areas_of(self.overrides), *self.allowed)
 
     def _renewing_once(self, path: str, ask: Callable[[FileStorage, str], T]) -> T:
-        """Ask the store; where it refuses access, renew the credentials and ask once more."""
+        """Return what the store answers; where it refuses access, renew the credentials and ask once more."""
         self._renew_in_time()
         known = self.known()
         store, inner = self._at(path)
@@ -203,7 +203,7 @@ class IcebergStorage:
             return ask(*self._at(path))
 
     def renew(self, error: BaseException) -> bool:
-        """Take fresh credentials where the store refused: see `RenewingStorage.renew`."""
+        """Renew the credentials where the store refused: see `RenewingStorage.renew`."""
         return self._renew_after(error, self.known())
 
     def _renew_after(self, error: BaseException, known: Mapping[str, Any]) -> bool:
@@ -223,7 +223,7 @@ class IcebergStorage:
             self._renew(known)
 
     def _renew(self, known: Mapping[str, Any]) -> None:
-        """Take fresh credentials, unless another thread has since `known` was."""
+        """Renew the credentials, unless another thread has since `known` was."""
         with _renewing:
             if self.provider is None or self.known() != known:
                 return
@@ -248,8 +248,8 @@ class IcebergStorage:
         known = s3_options(self.known()) if place.family == "s3" else {}
         root = self._root
         own = place in (root, *(area.place for area in areas_of(self.overrides)))
-        kin = place.family not in HTTP_PROTOCOLS and (root.is_local or place.family == root.family)
-        return {**known, **(self.options if own or kin else {})}
+        alike = place.family not in HTTP_PROTOCOLS and (root.is_local or place.family == root.family)
+        return {**known, **(self.options if own or alike else {})}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it takes to connect again."""

@@ -95,7 +95,7 @@ class _Translator:
         self.untranslated: list[str] = []
 
     def passing(self, node: Node, *, negated: bool) -> expressions.BooleanExpression | None:
-        """Say of which rows a node is true (negated: false); None for perhaps all."""
+        """Return of which rows a node is true (negated: false); None for perhaps all."""
         if isinstance(node, Call):
             if node.function == "invert":
                 return self.passing(node.arguments[0], negated=not negated)
@@ -213,7 +213,7 @@ def _options(node: Call) -> pa.StructScalar:
 
 
 def _folded(node: Node) -> pa.Scalar:
-    """Take a literal, or the cast of one."""
+    """Return a literal, also of a cast of one."""
     if isinstance(node, Literal):
         return node.value
     if isinstance(node, Call) and node.function == "cast":

@@ -16,7 +16,7 @@ from torch_table_loader.contracts import NullProvingReader
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.listing import PathSource
-from torch_table_loader.testing.rules import ContractError, blaming, expecting_table_error, pickled, require
+from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import FormatReader, Storage
@@ -52,7 +52,7 @@ def check_format_reader(
     copy = pickled(reader, who)
     for file in files:
         where = f"{who} on {file.name!r}"
-        with blaming(where, "inspect raised"):
+        with contract_errors(where, "inspect raised"):
             meta = reader.inspect(storage, file, schema)
             again = [each.inspect(storage, file, schema) for each in (reader, copy)]
         _check_meta(where, meta, again)
@@ -94,7 +94,7 @@ def _check_batches(where: str, reader: FormatReader, storage: Storage, file: Dat
     everything, names = range(len(meta.group_rows)), meta.schema.names
 
     def read(what: str, groups: range, columns: Sequence[str], max_rows: int = 1 << 20) -> pa.Table:
-        with blaming(where, f"reading {what} raised"), closing(reader.open(storage, file, meta)) as opened:
+        with contract_errors(where, f"reading {what} raised"), closing(reader.open(storage, file, meta)) as opened:
             return _collect(f"{where}, {what}", opened.batches(groups, columns, max_rows), meta, columns, max_rows)
 
     table = read("all of it", everything, names)
@@ -162,7 +162,7 @@ def _check_pruning(
     schema = pa.schema([*meta.schema, *fields])
     complete = [_with_constants(group, constants) for group in groups]
     for name, probe in _probes(complete, schema):
-        with blaming(where, f"prune({probe}) raised"):
+        with contract_errors(where, f"prune({probe}) raised"):
             kept = reader.prune(file, meta, probe, schema)
         require(
             len(kept) == len(groups),
@@ -210,12 +210,12 @@ def _ends(column: pa.ChunkedArray) -> list[pa.Scalar]:
 
 
 def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups: Sequence[pa.Table]) -> None:
-    """See that a null that is said to be there is there, and one that is said not to be is not."""
+    """Check that nulls that are claimed are there, and that columns without nulls have none."""
     names = meta.schema.names
     marks = [[True] * len(groups), [False] * len(groups)]
     marks += [[at == only for at in range(len(groups))] for only in range(len(groups))]
     for kept in marks:
-        with blaming(where, "null_columns raised"):
+        with contract_errors(where, "null_columns raised"):
             found = reader.null_columns(meta, names, kept)
         require(isinstance(found, frozenset), f"{where}: null_columns must give a frozenset, got {found!r}")
         for name in found:
@@ -238,7 +238,7 @@ def _check_footer_is_not_read_again(
     if meta.footer is None:
         return
     watched = Watched(storage)
-    with blaming(where, "open raised"), closing(reader.open(watched, file, meta)) as opened:
+    with contract_errors(where, "open raised"), closing(reader.open(watched, file, meta)) as opened:
         for _ in opened.batches(range(min(1, len(meta.group_rows))), meta.schema.names, 1 << 20):
             pass
     with storage.open(file.path) as handle:

@@ -228,7 +228,7 @@ class LoaderIterator(Iterator[Any]):
     def _enter(self) -> EpochOfAccelerate:
         """Follow an epoch or weights that were set since ``iter()``, and say to Accelerate that the epoch begins."""
         position = self._position
-        if position.newest is self.progress and position.next.epoch != self.progress.position.epoch:
+        if position.newest is self.progress and position.epoch != self.progress.position.epoch:
             self.go_on(position.begin())
         position.note_first_batch(self.progress.position.epoch)
         self._entry = EpochOfAccelerate(self._loader, _remainder(self._plan))

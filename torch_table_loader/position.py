@@ -58,7 +58,7 @@ class JobPosition:
     @property
     def epoch(self) -> int:
         """The epoch that the next iterator reads."""
-        return int(self._epoch.item())
+        return int(self._epoch.item()) if self._loaded is None else self._loaded.epoch
 
     @property
     def next(self) -> Position:
@@ -69,9 +69,8 @@ class JobPosition:
     @property
     def now(self) -> Position:
         """Where the newest iterator is, unless the next one is to begin elsewhere."""
-        ahead = self.next
-        if self.newest is None or ahead.epoch != self.newest.position.epoch:
-            return ahead
+        if self.newest is None or self.newest.position.epoch != self.epoch:
+            return self.next
         return self.newest.now()
 
     @property

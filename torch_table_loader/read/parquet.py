@@ -199,7 +199,7 @@ def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
         table: of any number of chunks.
         places: uint32, each inside the table; this is not checked.
 
-    >>> [column.to_pylist() for column in taken(pa.table({"a": [5, 6, 7]}), pa.array([0, 2], pa.uint32()))]
+    >>> [column.to_pylist() for column in _taken(pa.table({"a": [5, 6, 7]}), pa.array([0, 2], pa.uint32()))]
     [[5, 7]]
     """
     batches = table.to_batches()

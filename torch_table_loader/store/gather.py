@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.store.read_ahead import ReadAhead
-    from torch_table_loader.store.record_layout import Fixed, RecordLayout, Slot
+    from torch_table_loader.store.record_layout import FixedType, RecordLayout, Slot
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -180,7 +180,7 @@ def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) ->
     return item
 
 
-def _by_depth(kind: Fixed, rows: int, nulls: NDArray[np.uint8] | None) -> list[NDArray[np.uint8] | None]:
+def _by_depth(kind: FixedType, rows: int, nulls: NDArray[np.uint8] | None) -> list[NDArray[np.uint8] | None]:
     """Split a row's null bits into those of the row, of the lists inside, and of the values; None where none is."""
     found: list[NDArray[np.uint8] | None] = []
     at, count = 0, 1

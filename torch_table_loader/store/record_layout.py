@@ -36,7 +36,7 @@ _LEAST_BLOCK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedType:
     """A type of fixed width.
 
     Args:
@@ -72,7 +72,7 @@ class Slot:
     """
 
     column: int
-    kind: Fixed
+    kind: FixedType
     offset: int
     bit: int
 
@@ -104,7 +104,7 @@ class RecordLayout:
             schema: what record batches have.
         """
         self.schema = schema
-        kinds = [fixed(plain_type(entry.type)) for entry in schema]
+        kinds = [fixed_type(plain_type(entry.type)) for entry in schema]
         placed = sorted(
             ((column, kind) for column, kind in enumerate(kinds) if kind is not None),
             key=lambda pair: (-_alignment(pair[1].width), -pair[1].width, pair[0]),
@@ -209,12 +209,12 @@ class Encoded:
         ]
 
 
-def fixed(kind: pa.DataType) -> Fixed | None:
+def fixed_type(kind: pa.DataType) -> FixedType | None:
     """Describe a plain type of fixed width; None if its values have no fixed width.
 
-    >>> fixed(pa.list_(pa.int16(), 3))
-    Fixed(item=DataType(int16), sizes=(3,), width=2)
-    >>> fixed(pa.string()) is None
+    >>> fixed_type(pa.list_(pa.int16(), 3))
+    FixedType(item=DataType(int16), sizes=(3,), width=2)
+    >>> fixed_type(pa.string()) is None
     True
     """
     sizes: list[int] = []
@@ -222,14 +222,14 @@ def fixed(kind: pa.DataType) -> Fixed | None:
         sizes.append(kind.list_size)
         kind = kind.value_type
     if pt.is_boolean(kind):
-        return Fixed(kind, tuple(sizes), 1)
+        return FixedType(kind, tuple(sizes), 1)
     if pt.is_nested(kind) or pt.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType) or pt.is_null(kind):
         return None
     try:
-        bits = int(kind.bit_width)
+        width = int(kind.bit_width) // 8
     except ValueError:
         return None
-    return None if 0 in sizes or bits < 8 else Fixed(kind, tuple(sizes), bits // 8)
+    return None if 0 in sizes or width < 1 else FixedType(kind, tuple(sizes), width)
 
 
 def check_storable(schema: pa.Schema) -> None:
@@ -265,7 +265,7 @@ def _alignment(width: int) -> int:
     return min(width & -width, 8)
 
 
-def _taken_apart(array: pa.Array, kind: Fixed) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+def _taken_apart(array: pa.Array, kind: FixedType) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """Return a fixed-width array's values, [rows, count], and which parts of each row are null, [rows, null_bits]."""
     rows, per_row = len(array), 1
     levels = [array]
@@ -288,7 +288,7 @@ def _taken_apart(array: pa.Array, kind: Fixed) -> tuple[NDArray[Any], NDArray[np
     return values, np.concatenate(masks, axis=1)
 
 
-def _values(array: pa.Array, kind: Fixed) -> NDArray[Any]:
+def _values(array: pa.Array, kind: FixedType) -> NDArray[Any]:
     buffer = array.buffers()[1]
     if pt.is_boolean(array.type):
         if buffer is None or not len(array):

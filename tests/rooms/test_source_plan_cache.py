@@ -134,7 +134,8 @@ def test_torn_and_foreign_entries_are_said_once_and_written_anew(
 ) -> None:
     cache = PlanCache.open(str(tmp_path))
     files = [FILE, replace(FILE, name="b")]
-    cache.put_many([(entry, ENTRY) for entry in files])
+    for entry in files:
+        cache.put(entry, ENTRY)
     first, second = entry_files(tmp_path)
     first.write_bytes(b"torn")
     second.write_bytes(first.read_bytes())
@@ -142,7 +143,8 @@ def test_torn_and_foreign_entries_are_said_once_and_written_anew(
         assert cache.get_many(files) == [None, None]
     assert len(caplog.records) == 1
     assert "torn or foreign" in caplog.text
-    cache.put_many([(entry, ENTRY) for entry in files])
+    for entry in files:
+        cache.put(entry, ENTRY)
     assert cache.get_many(files) == [ENTRY, ENTRY]
 
 

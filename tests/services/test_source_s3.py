@@ -159,7 +159,8 @@ def test_the_plan_cache_lives_on_s3(
     ]
     with caplog.at_level(logging.WARNING):
         assert cache.get_many(source.files) == [None] * 3
-        cache.put_many(list(zip(source.files, entries, strict=True)))
+        for file, entry in zip(source.files, entries, strict=True):
+            cache.put(file, entry)
         assert cache.get_many(source.files) == entries
         cache.put(source.files[0], CacheEntry(entries[0].meta, {"z": (0,)}))
     found = cache.get(source.files[0])

@@ -107,11 +107,6 @@ class PlanCache:
             entry = CacheEntry(entry.meta, {**known.counts, **entry.counts})
         self._write(key, _encode(entry, key, file.version.local))
 
-    def put_many(self, entries: Sequence[tuple[DataFile, CacheEntry]]) -> None:
-        """Keep several entries, writing several at once."""
-        with ThreadPoolExecutor(STAT_THREADS) as pool:
-            list(pool.map(lambda pair: self.put(*pair), entries))
-
     def get_note(self, key: str) -> bytes | None:
         """Return what `put_note` kept; None if there is nothing, or something torn.
 

@@ -30,8 +30,8 @@ class PreparedForAccelerate:
     def _is_accelerate_prepared(self) -> bool:
         """True, which keeps `Accelerator.prepare` from wrapping the loader.
 
-        Where the wrapper would put batches is known to the function that asks this, and is told to nobody: it is read
-        there.
+        Where the wrapper would put batches is known to the function that asks this and to no other: it is read from
+        its frame.
         """
         asking = sys._getframe(1).f_locals
         accelerator: Any = asking.get("self")
@@ -73,6 +73,6 @@ class EpochOfAccelerate:
 
 
 def _gradient_state() -> Any:
-    """Give Accelerate's gradient state; None where no Accelerator was made."""
+    """Return Accelerate's gradient state; None where no Accelerator was made."""
     kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
     return kind() if kind is not None and kind._shared_state else None

@@ -55,7 +55,7 @@ class RankDataset(IterableDataset[Any]):
     """The options that the class takes; None for all."""
 
     def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen | None = None) -> None:
-        """Take a job that is ready to be planned.
+        """Serve a job that is ready to be planned.
 
         Args:
             job: this rank's share.
@@ -214,7 +214,7 @@ class TableDataset(RankDataset):
     def exclude(self, row_ids: Any) -> None:
         """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
 
-        Every rank must be told the same, in the same epoch. A state that is loaded later brings its own exclusions, in
+        Call it on every rank, with the same ids, in the same epoch. A state that is loaded later brings its own exclusions, in
         place of these; a warning says so.
 
         Args:

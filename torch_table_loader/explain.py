@@ -32,7 +32,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A plan, told.
+    """The plan of an epoch.
 
     Args:
         files: data files of the table.
@@ -44,7 +44,7 @@ class Explanation:
         stored_bytes: bytes of the files, compressed.
         splits: of the table.
         strategy: what cut them.
-        epoch: of which this speaks.
+        epoch: which.
         rank: this rank.
         num_ranks: of how many.
         batch_size: rows of a batch.

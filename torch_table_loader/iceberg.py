@@ -62,7 +62,7 @@ class IcebergDataset(TableDataset):
             tag: the snapshot that a tag names.
             as_of: the snapshot that was current then: a datetime or ISO text with time zone, or milliseconds.
             metadata_location: a metadata.json, instead of a catalog.
-            location_override: prefixes of the metadata's paths, and what stands there now, of a table that moved.
+            location_override: prefixes of the metadata's paths, and what to read instead, of a table that moved.
             allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
                 files may lie besides the host or bucket of its metadata file; files elsewhere are refused.
             split_deletes: cut files that have deletes, too; rows that are shuffled one by one need no cut.

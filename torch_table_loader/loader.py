@@ -79,7 +79,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         return self._position.num_steps
 
     def __iter__(self) -> Any:
-        """Begin the epoch, or go on where a state that was loaded stands.
+        """Begin the epoch, or go on where a state that was loaded was taken.
 
         Until it gives its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
         """
@@ -97,7 +97,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return what the job has done, as plain data that is the same on every rank.
 
-        It speaks of the newest iterator (what the trainer took, never what was read ahead), or of the position at
+        It is that of the newest iterator (what the trainer took, never what was read ahead), or of the position at
         which the next one begins, where that was loaded or set since.
 
         Returns:
@@ -112,7 +112,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
             state: what `state_dict` returned on any rank.
 
         Raises:
-            ResumeError: it speaks of another table or other options; names what differs.
+            ResumeError: it is of another table or other options; names what differs.
         """
         self._position.load(state)
 

@@ -30,7 +30,7 @@ class MapView(torch.utils.data.Dataset[Any]):
     """
 
     def __init__(self, rows: TableRows) -> None:
-        """Take a table in row mode; the store is built when the first row is wanted.
+        """Show a table in row mode; the store is built when the first row is wanted.
 
         Args:
             rows: of the table; every rank sees all of them here.
@@ -122,7 +122,7 @@ class MapView(torch.utils.data.Dataset[Any]):
 
 
 def _first(batch: Any) -> Any:
-    """Take the one row out of a batch."""
+    """Return the one row of a batch."""
     if isinstance(batch, dict):
         return {name: _first(value) for name, value in batch.items()}
     if isinstance(batch, pa.RecordBatch):

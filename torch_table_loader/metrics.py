@@ -154,7 +154,7 @@ class Progress:
         return self.leg.position
 
     def now(self) -> Position:
-        """Return where the job stands."""
+        """Return where the job is."""
         leg = self.leg
         taken = leg.position.stage.steps + leg.batches
         return leg.position.after(taken, ended=leg.plan.counted and taken >= leg.plan.steps and leg.longest != taken)

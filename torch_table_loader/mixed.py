@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MixedKeywords(TypedDict, total=False):
-    """Those fields of `LoaderOptions` that speak of the job and of how it is served."""
+    """Those fields of `LoaderOptions` that a mixture has: of the job, and of how it is served."""
 
     batch_size: int
     global_batch_size: int | None
@@ -120,7 +120,7 @@ class MixedDataset(RankDataset):
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weights, from the next step or the next ``iter()`` on; no row is repeated or skipped for it.
 
-        Every rank must be told the same after the same step. An epoch that has ended stays ended.
+        Call it on every rank, with the same weights, after the same step. An epoch that has ended stays ended.
 
         Args:
             weights: for every source, by name.
@@ -193,6 +193,8 @@ def _rows_of(job: Job) -> TableRows:
 def _common_ranks(jobs: Mapping[str, IndexedJob]) -> RankInfo:
     found = {name: (job.rank, job.topology.num_ranks) for name, job in jobs.items()}
     if len(set(found.values())) > 1:
-        said = "; ".join(f"{name!r} is rank {rank} of {ranks}" for name, (rank, ranks) in found.items())
-        raise ConfigError(f"the sources speak of different ranks: {said}; pass num_ranks= and rank= to the mixture")
+        found_ranks = "; ".join(f"{name!r} is rank {rank} of {ranks}" for name, (rank, ranks) in found.items())
+        raise ConfigError(
+            f"the sources speak of different ranks: {found_ranks}; pass num_ranks= and rank= to the mixture"
+        )
     return RankInfo(*next(iter(found.values())), "the sources")

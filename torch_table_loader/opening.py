@@ -106,7 +106,7 @@ def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | Non
     """Open the caller's plan cache for the files of a storage; None where there is none.
 
     Raises:
-        ConfigError: the storage cannot be told from others.
+        ConfigError: the storage has no name that sets it apart from others.
     """
     if options.plan_cache is None:
         return None

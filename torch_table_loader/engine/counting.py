@@ -97,7 +97,7 @@ class LiveCounter:
         return total
 
     def _known(self, segments: SegmentTable) -> NDArray[np.int64]:
-        """Take what was counted before; parts of row groups are looked up one by one."""
+        """Return the live rows that were counted before; parts of row groups are looked up one by one."""
         whole = self._is_whole(segments)
         live = segments.live.copy()
         take = (live < 0) & whole
@@ -151,7 +151,7 @@ class LiveCounter:
         return int(segments.group[at]), int(segments.row_start[at]), int(segments.row_stop[at])
 
     def _load(self) -> None:
-        """Take the counts of other ranks and runs from the cache."""
+        """Load the counts of other ranks and runs from the cache."""
         if self._cache is None:
             return
         layout = self._table.layout

@@ -39,7 +39,7 @@ class Copier(Protocol):
         ...
 
     def send(self, data: torch.Tensor) -> tuple[torch.Tensor, Mark]:
-        """Begin to copy page-locked bytes; gives what they will be on the device, and when."""
+        """Begin to copy page-locked bytes; return what they will be on the device, and when."""
         ...
 
     def receive(self, data: torch.Tensor, mark: Mark) -> None:

@@ -39,13 +39,13 @@ class PlanCheck:
     """
 
     def __init__(self, rank: int, num_ranks: int, *, check: bool, pinned: bool, timeout: timedelta = TIMEOUT) -> None:
-        """Find the store.
+        """Look for a process group.
 
         Args:
             rank: this rank, among those that read different rows.
             num_ranks: how many those are.
             check: the caller's `check_plan`.
-            pinned: whether the caller said which files there are.
+            pinned: whether the caller named the files or the snapshot.
             timeout: how long to wait for another rank.
         """
         self._rank = self._part = rank
@@ -54,7 +54,7 @@ class PlanCheck:
         self._store: Any = None
         self._begun: Counter[tuple[int, str]] = Counter()
         self._unsettled: str | None = None
-        """Where the store says what came of the newest comparison of exclusions, if that was not heard yet."""
+        """The key of the result of the newest comparison of exclusions, if it was not read yet."""
         if not check or num_ranks == 1:
             return
         distributed = sys.modules.get("torch.distributed")
@@ -77,14 +77,14 @@ class PlanCheck:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tell the other ranks of an error of this one."""
+        """Make the other ranks raise an error of this one."""
         if self._store is not None and error is not None:
-            said = f": {error}" if isinstance(error, TableLoaderError) else ""  # another's may hold a secret
-            message = f"rank {self._rank} could not make its loader: {type(error).__name__}{said}"
-            self._store.compare_set("verdict", "", message)  # unless that is what it is told
+            cause = f": {error}" if isinstance(error, TableLoaderError) else ""  # another's may hold a secret
+            message = f"rank {self._rank} could not make its loader: {type(error).__name__}{cause}"
+            self._store.compare_set("verdict", "", message)  # unless another rank was first
 
     def common_files(self, files: Sequence[DataFile]) -> tuple[DataFile, ...]:
-        """Take the files that rank 0 saw.
+        """Return the files that rank 0 saw.
 
         Args:
             files: those that this rank saw.
@@ -105,7 +105,7 @@ class PlanCheck:
         return tuple(here[name] for name in wanted)
 
     def common_value(self, name: str, value: Any) -> Any:
-        """Take what rank 0 saw, such as the id of the current snapshot.
+        """Return what rank 0 saw, such as the id of the current snapshot.
 
         Args:
             name: of the value.
@@ -149,7 +149,7 @@ class PlanCheck:
     def check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> None:
         """Compare what is excluded from an epoch with the other ranks, and wait a while for those that come later.
 
-        A rank that has waited `PATIENCE` goes on, and hears of a difference when it begins its next epoch.
+        A rank that has waited `PATIENCE` goes on, and raises for a difference when it begins its next epoch.
 
         Args:
             epoch: that begins.
@@ -207,7 +207,7 @@ class PlanCheck:
             epoch: which.
             sample: of the epoch from which on they hold.
             weights: by name.
-            begins: whether an iterator gives its first batch; else it was told new weights.
+            begins: whether an iterator gives its first batch; else the weights were changed.
 
         Raises:
             TableError: that rank takes others.
@@ -223,7 +223,7 @@ class PlanCheck:
             )
 
     def _first_said(self, key: str, value: str) -> str:
-        """Return what the first rank said; without a store, what is said here."""
+        """Return the value of the rank that was first; without a process group, this one."""
         return value if self._store is None else str(self._store.compare_set(key, "", value), "utf-8")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ for data-parallel."""
 
 
 class RankInfo(NamedTuple):
-    """A rank among ranks, and who said so."""
+    """A rank, the number of ranks, and where these numbers come from."""
 
     rank: int
     num_ranks: int
@@ -35,7 +35,7 @@ class RankInfo(NamedTuple):
 
 
 def resolve_ranks(options: LoaderOptions) -> RankInfo:
-    """Find rank and number of ranks, once.
+    """Return rank and number of ranks.
 
     Explicit numbers win; then `mesh`; then, under ``"auto"``, what is running: Accelerate, torch.distributed,
     Horovod, Ray Train, and the environment of torchrun or Horovod. Nothing is imported to find out.
@@ -78,8 +78,8 @@ def _automatic(modules: Mapping[str, Any], environ: Mapping[str, str], *, check:
     first = found[0]
     same_world = [info for info in found if info.origin != ACCELERATES_MESH]
     if check and len({(info.rank, info.num_ranks) for info in same_world}) > 1:
-        said = "; ".join(f"{info.origin} says rank {info.rank} of {info.num_ranks}" for info in same_world)
-        raise ConfigError(f'num_ranks="auto" found ranks that disagree: {said}; pass rank= and num_ranks= yourself')
+        claims = "; ".join(f"{info.origin} says rank {info.rank} of {info.num_ranks}" for info in same_world)
+        raise ConfigError(f'num_ranks="auto" found ranks that disagree: {claims}; pass rank= and num_ranks= yourself')
     return first
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.store.gather import StoredRows as Rows
+    from torch_table_loader.store.gather import StoredRows
     from torch_table_loader.store.remote import RemoteRows
 
 CHUNK_BYTES = 32 * 1024 * 1024
@@ -139,7 +139,7 @@ class RowStoreHandle:
         self._reader = reader
         self._show_progress = options.show_progress
         self._lock = threading.Lock()
-        self._rows: Rows | RemoteRows | None = None
+        self._rows: StoredRows | RemoteRows | None = None
         self._memory = parse_bytes(options.row_store_memory)
         self._lanes = options.lanes
         self._threaded = options.worker_type == "thread" or options.num_workers == 0
@@ -158,7 +158,7 @@ class RowStoreHandle:
             self.spec = replace(self.spec, chunk_rows=self._chunks.rows)
 
     def _choose(self, options: LoaderOptions, *, fork_safe: bool) -> Path | None:
-        """Say in which folder the store is; None keeps it in memory."""
+        """Return the folder of the store; None keeps it in memory."""
         if self.url is not None:
             return default_folder() / self.spec.name
         crosses = crosses_by_fork(options, fork_safe=fork_safe)
@@ -213,7 +213,7 @@ class RowStoreHandle:
             return 0
         return min(self.spec.num_bytes, self._memory) + self._lanes * IN_FLIGHT_BYTES
 
-    def rows(self) -> Rows | RemoteRows:
+    def rows(self) -> StoredRows | RemoteRows:
         """Open the store; build it before, or help those who do, if it is not there.
 
         Raises:
@@ -231,7 +231,7 @@ class RowStoreHandle:
                     self._rows = self._behind_url(self.place, self.url, threads)
             return self._rows
 
-    def _in_memory(self, threads: int) -> Rows:
+    def _in_memory(self, threads: int) -> StoredRows:
         """Build the store in memory, or, where it does not fit and was not asked for, in files.
 
         Other ranks of the node may hold theirs by now, so that what is free is for this one; but the workers of a
@@ -251,7 +251,7 @@ class RowStoreHandle:
         _log.warning("%s; it is built in %s", self.note, self.place)
         return self._in_files(self.place, threads)
 
-    def _in_files(self, place: Path, threads: int) -> Rows:
+    def _in_files(self, place: Path, threads: int) -> StoredRows:
         rows = self._opened(place, threads)
         if rows is None:
             with self._reporting() as report:
@@ -261,13 +261,13 @@ class RowStoreHandle:
             raise StorageError(f"the row store in {str(place)!r} was taken away while it was built; run again")
         return rows
 
-    def _opened(self, place: Path, threads: int) -> Rows | None:
+    def _opened(self, place: Path, threads: int) -> StoredRows | None:
         _check_owner(place)
         free = available_memory()
         larger = free is not None and self.spec.num_bytes > free
         return open_store(place, self.spec, threads, self.window_bytes if larger else None)
 
-    def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> Rows | RemoteRows:
+    def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> StoredRows | RemoteRows:
         """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
         layout = self.spec.layout
         most = self.window_bytes // (layout.width + layout.null_width + 8)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def columns_of(table: Table, options: LoaderOptions) -> list[str]:
-    """Name the columns to deliver, in order.
+    """Return the columns to deliver, in order.
 
     Raises:
         ConfigError: the table has no such column (the nearest are named), or a column of ours would hide one.
@@ -70,7 +70,7 @@ def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: L
 
 
 def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
-    """Find the split strategy, and warn of what it cannot do.
+    """Return the split strategy, and warn of what it cannot do.
 
     Raises:
         ConfigError: it cannot do what another option asks.

@@ -44,7 +44,7 @@ class ExclusionState:
     """What was excluded, and what the epoch that runs began with."""
 
     def __init__(self, versions: ExclusionVersions | None = None, epoch: int | None = None) -> None:
-        """Begin with nothing, or with what a state says of an epoch."""
+        """Begin with no exclusions, or with those of a state."""
         versions = versions or ExclusionVersions()
         self.newest = versions.newest
         self._included = np.empty(0, dtype=np.int64)
@@ -58,12 +58,12 @@ class ExclusionState:
             return ExclusionVersions(running if began == epoch else self.newest, self.newest)
 
     def begin(self, epoch: int, running: Exclusions) -> None:
-        """Note that an epoch runs."""
+        """Keep what an epoch began with, until another begins."""
         with self._lock:
             self._running = (epoch, running)
 
     def change(self, newest: Exclusions) -> None:
-        """Note what was asked for."""
+        """Replace the newest exclusions."""
         with self._lock:
             back = np.setdiff1d(self.newest.ids, newest.ids, assume_unique=True)
             self._included = np.setdiff1d(np.union1d(self._included, back), newest.ids, assume_unique=True)

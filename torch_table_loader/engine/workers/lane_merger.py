@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ConsumerStats:
-    """What the consumer noted.
+    """What the consumer counted.
 
     Args:
         waited: seconds that it waited for a block.
         short: rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this is 0.
-        taken: batches, by the trainer or by what carries them ahead to a device.
+        taken: batches, by the trainer or by what copies them to a device ahead of it.
     """
 
     waited: float = 0.0
@@ -42,7 +42,7 @@ class LaneMerger(Iterator[Any]):
 
         Args:
             work: the rank's.
-            executor: which has begun where the plan stands after `start` steps; where rows are not counted, at 0.
+            executor: which begins after `start` steps of the plan; where rows are not counted, at the first.
             start: steps taken before.
         """
         self.stats = ConsumerStats()
@@ -97,7 +97,7 @@ class LaneMerger(Iterator[Any]):
         self._ready = [deque() for _ in self._ready]
 
     def _ready_of(self, lane: int | None) -> deque[Any] | None:
-        """Find the batches of the lane whose turn it is; None at the plan's end."""
+        """Return the batches of the lane whose turn it is; None at the plan's end."""
         if lane is None:
             return None
         ready = self._ready[lane]

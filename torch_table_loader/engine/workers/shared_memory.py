@@ -62,7 +62,7 @@ class SharedMemorySender:
     """A worker's side."""
 
     def __init__(self, worker: int, marks: torch.Tensor) -> None:
-        """Own the slots of one worker.
+        """Use the slots of one worker.
 
         Args:
             worker: its number.
@@ -95,7 +95,7 @@ class SharedMemoryReceiver:
     """The consumer's side."""
 
     def __init__(self, marks: torch.Tensor) -> None:
-        """Know no slot's memory yet.
+        """Begin without the memory of any slot.
 
         Args:
             marks: as `new_slots` made them.

@@ -40,7 +40,7 @@ class ThreadPool:
         """Do something in a thread.
 
         Args:
-            job: should raise nothing, since nobody hears it but `threading.excepthook`.
+            job: should raise nothing, since only `threading.excepthook` sees it.
 
         Returns:
             Waits until the job is over and its thread may be wanted again; called in that thread, or where a fork
@@ -60,7 +60,7 @@ class ThreadPool:
         _shut_down(self._idle)
 
     def _worker(self) -> _Worker:
-        """Find a thread that lives (a fork leaves none of them to the child), or start one."""
+        """Return an idle thread that lives (a fork leaves none to the child), or start one."""
         while self._idle:
             worker = self._idle.pop()
             if worker.thread.is_alive():

@@ -214,8 +214,8 @@ class TableDataset(RankDataset):
     def exclude(self, row_ids: Any) -> None:
         """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
 
-        Call it on every rank, with the same ids, in the same epoch. A state that is loaded later brings its own exclusions, in
-        place of these; a warning says so.
+        Call it on every rank, with the same ids, in the same epoch. A state that is loaded later brings its own
+        exclusions, in place of these; a warning says so.
 
         Args:
             row_ids: integers as the column ``row_id`` gives them: an array, a tensor or a list.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-import warnings
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.iceberg import COLUMNS, IcebergWriter, column
-from tests.torch.jobs import spans_of
 from tests.torch.test_iceberg_laws import commits, grow, loaders, rows_of, sample
-from torch_table_loader import ConfigError, IcebergDataset, ResumeError, TableLoader
-from torch_table_loader.planning.rows_of import RowSpan
+from torch_table_loader import IcebergDataset, ResumeError, TableLoader
 
 ROWS: dict[str, Any] = {"shuffle": "rows", "batch_size": 8}
 
@@ -90,25 +86,6 @@ def xs(loader: TableLoader) -> list[int]:
     return [x for batch in loader for x in batch["x"].tolist()]
 
 
-SAME: list[dict[str, Any]] = [
-    {"num_workers": 0},
-    {"num_workers": 3, "prefetch_batches": 2},
-    {"row_store": "STORES"},
-    {"row_store": "STORES", "worker_type": "process", "num_workers": 2},
-    {"split_deletes": True},
-]
-
-
-@pytest.mark.parametrize("options", SAME, ids=str)
-def test_batches_are_the_same_whoever_makes_them(tmp_path: Path, options: dict[str, Any]) -> None:
-    table = sample(tmp_path / "table")
-    options = {name: str(tmp_path / "stores") if value == "STORES" else value for name, value in options.items()}
-    wanted = xs(make(table)[0])
-    assert sorted(wanted) == sorted(row["x"] for row in table.live())
-    assert wanted != sorted(wanted)
-    assert xs(make(table, **options)[0]) == wanted
-
-
 def test_excluded_rows_leave_and_the_map_shows_them(tmp_path: Path) -> None:
     table = sample(tmp_path)
     loader, dataset = make(table, row_id=True)
@@ -128,26 +105,6 @@ def test_excluded_rows_leave_and_the_map_shows_them(tmp_path: Path) -> None:
     other.include(ids[:1])
     fresh.set_epoch(2)
     assert sorted(xs(fresh)) == sorted(set(order) - set(gone[1:]))
-
-
-def test_row_ids_are_physical_rows_and_rows_of_tells_them(tmp_path: Path) -> None:
-    table = IcebergWriter(tmp_path)
-    first = table.append([{"x": x, "k": 0, "s": ""} for x in range(10)], group=4)
-    table.append([{"x": x, "k": 0, "s": ""} for x in range(10, 20)], group=4)
-    table.commit()
-    table.delete_rows({first: [0, 1, 7]})
-    table.commit()
-    table.delete_keys([1], [{"x": 15}])
-    table.commit()
-    loader, _ = make(table, row_id=True, batch_size=5)
-    told = [spans_of(loader, step) for step in range(len(loader))]
-    starts: dict[str, int] = {}
-    for batch, spans in zip(loader, told, strict=True):
-        assert batch["row_id"].tolist() == batch["x"].tolist()  # the files were written in this order
-        for x, span in zip(batch["x"].tolist(), spans, strict=True):
-            assert isinstance(span, RowSpan)
-            assert starts.setdefault(span.file, x - span[1]) == x - span[1]
-    assert sorted(starts.values()) == [0, 10]
 
 
 def test_evolved_columns_come_as_the_snapshot_has_them(tmp_path: Path) -> None:
@@ -225,12 +182,3 @@ def test_a_table_without_rows_is_an_empty_epoch(tmp_path: Path) -> None:
     table.commit()
     [loader] = loaders(table.metadata, 1, **ROWS)
     assert (list(loader), len(loader)) == ([], 0)
-
-
-def test_what_only_splits_have_is_refused(tmp_path: Path) -> None:
-    table = sample(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(ConfigError, match="split_rows=5 has no meaning with shuffle='rows'"):
-            make(table, split_rows=5)
-    assert len(list(islice(make(table)[0], 2))) == 2

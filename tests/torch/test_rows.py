@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from tests.torch.forms import FORMS, plain, rows_of_many_kinds
-from tests.torch.jobs import check_that_fresh_loaders_go_on, spans_of
 from tests.torch.tables import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.dataset import TableDataset
@@ -100,212 +96,21 @@ def test_every_row_comes_once(groups: list[list[int]], options: dict[str, Any], 
             assert len({tuple(len(batch.rows) for batch in batches) for batches in ranks}) == 1
 
 
-SAME: list[dict[str, Any]] = [
-    {"num_workers": 0},
-    {"num_workers": 7},
-    {"worker_type": "process", "num_workers": 2},
-    {"worker_type": "process", "num_workers": 3, "collate_fn": dict},
-    {"row_store": "STORES"},
-    {"row_store_memory": 1, "worker_type": "process", "num_workers": 2, "multiprocessing_context": "forkserver"},
-    {"prefetch_batches": 5},
-    {"global_batch_size": 64},
-    {"columns": ["name", "id"]},
-]
-
-
-@pytest.mark.parametrize("options", SAME, ids=str)
-def test_batches_are_the_same_whoever_makes_them(
-    table: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path))
-    options = {name: str(tmp_path) if value == "STORES" else value for name, value in options.items()}
-    wanted, found = make(table)[0], make(table, **options)[0]
-    for epoch in (0, 3):
-        wanted.set_epoch(epoch)
-        found.set_epoch(epoch)
-        assert ids(found) == ids(wanted)
-
-
-def test_ranks_stride_the_order_of_one_rank(table: str) -> None:
-    whole = [row for batch in ids(make(table)[0]) for row in batch]
-    assert whole != sorted(whole)
-    for ranks in (2, 3):
-        loaders = [make(table, num_ranks=ranks, rank=rank, batch_size=50)[0] for rank in range(ranks)]
-        steps = [ids(loader) for loader in loaders]
-        for step in range(len(steps[-1]) - 1):
-            size = 50 * ranks
-            for rank in range(ranks):
-                assert steps[rank][step] == whole[step * size : (step + 1) * size][rank::ranks]
-
-
-def test_a_callers_own_dataloader_gets_the_same_steps(table: str, tmp_path: Path) -> None:
-    loader, dataset = make(table, row_store=str(tmp_path))
-    wanted = ids(loader)
-    for workers in (0, 2):
-        assert ids(DataLoader(dataset, batch_size=None, num_workers=workers)) == wanted
-
-
-def test_epochs_and_seeds_differ_and_rows_of_tells_them(table: str) -> None:
-    loader = make(table, filters=pc.field("x") < 700)[0]
-    orders = []
-    for epoch in range(3):
-        loader.set_epoch(epoch)
-        told = [spans_of(loader, step) for step in range(len(loader))]
-        found = ids(loader)
-        assert [len(spans) for spans in told] == [len(batch) for batch in found]
-        starts = {"part-0.parquet": 0, "part-1.parquet": 700, "part-3.parquet": 701, "part-4.parquet": 1351}
-        starts["part-5.parquet"] = 2003
-        assert [[starts[span.file] + span[1] for span in spans] for spans in told] == found
-        orders.append(found)
-    orders.append(ids(make(table, filters=pc.field("x") < 700, shuffle_seed=1)[0]))
-    assert len({json.dumps(order) for order in orders}) == 4
-
-
 # ---- state -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"drop_last": True}, {"filters": pc.field("x") < 700}, {"num_ranks": 2, "rank": 1, "even_ranks": "pad"}],
-    ids=str,
-)
-def test_a_fresh_loader_goes_on_with_the_batches_that_would_have_come(table: str, options: dict[str, Any]) -> None:
-    check_that_fresh_loaders_go_on(lambda: make(table, **options)[0], ids)
-    loader = make(table, **options)[0]
-    length = len(loader)
-    loader.set_epoch(8)
-    assert len(loader) == length, "every epoch has as many steps"
-
-
-chains = st.lists(
-    st.tuples(st.integers(1, 5), st.integers(0, 3), st.integers(1, 90), st.integers(1, 12), st.booleans()), max_size=6
-)
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(chain=chains, data=st.data())
-def test_states_chained_through_topologies_with_exclusions(
-    table: str, chain: list[tuple[int, int, int, int, bool]], data: st.DataObject
-) -> None:
-    """Each epoch delivers what was left when it began, whatever was excluded or resumed meanwhile."""
-    state: dict[str, Any] | None = None
-    gone: set[int] = set()
-    wanted, seen, epoch = set(range(ROWS)), list[int](), 0
-    for ranks, lanes, batch_size, steps, pad in [*chain, (1, 0, 500, 10**6, False)]:
-        asked = data.draw(st.sets(st.integers(0, ROWS - 1), max_size=20))
-        exclude, states = data.draw(st.booleans()), []
-        for rank in range(ranks):
-            loader, dataset = make(
-                table,
-                num_ranks=ranks,
-                rank=rank,
-                num_workers=lanes,
-                batch_size=batch_size,
-                even_ranks="pad" if pad else None,
-            )
-            if state is None:
-                loader.set_epoch(epoch)
-            else:
-                loader.load_state_dict(state)
-            taken = 0
-            for batch in loader:
-                taken += 1
-                padding = batch["padding"].tolist() if pad else [False] * len(batch["id"])
-                seen += [row for row, is_padding in zip(batch["id"].tolist(), padding, strict=True) if not is_padding]
-                if taken == 1:
-                    (dataset.exclude if exclude else dataset.include)(sorted(asked))
-                if taken == steps:
-                    break
-            if not taken:
-                (dataset.exclude if exclude else dataset.include)(sorted(asked))
-            states.append(loader.state_dict())
-        gone = gone | asked if exclude else gone - asked
-        running = [entry for entry in states if isinstance(entry["consumed"], int)]
-        assert all(entry == running[0] for entry in running)
-        state = running[0]
-    assert sorted(seen) == sorted(wanted)
-    loader, _ = make(table)
-    loader.load_state_dict(state or {})
-    assert ids(loader) == []
-    loader.set_epoch(epoch + 1)
-    assert sorted(row for batch in ids(loader) for row in batch) == sorted(wanted - gone)
-
-
-def test_a_state_fits_no_other_mode_table_or_seed(table: str, tmp_path: Path) -> None:
+def test_a_state_that_was_tampered_with_is_refused(table: str) -> None:
     state = make(table)[0].state_dict()
-    assert len(json.dumps(state)) < 1024
-    with pytest.raises(ResumeError, match="shuffle was 'rows' and is True"):
-        make(table, shuffle=True)[0].load_state_dict(state)
-    with pytest.raises(ResumeError, match="shuffle was True and is 'rows'"):
-        make(table)[0].load_state_dict(make(table, shuffle=True)[0].state_dict())
-    with pytest.raises(ResumeError, match="shuffle_seed was 42 and is 1"):
-        make(table, shuffle_seed=1)[0].load_state_dict(state)
-    write_table(tmp_path / "other", [[5]])
-    with pytest.raises(ResumeError, match="another table"):
-        make(str(tmp_path / "other"))[0].load_state_dict(state)
     for wrong in ({"consumed": -1}, {"consumed": "1"}, {"consumed": ROWS + 1}, {"epoch": None}, {"exclusions": 1}):
         with pytest.raises(ResumeError):
             make(table)[0].load_state_dict(state | wrong)
 
 
-def test_the_state_of_a_rank_that_ended_is_refused_while_others_go_on(table: str) -> None:
-    size = (ROWS - 1) // 2  # one row is left for rank 0
-    ended = make(table, num_ranks=2, rank=1, batch_size=size)[0]
-    ids(ended)
-    assert ended.state_dict()["consumed"][1:] == ["ended"]
-    with pytest.raises(ResumeError, match="others take 1 more"):
-        make(table)[0].load_state_dict(ended.state_dict())
-
-
-def test_a_state_put_together_key_by_key_is_whole(table: str) -> None:
-    """As torch.distributed.checkpoint loads it: only keys that the fresh loader's own state has."""
-    loader, dataset = make(table, row_id=True)
-    dataset.exclude([1, 2, 3])
-    loader.set_epoch(1)
-    batches = iter(loader)
-    taken = [next(batches) for _ in range(3)]
-    saved = loader.state_dict()
-    fresh = make(table, row_id=True)[0]
-    fresh.load_state_dict({key: saved[key] for key in fresh.state_dict()})
-    delivered = torch.cat([batch["row_id"] for batch in (*taken, *fresh)])
-    assert sorted(delivered.tolist()) == [row for row in range(ROWS) if row not in (1, 2, 3)]
-
-
 # ---- exclusion -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("filters", [None, pc.field("x") < 700], ids=["whole", "filtered"])
-def test_excluded_rows_leave_at_the_next_epoch(table: str, filters: Any) -> None:
-    loader, dataset = make(table, filters=filters, row_id=True)
-    live = 2_100 if filters is not None else ROWS
-    first = ids(loader)
-    loader.set_epoch(0)
-    batches = iter(loader)
-    seen = [next(batches)]
-    dataset.exclude(seen[0]["row_id"])
-    dataset.exclude(torch.arange(100))
-    assert [batch["id"].tolist() for batch in [*seen, *batches]] == first, "the epoch that runs keeps its order"
-    state = loader.state_dict()
-    loader.set_epoch(0)
-    assert ids(loader) == first
-    loader.set_epoch(1)
-    gone = set(seen[0]["row_id"].tolist()) | set(range(100))
-    order = [row for batch in ids(loader) for row in batch]
-    assert sorted(order) == [row for row in range(live) if row not in gone]
-    assert len(loader) == -(-(live - len(gone)) // 64)
-    fresh, other = make(table, filters=filters, row_id=True)
-    fresh.load_state_dict(state)
-    fresh.set_epoch(1)
-    assert [row for batch in ids(fresh) for row in batch] == order
-    other.include(range(100))
-    fresh.set_epoch(2)
-    assert {row for batch in ids(fresh) for row in batch} == set(range(live)) - (gone - set(range(100)))
-
-
-def test_all_excluded_is_an_error_and_unknown_rows_too(table: str) -> None:
+def test_all_excluded_is_an_error(table: str) -> None:
     loader, dataset = make(table)
-    with pytest.raises(ConfigError, match="row ids must be in"):
-        dataset.exclude([ROWS])
     dataset.exclude(range(ROWS))
     with pytest.raises(ConfigError, match="all 2903 rows are excluded"):
         iter(loader)
@@ -314,21 +119,6 @@ def test_all_excluded_is_an_error_and_unknown_rows_too(table: str) -> None:
 
 
 # ---- other output, and the map ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", FORMS, ids=str)
-def test_every_form_holds_the_values_that_splits_mode_gives(tmp_path: Path, options: dict[str, Any]) -> None:
-    pq.write_table(rows_of_many_kinds(range(300)), tmp_path / "t.parquet", row_group_size=70)
-    found, wanted = (
-        {
-            row["id"]: row
-            for batch in make(str(tmp_path), shuffle=shuffle, batch_size=1, row_id=True, **options)[0]
-            for row in [plain(batch)]
-        }
-        for shuffle in ("rows", False)
-    )
-    assert len(found) == 300
-    assert found == wanted
 
 
 def test_the_map_serves_samplers_and_people(table: str) -> None:
@@ -435,13 +225,6 @@ def test_a_batch_sampler_reads_the_store_once_a_batch(table: str, monkeypatch: p
 # ---- options ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", [{}, {"batch_size": 16}], ids=str)
-def test_a_global_batch_is_divided_over_the_ranks(table: str, given: dict[str, Any]) -> None:
-    loader, dataset = make(table, global_batch_size=64, num_ranks=4, rank=1, **given)
-    assert dataset.options.batch_size == 16
-    assert len(next(iter(loader))["id"]) == 16
-
-
 @pytest.mark.parametrize("batch_size", [1024, 256, 64, 32, 1])
 def test_a_batch_size_that_was_given_must_agree_with_the_global_one(table: str, batch_size: int) -> None:
     said = f"global_batch_size=64 over 4 ranks is 16 rows a rank, got batch_size={batch_size} beside it; leave"
@@ -449,62 +232,8 @@ def test_a_batch_size_that_was_given_must_agree_with_the_global_one(table: str, 
         make(table, global_batch_size=64, num_ranks=4, rank=1, batch_size=batch_size)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"split_rows": 5}, "split_rows=5 has no meaning with shuffle='rows'"),
-        ({"shuffle_buffer_size": 5}, "shuffle_buffer_size=5 has no meaning"),
-        ({"split_strategy": "row_balanced"}, "split_strategy='row_balanced' has no meaning"),
-        ({"filters": pc.field("x") > 3, "count_filtered": False}, "count_filtered=False has no meaning"),
-        ({"even_ranks": "balance"}, "even_ranks='balance' is for splits"),
-        ({"global_batch_size": 101, "num_ranks": 2, "rank": 0}, "the nearest is 100"),
-        ({"global_batch_size": 0}, "global_batch_size must be at least 1"),
-        ({"row_store": ""}, 'row_store must be "memory", a directory, or a URL'),
-        ({"row_store_memory": "much"}, "row_store_memory must read like"),
-        ({"shuffle": True, "row_store": "memory"}, "row_store='memory' has no meaning with shuffle=True"),
-        ({"shuffle": True, "global_batch_size": 8}, "global_batch_size=8 has no meaning"),
-        (
-            {"row_store": "memory", "worker_type": "process", "multiprocessing_context": "spawn"},
-            "not forked; pass row_store=",
-        ),
-    ],
-    ids=str,
-)
-def test_options_that_do_not_fit_are_refused(table: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(table, **options)
-
-
 def test_splits_mode_has_no_rows_to_exclude(table: str) -> None:
     _, dataset = make(table, shuffle=True)
     for call in (lambda: dataset.exclude([1]), lambda: dataset.include([1]), dataset.as_map):
         with pytest.raises(ConfigError, match='pass shuffle="rows"'):
             call()
-
-
-def test_uneven_steps_are_said_once(table: str) -> None:
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        StructuredDataset.create_dataloader(
-            table, shuffle="rows", num_ranks=2, rank=0, batch_size=(ROWS - 1) // 2, check_plan=False
-        )
-    assert ["ranks take unequally many steps: 2, 1" in str(entry.message) for entry in said] == [True]
-
-
-def test_explain_tells_the_store(table: str, tmp_path: Path) -> None:
-    _, dataset = make(table, row_store=str(tmp_path))
-    told = dataset.explain()
-    assert told.steps == 46
-    assert sum(worker.rows for worker in told.workers) == ROWS
-    assert "from a row store of about" in str(told)
-
-
-def test_a_batch_may_be_written_in_place(table: str) -> None:
-    loader = make(table, row_store="memory")[0]
-    first = ids(loader)
-    loader.set_epoch(0)
-    for batch in loader:
-        batch["id"].zero_()
-        batch["x"].zero_()
-    loader.set_epoch(0)
-    assert ids(loader) == first

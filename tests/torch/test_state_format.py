@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 import time
@@ -15,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -43,25 +41,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def many_files(tmp_path_factory: pytest.TempPathFactory) -> SimulatedTable:
     return SimulatedTable.write(tmp_path_factory.mktemp("many"), 10_000)
-
-
-def plain(value: object) -> bool:
-    """Whether it is ints, strings, bools and None, in lists and dicts, and nothing that only looks like them."""
-    if type(value) is dict:
-        return all(type(key) is str and plain(entry) for key, entry in value.items())
-    return all(map(plain, value)) if type(value) is list else type(value) in (int, str, bool, type(None))
-
-
-def test_a_state_is_plain_data_and_survives_json_and_weights_only(table: Path) -> None:
-    loader = make(table, filters=pc.field("k") < 7, even_ranks="balance", num_ranks=2, rank=1, **OPTIONS)
-    list(islice(loader, 2))
-    state = loader.state_dict()
-    assert plain(state)
-    assert json.loads(json.dumps(state)) == state
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    assert torch.load(file, weights_only=True) == state
 
 
 def test_a_state_has_the_same_keys_at_any_moment(table: Path) -> None:

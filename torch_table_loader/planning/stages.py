@@ -142,7 +142,9 @@ class StreamPosition(Position):
             ended, rank = given
             del newest[_WIDTH:]
             *past, stage = [Stage(Topology(*entry[:-1]), operator.index(entry[-1])) for entry in entries]
-            return cls(operator.index(state["epoch"]), stage, tuple(past), rank, ended=ended)
+            if isinstance(epoch := state["epoch"], bool) or epoch < 0:
+                raise ValueError(f"epoch={epoch!r}")  # noqa: TRY301 the message below says the rest
+            return cls(operator.index(epoch), stage, tuple(past), rank, ended=ended)
         except (KeyError, TypeError, ValueError) as error:
             raise ResumeError(
                 f"the state must hold epoch and history as state_dict() writes them, got {error!r}; "

@@ -1,0 +1,24 @@
+"""What the laws of every mode share: the mode, and the tables that it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.torch.modes import MODES, Mode, write_tables
+
+
+@pytest.fixture(scope="session", params=MODES, ids=str)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """Each mode in turn."""
+    found: Mode = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tables of `modes`."""
+    root = tmp_path_factory.mktemp("modes")
+    write_tables(root)
+    return root

@@ -1,0 +1,329 @@
+"""The modes of the loader over the same small tables: how a loader of each is made, and which rows it delivers."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+
+from tests.iceberg import IcebergWriter, column
+from tests.torch.jobs import STEPS, State, spans_of
+from tests.torch.tables import Groups, key, meant_warnings
+from torch_table_loader import (
+    IcebergDataset,
+    LiveSpan,
+    MixedDataset,
+    RowSpan,
+    SourceRow,
+    StructuredDataset,
+    TableLoader,
+)
+
+GROUPS: dict[str, Groups] = {"a": [[9, 4, 11], [1], [], [17, 5], [13, 13]], "b": [[8, 8], [5], [10, 10]]}
+SIZES = {name: sum(map(sum, groups)) for name, groups in GROUPS.items()}
+SOME = pc.field("k") < 7
+"""A filter that leaves some rows out."""
+
+_SCHEMA = pa.schema([("x", pa.int64()), ("k", pa.int32()), ("f", pa.float64()), ("s", pa.string())])
+_APART = 1000
+"""What the ids of the second table of a mixture begin with."""
+_OF_SOURCES = (
+    "filters",
+    "row_store",
+    "row_store_memory",
+    "columns",
+    "row_id",
+    "output_format",
+    "nulls",
+    "ragged",
+    "strings",
+    "vocabulary",
+)
+
+
+def write_tables(root: Path) -> None:
+    """Write the tables that the modes read; `x` is each row's ordinal, and decides all its values."""
+    for name, groups in GROUPS.items():
+        write_rows(root / name, groups)
+    _write_lake(root / "lake")
+
+
+def write_rows(root: Path, groups: Groups) -> None:
+    """Write a Parquet file for each list of row group sizes."""
+    root.mkdir(parents=True)
+    start = 0
+    for number, sizes in enumerate(groups):
+        with pq.ParquetWriter(root / f"{number:03}.parquet", _SCHEMA) as writer:
+            for size in sizes:
+                rows = [_row(x) for x in range(start, start + size)]
+                writer.write_table(pa.Table.from_pylist(rows, _SCHEMA))
+                start += size
+
+
+def _row(x: int) -> dict[str, Any]:
+    return {"x": x, "k": key(x), "f": x / 2, "s": f"row {x}"}
+
+
+def _write_lake(root: Path) -> None:
+    """Write an Iceberg table with deletes of both kinds."""
+    kinds = {"x": "long", "k": "int", "f": "double", "s": "string"}
+    lake = IcebergWriter(root, columns=[column(at, name, kind) for at, (name, kind) in enumerate(kinds.items(), 1)])
+    starts: dict[str, int] = {}
+    start = 0
+    for size, form in ((30, "parquet"), (20, "orc"), (31, "avro")):
+        path = lake.append(map(_row, range(start, start + size)), form, group=9)
+        starts[f"data/{Path(path).name}"] = start
+        start += size
+        if form == "parquet":
+            lake.commit()
+            lake.delete_rows({path: range(5)}, "orc")
+    lake.commit()
+    lake.delete_rows({path: [30]})
+    lake.delete_keys([1], [{"x": 49, "k": key(49)}, {"x": 60, "k": key(60)}], "avro")
+    lake.commit()
+    (root / "location").write_text(lake.metadata)
+    (root / "starts").write_text(json.dumps(starts))
+    (root / "live").write_text(" ".join(str(row["x"]) for row in lake.live()))
+
+
+def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
+    size = {} if "global_batch_size" in options else {"batch_size": 5}
+    return {"num_workers": 2, "check_plan": False, "row_id": True} | size | options
+
+
+class Mode(ABC):
+    """A way to read tables. A row is named by an int; a loader makes batches of five rows, unless told otherwise."""
+
+    name: ClassVar[str]
+    tables: ClassVar[Sequence[str]] = "a"
+    """Those that `write_tables` wrote and this mode reads."""
+
+    def __str__(self) -> str:
+        """Name the mode in the ids of tests."""
+        return self.name
+
+    def make(self, root: Path, **options: Any) -> TableLoader:
+        """Make a loader over what `write_tables` wrote; options of sources go to the sources."""
+        with meant_warnings():
+            return self.make_loudly(root, **_with_defaults(options))
+
+    def make_loudly(self, root: Path, **options: Any) -> TableLoader:
+        """Make a loader with few options beside these, and let it warn."""
+        dataset, arguments, chosen = self.parts(root, options)
+        loader: TableLoader = dataset.create_dataloader(*arguments, **chosen)[0]
+        return loader
+
+    def open(self, root: Path, **options: Any) -> Any:
+        """Open the dataset alone, for a DataLoader of the caller's."""
+        dataset, arguments, chosen = self.parts(root, _with_defaults(options))
+        return dataset(*arguments, **chosen)
+
+    @abstractmethod
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Return the class of the dataset, its arguments, and its options."""
+
+    def rows(self, batch: Any) -> list[int]:
+        """List the rows of a batch, padding left out, and hold its values against what those rows have."""
+        rows = batch["row_id"].tolist()
+        of_rows = {"x": rows, "k": [key(x) for x in rows], "f": [x / 2 for x in rows], "s": [f"row {x}" for x in rows]}
+        for name in batch.keys() & of_rows.keys():
+            values = batch[name]
+            assert (values if isinstance(values, list) else values.tolist()) == of_rows[name]
+        pads = batch["padding"].tolist() if "padding" in batch else [False] * len(batch["row_id"])
+        return [row for row, padding in zip(self.ids(batch), pads, strict=True) if not padding]
+
+    def ids(self, batch: Any) -> list[int]:
+        """List the rows of a batch, padding included."""
+        found: list[int] = batch["row_id"].tolist()
+        return found
+
+    def read(self, batches: Iterable[Any]) -> list[list[int]]:
+        """List the rows of each of some batches."""
+        return [self.rows(batch) for batch in batches]
+
+    def rows_of(self, root: Path, loader: TableLoader, step: int) -> list[int]:
+        """List the rows that `loader.rows_of` names, as the files have them."""
+        return [row for span in spans_of(loader, step) for row in self._spanned(root, span)]
+
+    def _spanned(self, root: Path, span: RowSpan | LiveSpan) -> list[int]:
+        assert isinstance(span, RowSpan)
+        start = self._starts(root)[span.file]
+        return list(range(start + span.row_start, start + span.row_stop))
+
+    def _starts(self, root: Path) -> dict[str, int]:
+        """Count the rows before each file."""
+        sizes = [sum(groups) for groups in GROUPS["a"]]
+        return {f"{at:03}.parquet": sum(sizes[:at]) for at in range(len(sizes))}
+
+    def live(self, root: Path, *, filtered: bool = False) -> set[int]:
+        """List the rows that are to be delivered."""
+        return {x for x in range(SIZES["a"]) if not filtered or key(x) < 7}
+
+    def check_whole(self, seen: Iterable[int], live: set[int]) -> None:
+        """Hold what was delivered of a whole epoch against what was to be delivered."""
+        assert sorted(seen) == sorted(live)
+
+    @abstractmethod
+    def steps(self, state: State, batch_size: int = 5) -> int:
+        """Read from the state of a job of one rank how many steps it has taken in the stage that it speaks of."""
+
+    @abstractmethod
+    def is_ended(self, state: State) -> bool:
+        """Whether a state was taken on a rank that ended before others."""
+
+
+class RowMode(Mode):
+    """Reads single rows from a row store, so that some can be excluded."""
+
+    def steps(self, state: State, batch_size: int = 5) -> int:
+        """Count the steps that took the samples of a state."""
+        return -(-self.consumed(state) // batch_size)
+
+    def consumed(self, state: State) -> int:
+        """Read how many samples were taken."""
+        consumed = state["consumed"]
+        return int(consumed if isinstance(consumed, int) else consumed[0])
+
+    def is_ended(self, state: State) -> bool:
+        """Whether samples were counted on a rank that had ended."""
+        consumed = state["consumed"]
+        return isinstance(consumed, list) and consumed[1:] == ["ended"]
+
+    def change(self, dataset: Any, what: str, rows: Iterable[int]) -> None:
+        """Exclude or include rows.
+
+        Args:
+            dataset: of this mode.
+            what: "exclude" or "include".
+            rows: which.
+        """
+        getattr(dataset, what)(_tensor_or_list(what, rows))
+
+
+class Splits(Mode):
+    """Reads split by split, in a stream."""
+
+    name = "splits"
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Shuffle splits, unless told otherwise."""
+        chosen: dict[str, Any] = {"shuffle": True} | options
+        if "split_strategy" not in chosen:
+            chosen.setdefault("split_rows", 10)
+        return StructuredDataset, [str(root / "a")], chosen
+
+    def steps(self, state: State, batch_size: int = 5) -> int:
+        """Read the steps of the newest stage."""
+        return int(state["history"][-1][STEPS])
+
+    def is_ended(self, state: State) -> bool:
+        """Whether the newest stage says so."""
+        return bool(state["history"][-1][STEPS + 1 :] == [True])
+
+
+class Rows(RowMode):
+    """Reads the rows of a table one by one."""
+
+    name = "rows"
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Shuffle rows."""
+        return StructuredDataset, [str(root / "a")], {"shuffle": "rows"} | options
+
+
+class LakeRows(RowMode):
+    """Reads the rows of an Iceberg table with deletes one by one."""
+
+    name = "iceberg"
+    tables = ("lake",)
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Shuffle rows that no delete names."""
+        location = (root / "lake" / "location").read_text()
+        return IcebergDataset, [], {"metadata_location": location, "shuffle": "rows"} | options
+
+    def _starts(self, root: Path) -> dict[str, int]:
+        starts: dict[str, int] = json.loads((root / "lake" / "starts").read_text())
+        return starts
+
+    def live(self, root: Path, *, filtered: bool = False) -> set[int]:
+        """List the rows that the deletes leave."""
+        live = map(int, (root / "lake" / "live").read_text().split())
+        return {x for x in live if not filtered or key(x) < 7}
+
+
+class Mixture(RowMode):
+    """Reads the rows of two tables one by one; an epoch ends when each row of both has come."""
+
+    name = "mixture"
+    tables = ("a", "b")
+
+    def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Mix two parts of the first table with one of the second, unless told otherwise."""
+        own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
+        of_sources = {name: value for name, value in options.items() if name in _OF_SOURCES}
+        sources = {
+            name: StructuredDataset(str(root / name), shuffle="rows", check_plan=False, **of_sources)
+            for name in self.tables
+        }
+        weights = own.pop("weights", {"a": 2, "b": 1})
+        return MixedDataset, [sources, weights], {"stop": "all_exhausted"} | own
+
+    def ids(self, batch: Any) -> list[int]:
+        """Name a row by its source and its id there."""
+        return [_APART * at + row for at, row in zip(batch["source"].tolist(), batch["row_id"].tolist(), strict=True)]
+
+    def rows_of(self, root: Path, loader: TableLoader, step: int) -> list[int]:
+        """List the rows that `loader.rows_of` names."""
+        found = [row for row in loader.rows_of(step) if isinstance(row, SourceRow)]
+        assert len(found) == len(loader.rows_of(step))
+        return [_APART * self.tables.index(row.source) + row.row_id for row in found]
+
+    def live(self, root: Path, *, filtered: bool = False) -> set[int]:
+        """List the rows of both tables."""
+        return {
+            _APART * at + x
+            for at, name in enumerate(self.tables)
+            for x in range(SIZES[name])
+            if not filtered or key(x) < 7
+        }
+
+    def check_whole(self, seen: Iterable[int], live: set[int]) -> None:
+        """Each row came, and none of a source twice more than another."""
+        times = Counter(seen)
+        assert set(times) == live
+        for at in range(len(self.tables)):
+            own = [count for row, count in times.items() if row // _APART == at]
+            assert max(own, default=0) - min(own, default=0) <= 1
+
+    def consumed(self, state: State) -> int:
+        """Read how many samples were taken."""
+        return int(state["position"][0])
+
+    def is_ended(self, state: State) -> bool:
+        """Whether samples were counted on a rank that had ended."""
+        return state["position"][1] is True
+
+    def change(self, dataset: Any, what: str, rows: Iterable[int]) -> None:
+        """Exclude or include rows of each source."""
+        by_source: dict[str, list[int]] = {name: [] for name in self.tables}
+        for row in rows:
+            by_source[self.tables[row // _APART]].append(row % _APART)
+        getattr(dataset, what)({name: _tensor_or_list(what, own) for name, own in by_source.items()})
+
+
+def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:
+    return torch.tensor(sorted(rows), dtype=torch.int64) if what == "exclude" else sorted(rows)
+
+
+SPLITS, ROWS, LAKE, MIXTURE = Splits(), Rows(), LakeRows(), Mixture()
+MODES: list[Mode] = [SPLITS, ROWS, LAKE, MIXTURE]
+ROW_MODES: list[RowMode] = [ROWS, LAKE, MIXTURE]

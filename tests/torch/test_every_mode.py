@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from itertools import islice
@@ -38,6 +42,7 @@ def _small_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROCESSES: dict[str, Any] = {"worker_type": "process", "num_workers": 2}
 STORES: dict[str, Any] = {"row_store": "STORES"}
+BUFFERED: dict[str, dict[str, Any]] = {"splits": {"shuffle_buffer_size": 5}}
 SAME: list[tuple[list[Any], dict[str, Any]]] = [
     (MODES, PROCESSES),
     (MODES, PROCESSES | {"collate_fn": dict}),
@@ -118,6 +123,57 @@ def test_epochs_and_seeds_differ_and_rows_of_tells_them(mode: Mode, tables: Path
         seeded.rows_of(len(seeded))
     seeded.set_epoch(1)
     assert mode.read(seeded) not in orders, "a seed at one epoch is not its neighbour at the next"
+
+
+def test_another_process_with_other_hashes_gives_the_same_order_and_goes_on(tables: Path, tmp_path: Path) -> None:
+    wanted = {}
+    for mode in MODES:
+        loader = mode.make(tables, **BUFFERED.get(mode.name, {}))
+        loader.set_epoch(2)
+        whole = mode.read(loader)
+        loader.set_epoch(2)
+        list(islice(loader, 3))
+        torch.save(loader.state_dict(), tmp_path / mode.name)
+        wanted[mode.name] = [whole, whole[3:]]
+    script = (
+        "import json, sys, torch\n"
+        "from pathlib import Path\n"
+        "from tests.torch.modes import MODES\n"
+        "from tests.torch.test_every_mode import BUFFERED\n"
+        "found = {}\n"
+        "for mode in MODES:\n"
+        "    loader = mode.make(Path(sys.argv[1]), **BUFFERED.get(mode.name, {}))\n"
+        "    loader.set_epoch(2)\n"
+        "    found[mode.name] = [mode.read(loader)]\n"
+        "    loader.load_state_dict(torch.load(Path(sys.argv[2]) / mode.name, weights_only=True))\n"
+        "    found[mode.name].append(mode.read(loader))\n"
+        "print(json.dumps(found))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tables), str(tmp_path)],
+        env=os.environ | {"PYTHONHASHSEED": "4711"},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert json.loads(done.stdout) == wanted
+
+
+@pytest.mark.parametrize("mode", [SPLITS, ROWS, MIXTURE], ids=str, scope="session")
+def test_a_table_that_was_moved_keeps_its_order_and_its_states(mode: Mode, tables: Path, tmp_path: Path) -> None:
+    """Not an Iceberg table, whose metadata names its place."""
+    loader = mode.make(tables)
+    wanted = mode.read(loader)
+    loader.set_epoch(0)
+    list(islice(loader, 6))
+    for name in mode.tables:
+        shutil.copytree(tables / name, tmp_path / "elsewhere" / name)
+    moved = mode.make(tmp_path / "elsewhere")
+    assert mode.read(moved) == wanted
+    moved.load_state_dict(loader.state_dict())
+    assert mode.read(moved) == wanted[6:]
 
 
 # ---- the state -------------------------------------------------------------------------------------------

@@ -586,9 +586,7 @@ def test_all_excluded_and_unknown_rows_are_errors(tables: Tables) -> None:
     ],
     ids=str,
 )
-def test_options_that_no_mixture_takes_are_refused(
-    tables: Tables, options: dict[str, Any], message: str
-) -> None:
+def test_options_that_no_mixture_takes_are_refused(tables: Tables, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MixedDataset(open_sources(tables), WEIGHTS, **options)
 

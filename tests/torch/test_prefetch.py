@@ -13,20 +13,25 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from tests.torch.tables import as_values, make, write_table
-from torch_table_loader import MixedDataset, StructuredDataset, TableLoader
+from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode, RowMode, write_rows
+from torch_table_loader import TableLoader
 from torch_table_loader.batching.codec import TensorCodec, TensorRows
 
-pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
+pytestmark = [
+    pytest.mark.usefixtures("earlier_loaders_gone"),
+    pytest.mark.filterwarnings("ignore:epoch . is iterated again"),
+]
 
 ENGINES = ["thread", "process"]
 LANES = 3
+UNCOUNTED: dict[str, Any] = {"filters": pc.field("k") < 9, "count_filtered": False}
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    write_table(tmp_path / "table", [[200, 130, 7]] * LANES)
-    return tmp_path / "table"
+    for name in "ab":
+        write_rows(tmp_path / name, [[200, 130, 7]] * LANES)
+    return tmp_path
 
 
 class Counting:
@@ -63,33 +68,23 @@ def made_ahead(batches: Iterator[Any], count: Any) -> Iterator[int]:
         yield count() - taken
 
 
-def make_mixture(table: Path, **options: Any) -> TableLoader:
-    sources = {
-        name: StructuredDataset(str(table), "parquet", shuffle="rows", row_store="memory") for name in ("one", "two")
-    }
-    chosen = {"batch_size": 8, "num_workers": LANES} | options
-    return MixedDataset.create_dataloader(sources, {"one": 2, "two": 1}, **chosen)[0]
+def make(mode: Mode, table: Path, **options: Any) -> TableLoader:
+    store = {"row_store": "memory"} if isinstance(mode, RowMode) else {}
+    return mode.make(table, **{"batch_size": 8, "num_workers": LANES} | store | options)
 
 
-def make_one(table: Path, order: str, **options: Any) -> TableLoader:
-    if order == "mixture":
-        return make_mixture(table, **options)
-    if order == "rows":
-        options |= {"shuffle": "rows", "row_store": "memory"}
-    if order == "uncounted":
-        options |= {"filters": pc.field("k") < 9, "count_filtered": False}
-    return make(table, **{"batch_size": 8, "num_workers": LANES} | options)
+in_each_mode = pytest.mark.parametrize("mode", [SPLITS, ROWS, MIXTURE], ids=str)
 
 
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
-@pytest.mark.parametrize("order", ["splits", "rows", "mixture", "uncounted"])
+@pytest.mark.parametrize(("mode", "options"), [(SPLITS, {}), (SPLITS, UNCOUNTED), (ROWS, {}), (MIXTURE, {})], ids=str)
 @pytest.mark.parametrize("prefetch", [None, 1])
 def test_a_collate_fn_runs_no_further_ahead_than_was_asked_for(
-    table: Path, order: str, worker_type: str, prefetch: int | None
+    table: Path, mode: Mode, options: dict[str, Any], worker_type: str, prefetch: int | None
 ) -> None:
     counting = Counting()
-    options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
-    loader = make_one(table, order, collate_fn=counting, prefetch_batches=prefetch, **options)
+    workers = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
+    loader = make(mode, table, collate_fn=counting, prefetch_batches=prefetch, **workers, **options)
     # Each lane may have so many that wait, and one in the making; without workers none is made ahead.
     most = 0 if worker_type == "caller" else LANES * ((prefetch or 2) + 1)
     ahead = list(made_ahead(iter(loader), lambda: counting.calls))
@@ -99,10 +94,10 @@ def test_a_collate_fn_runs_no_further_ahead_than_was_asked_for(
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
-@pytest.mark.parametrize("order", ["splits", "rows"])
+@pytest.mark.parametrize("mode", [SPLITS, ROWS], ids=str)
 @pytest.mark.parametrize("prefetch", [1, 5])
 def test_no_more_batches_are_finished_than_was_asked_for(
-    table: Path, order: str, worker_type: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
+    table: Path, mode: Mode, worker_type: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished = [0]
     batches_of = TensorRows.batches
@@ -115,57 +110,74 @@ def test_no_more_batches_are_finished_than_was_asked_for(
 
     lock = threading.Lock()
     monkeypatch.setattr(TensorRows, "batches", counting)
-    loader = make_one(table, order, worker_type=worker_type, prefetch_batches=prefetch)
+    loader = make(mode, table, worker_type=worker_type, prefetch_batches=prefetch)
     assert max(made_ahead(iter(loader), lambda: finished[0])) <= LANES * prefetch
 
 
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
-def test_the_first_batch_waits_for_no_other_batch_of_its_block(table: Path, worker_type: str) -> None:
+@in_each_mode
+def test_the_first_batch_waits_for_no_other_batch_of_its_block(mode: Mode, table: Path, worker_type: str) -> None:
     counting = Counting()
     options = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type, "num_workers": 1}
-    batches = iter(make(table, collate_fn=counting, batch_size=8, prefetch_batches=1, **options))
+    batches = iter(make(mode, table, collate_fn=counting, prefetch_batches=1, **options))
     next(batches)
     assert counting.calls <= 3
 
 
-def test_a_dataloader_of_the_callers_own_collates_one_batch_at_a_time(table: Path) -> None:
+@in_each_mode
+def test_a_dataloader_of_the_callers_own_collates_one_batch_at_a_time(mode: Mode, table: Path) -> None:
     counting = Counting()
-    dataset = StructuredDataset(str(table), "parquet", batch_size=8, collate_fn=counting)
+    dataset = mode.open(table, batch_size=8, collate_fn=counting)
     for taken, _ in enumerate(DataLoader(dataset, batch_size=None), 1):
         assert counting.calls == taken
 
 
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"shuffle_buffer_size": 50}, {"even_ranks": "pad"}])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        (SPLITS, {}),
+        (SPLITS, {"drop_last": True}),
+        (SPLITS, {"shuffle_buffer_size": 50}),
+        (SPLITS, {"even_ranks": "pad"}),
+        (ROWS, {}),
+        (MIXTURE, {"even_ranks": "pad"}),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("worker_type", [*ENGINES, "caller"])
-def test_collated_one_by_one_each_batch_is_what_it_was(table: Path, worker_type: str, options: dict[str, Any]) -> None:
+def test_collated_one_by_one_each_batch_is_what_it_was(
+    mode: Mode, table: Path, worker_type: str, options: dict[str, Any]
+) -> None:
     workers = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
-    chosen = {"batch_size": 9, "shuffle": True, **workers, **options}
-    plain = [as_values(batch) for batch in make(table, **chosen)]
+    chosen = {"batch_size": 9, **workers, **options}
+    plain = [(mode.ids(batch), mode.rows(batch)) for batch in make(mode, table, **chosen)]
     for prefetch in (None, 1):
-        assert [as_values(batch) for batch in make(table, prefetch_batches=prefetch, **chosen)] == plain
-        collated = make(table, prefetch_batches=prefetch, collate_fn=dict, **chosen)
-        assert [as_values(batch) for batch in collated] == plain
+        found = make(mode, table, prefetch_batches=prefetch, **chosen)
+        assert [(mode.ids(batch), mode.rows(batch)) for batch in found] == plain
+        collated = make(mode, table, prefetch_batches=prefetch, collate_fn=dict, **chosen)
+        assert [(mode.ids(batch), mode.rows(batch)) for batch in collated] == plain
         assert sum(worker.batches for worker in collated.metrics().workers) == len(plain)
 
 
-@pytest.mark.parametrize("order", ["splits", "rows", "mixture"])
-def test_explain_counts_the_collated_batches_apart(table: Path, order: str) -> None:
-    dataset: Any = make_one(table, order, collate_fn=dict, prefetch_batches=4).dataset
+@in_each_mode
+def test_explain_counts_the_collated_batches_apart(table: Path, mode: Mode) -> None:
+    dataset: Any = make(mode, table, collate_fn=dict, prefetch_batches=4).dataset
     assert dataset.explain().collated_batches == LANES * 4
     assert f"plus up to {LANES * 4} collated batches" in str(dataset.explain())
-    dataset = make_one(table, order, collate_fn=dict).dataset
+    dataset = make(mode, table, collate_fn=dict).dataset
     assert dataset.explain().collated_batches == LANES * 2
-    dataset = make_one(table, order).dataset
+    dataset = make(mode, table).dataset
     assert dataset.explain().collated_batches == 0
     assert "collated" not in str(dataset.explain())
 
 
-@pytest.mark.parametrize("order", ["splits", "rows", "mixture"])
+@in_each_mode
 @pytest.mark.parametrize("options", [{}, {"prefetch_batches": 1}, {"prefetch_batches": 40}, {"collate_fn": dict}])
 def test_no_more_rows_are_decoded_ahead_than_explained(
-    tmp_path: Path, order: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mode: Mode, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_table(tmp_path, [[100] * 20] * LANES)
+    for name in mode.tables:
+        write_rows(tmp_path / name, [[100] * 20] * LANES)
     monkeypatch.setattr("torch_table_loader.engine.jobs.stream_job.rows_of_a_read", lambda *_: 100)
     monkeypatch.setattr("torch_table_loader.engine.jobs.indexed_job.batches_of_a_gather", lambda *_: 10)
     decoded = [0]
@@ -178,12 +190,12 @@ def test_no_more_rows_are_decoded_ahead_than_explained(
 
     lock = threading.Lock()
     monkeypatch.setattr(TensorCodec, "decode", counting)
-    loader = make_one(tmp_path, order, batch_size=10, **options)
+    loader = make(mode, tmp_path, batch_size=10, **options)
     dataset: Any = loader.dataset
     items = getattr(dataset.job, "items", None)
     stores = [rows.store.spec.num_bytes for rows in getattr(items, "sources", {}).values()]
-    stores += [dataset.job.items.store.memory_bytes] if order == "rows" else []
-    times = 2 if order == "mixture" else 1
+    stores += [dataset.job.items.store.memory_bytes] if mode is ROWS else []
+    times = 2 if mode is MIXTURE else 1
     bound = (dataset.explain().memory_bound - sum(stores)) // dataset.job.row_bytes // times
     ahead = list(made_ahead(iter(loader), lambda: decoded[0] // 10))
     assert max(ahead) * 10 <= bound < 6000

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -100,11 +96,6 @@ def test_epochs_differ_under_shuffle_and_only_there(table: Path) -> None:
     assert deliver(table, epoch=0, **unshuffled) == deliver(table, epoch=3, **unshuffled)
 
 
-def test_a_seed_at_one_epoch_is_not_its_neighbour_at_the_next(table: Path) -> None:
-    first = ids(deliver(table, epoch=1, **OPTIONS | {"shuffle_seed": 0}))
-    assert first != ids(deliver(table, epoch=0, **OPTIONS | {"shuffle_seed": 1}))
-
-
 def test_splits_is_another_word_for_true(table: Path) -> None:
     assert deliver(table, **OPTIONS | {"shuffle": "splits"}) == deliver(table, **OPTIONS)
 
@@ -121,34 +112,6 @@ def test_windows_permute_rows_inside_a_lane_and_batches_hold_them_so(table: Path
     assert (permuted == plain) == (window == 1)
     if window == 500:
         assert any(batch.rows != sorted(batch.rows) for batch in found)
-
-
-def test_another_process_with_other_hashes_gives_the_same_order(table: Path) -> None:
-    script = (
-        "import json, sys\n"
-        "from tests.torch.tables import deliver\n"
-        "found = deliver(sys.argv[1], epoch=2, batch_size=4, num_workers=4, shuffle=True,\n"
-        "    shuffle_buffer_size=5, split_rows=1)\n"
-        "print(json.dumps([batch.rows for batch in found]))\n"
-    )
-    wanted = [batch.rows for batch in deliver(table, epoch=2, shuffle_buffer_size=5, **OPTIONS)]
-    environment = os.environ | {"PYTHONHASHSEED": "4711"}
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(table)],
-        env=environment,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert json.loads(done.stdout) == wanted
-
-
-def test_a_table_that_was_moved_keeps_its_order(table: Path) -> None:
-    wanted = deliver(table, **OPTIONS)
-    moved = table.rename(table.with_name("elsewhere"))
-    assert deliver(moved, **OPTIONS) == wanted
 
 
 def ids(batches: list[Batch]) -> list[int]:

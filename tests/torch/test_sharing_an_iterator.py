@@ -11,19 +11,30 @@ from typing import Any
 
 import pytest
 
-from tests.torch.tables import as_values, make, write_table
+from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode, write_rows
 from torch_table_loader import TableLoader
 from torch_table_loader.engine.workers.pickling import twin_of
 
-pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
+pytestmark = [
+    pytest.mark.usefixtures("earlier_loaders_gone"),
+    pytest.mark.filterwarnings("ignore:epoch . is iterated again"),
+]
 
 ENGINES = ["thread", "process", "caller"]
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    write_table(tmp_path / "table", [[300, 200]] * 4)
-    return tmp_path / "table"
+    write_rows(tmp_path / "a", [[200, 150]] * 4)
+    write_rows(tmp_path / "b", [[40, 20]] * 2)
+    return tmp_path
+
+
+@pytest.fixture(params=[SPLITS, ROWS, MIXTURE], ids=str)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """Each mode in turn; tables are read in one way whatever their source."""
+    found: Mode = request.param
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -60,19 +71,24 @@ def in_threads(work: Callable[[], None], num_threads: int) -> None:
         assert not thread.is_alive(), "a thread hangs"
 
 
-def made(table: Path, worker_type: str, **options: Any) -> TableLoader:
+def made(mode: Mode, table: Path, worker_type: str, **options: Any) -> TableLoader:
     workers = {"num_workers": 0} if worker_type == "caller" else {"worker_type": worker_type}
-    return make(table, batch_size=2, **workers, **options)
+    rare = {"weights": {"a": 10, "b": 1}} if mode is MIXTURE else {}
+    return mode.make(table, batch_size=2, **workers, **rare, **options)
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
-@pytest.mark.parametrize("options", [{}, {"collate_fn": dict}, {"prefetch_batches": 1}])
-def test_each_batch_goes_to_one_thread(table: Path, worker_type: str, options: dict[str, Any]) -> None:
-    loader = made(table, worker_type, **options)
-    expected = sorted(as_values(batch).rows for batch in loader)
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [(SPLITS, {}), (SPLITS, {"collate_fn": dict}), (SPLITS, {"prefetch_batches": 1}), (ROWS, {}), (MIXTURE, {})],
+    ids=str,
+)
+def test_each_batch_goes_to_one_thread(mode: Mode, table: Path, worker_type: str, options: dict[str, Any]) -> None:
+    loader = made(mode, table, worker_type, **options)
+    expected = sorted(mode.read(loader))
     taken, errors = share(iter(loader))
     assert not errors
-    assert sorted(as_values(batch).rows for batch in taken) == expected
+    assert sorted(mode.read(taken)) == expected
     assert loader.metrics().batches == len(taken) == len(loader)
 
 
@@ -83,8 +99,8 @@ def stops(batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("worker_type", ENGINES)
-def test_an_error_reaches_every_thread_once(table: Path, worker_type: str) -> None:
-    batches = iter(made(table, worker_type, collate_fn=stops))
+def test_an_error_reaches_every_thread_once(mode: Mode, table: Path, worker_type: str) -> None:
+    batches = iter(made(mode, table, worker_type, collate_fn=stops))
     _, errors = share(batches)
     assert [str(error) for error in errors] == ["of the caller's"] * 4
     assert all(type(error) is ZeroDivisionError for error in errors)
@@ -94,9 +110,9 @@ def test_an_error_reaches_every_thread_once(table: Path, worker_type: str) -> No
     assert next(batches, "over") == "over"
 
 
-def test_a_state_that_another_thread_takes_is_one_that_was(table: Path) -> None:
-    loader = made(table, "thread")
-    expected = [as_values(batch).rows for batch in loader]
+def test_a_state_that_another_thread_takes_is_one_that_was(mode: Mode, table: Path) -> None:
+    loader = made(mode, table, "thread")
+    expected = mode.read(loader)
     batches, states, over = iter(loader), [], threading.Event()
 
     def watch() -> None:
@@ -112,13 +128,13 @@ def test_a_state_that_another_thread_takes_is_one_that_was(table: Path) -> None:
     assert len(taken) == len(expected)
     for state in (states[0], states[len(states) // 2], states[-1]):
         loader.load_state_dict(state)
-        left = [as_values(batch).rows for batch in loader]
+        left = mode.read(loader)
         assert left == expected[len(expected) - len(left) :]
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_close_ends_the_epoch_of_a_thread_that_waits(table: Path, worker_type: str) -> None:
-    batches: Any = iter(made(table, worker_type, collate_fn=waits))
+    batches: Any = iter(made(SPLITS, table, worker_type, collate_fn=waits))
     threading.Timer(0.5, batches.close).start()
     _, errors = share(batches, 2)
     assert not errors

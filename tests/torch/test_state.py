@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 
@@ -73,24 +70,6 @@ def test_state_of_rank_0_resumes_every_rank_on_other_topologies(table: str, wind
     assert sorted(seen) == list(range(ROWS))
 
 
-def test_state_loads_in_a_fresh_process_and_with_weights_only(table: str, tmp_path: Path) -> None:
-    loader = make(table)
-    whole = ids(iter(loader))
-    _state_after(loader, 9)
-    torch.save(loader.state_dict(), tmp_path / "state.pt")
-    assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()
-    script = f"""
-import json, sys, torch
-from torch_table_loader import StructuredDataset
-loader, _ = StructuredDataset.create_dataloader({table!r}, "parquet", batch_size=64, num_workers=3, shuffle=True,
-                                                split_rows=200)
-loader.load_state_dict(torch.load({str(tmp_path / "state.pt")!r}, weights_only=True))
-print(json.dumps([batch["id"].tolist() for batch in loader]))
-"""
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
-    assert json.loads(out.stdout) == whole[9:]
-
-
 def test_state_holds_no_secret_and_no_path(table: str) -> None:
     loader = make(table, storage_options={"secret": "hunter2"}, filters=pc.field("name") != "hunter3")
     text = json.dumps(loader.state_dict())
@@ -142,18 +121,6 @@ def test_a_table_that_grew_names_the_new_files(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "x": [1.0], "name": ["a"]}), tmp_path / "part-0.parquet")
     with pytest.raises(ResumeError, match="rows: 500 then"):
         make(str(tmp_path / "*.parquet")).load_state_dict(state)
-
-
-def test_a_moved_table_still_resumes(table: str, tmp_path: Path) -> None:
-    whole = ids(iter(make(table)))
-    state = _state_after(make(table), 6)
-    moved = tmp_path / "elsewhere"
-    moved.mkdir()
-    for path in Path(table).glob("*.parquet"):
-        (moved / path.name).write_bytes(path.read_bytes())
-    loader = make(str(moved))
-    loader.load_state_dict(state)
-    assert ids(iter(loader)) == whole[6:]
 
 
 def test_a_state_without_its_history_is_refused(table: str) -> None:

@@ -15,6 +15,12 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 settings.load_profile("explore" if os.environ.get("LAWS_EXPLORE") else "repeatable")
 
 
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of the collections of garbage that tests ask for."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def earlier_loaders_gone() -> None:
     """Collect the loaders of earlier tests, and with them threads that wait for another epoch."""

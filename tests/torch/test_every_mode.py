@@ -45,7 +45,7 @@ STORES: dict[str, Any] = {"row_store": "STORES"}
 BUFFERED: dict[str, dict[str, Any]] = {"splits": {"shuffle_buffer_size": 5}}
 SAME: list[tuple[list[Any], dict[str, Any]]] = [
     (MODES, PROCESSES),
-    (MODES, PROCESSES | {"collate_fn": dict}),
+    ([SPLITS, ROWS, MIXTURE], PROCESSES | {"collate_fn": dict}),
     (MODES, {"prefetch_batches": 5}),
     (MODES, {"columns": ["s", "x"]}),
     (ROW_MODES, {"num_workers": 0}),
@@ -183,8 +183,8 @@ GOES_ON: list[tuple[list[Any], dict[str, Any]]] = [
     (MODES, {"drop_last": True}),
     (MODES, {"filters": SOME}),
     (MODES, {"num_ranks": 2, "rank": 1, "even_ranks": "pad", "batch_size": 3}),
-    (MODES, PROCESSES),
     (MODES, {"num_workers": 0}),
+    ([SPLITS, MIXTURE], PROCESSES),
     ([SPLITS], {"num_workers": 3, "shuffle_buffer_size": 9}),
     ([SPLITS], {"shuffle_buffer_size": 9, "worker_type": "process", "prefetch_batches": 5}),
     ([SPLITS], {"prefetch_batches": 1}),
@@ -267,7 +267,7 @@ chains = st.lists(
 )
 
 
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains, data=st.data())
 def test_states_chained_through_topologies_with_exclusions(
     mode: Mode, tables: Path, chain: list[tuple[int, int, int, int, bool]], data: st.DataObject

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.torch.modes import MIXTURE, ROWS, SPLITS, Mode, write_rows
+from tests.torch.modes import MIXTURE, SPLITS, Mode, write_rows
 from torch_table_loader import TableLoader
 from torch_table_loader.engine.workers.pickling import twin_of
 
@@ -30,9 +30,9 @@ def table(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(params=[SPLITS, ROWS, MIXTURE], ids=str)
+@pytest.fixture(params=[SPLITS, MIXTURE], ids=str)
 def mode(request: pytest.FixtureRequest) -> Mode:
-    """Each mode in turn; tables are read in one way whatever their source."""
+    """Where lanes read, and where they gather: there a mixture does all that a table alone does."""
     found: Mode = request.param
     return found
 
@@ -80,7 +80,7 @@ def made(mode: Mode, table: Path, worker_type: str, **options: Any) -> TableLoad
 @pytest.mark.parametrize("worker_type", ENGINES)
 @pytest.mark.parametrize(
     ("mode", "options"),
-    [(SPLITS, {}), (SPLITS, {"collate_fn": dict}), (SPLITS, {"prefetch_batches": 1}), (ROWS, {}), (MIXTURE, {})],
+    [(SPLITS, {}), (SPLITS, {"collate_fn": dict}), (SPLITS, {"prefetch_batches": 1}), (MIXTURE, {})],
     ids=str,
 )
 def test_each_batch_goes_to_one_thread(mode: Mode, table: Path, worker_type: str, options: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.torch.modes import MODES, Mode, write_tables
+from torch_table_loader.engine import sizes
 
 
 @pytest.fixture(scope="session", params=MODES, ids=str)
@@ -22,3 +23,9 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("modes")
     write_tables(root)
     return root
+
+
+@pytest.fixture
+def small_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small tables would come with one gather."""
+    monkeypatch.setattr(sizes, "_GATHER_ROWS", 12)

@@ -327,3 +327,10 @@ def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:
 SPLITS, ROWS, LAKE, MIXTURE = Splits(), Rows(), LakeRows(), Mixture()
 MODES: list[Mode] = [SPLITS, ROWS, LAKE, MIXTURE]
 ROW_MODES: list[RowMode] = [ROWS, LAKE, MIXTURE]
+
+PROCESSES: dict[str, Any] = {"worker_type": "process", "num_workers": 2}
+UNEVEN: dict[str, dict[str, Any]] = {
+    "splits": {"split_rows": 10**9, "num_workers": 1},
+    "mixture": {"weights": {"a": 1, "b": 0}},
+}
+"""With these a job of two ranks takes two steps on the first and one on the second."""

@@ -105,6 +105,37 @@ def test_rows_that_nobody_counted_come_once_too(
         check(found, total, options)
 
 
+row_jobs = st.fixed_dictionaries(
+    {
+        "num_ranks": st.integers(1, 5),
+        "num_workers": st.integers(0, 5),
+        "batch_size": st.integers(1, 9),
+        "even_ranks": st.sampled_from([None, "pad"]),
+        "drop_last": st.booleans(),
+        "prefetch_batches": st.sampled_from([None, 1, 3]),
+        "filters": st.sampled_from([None, pc.field("k") < 5, pc.field("k") < 0]),
+    }
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(groups=tables, options=row_jobs, epoch=st.integers(0, 2), on_disk=st.booleans())
+def test_rows_of_a_store_are_delivered_once(
+    groups: list[list[int]], options: dict[str, Any], epoch: int, on_disk: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as stores:
+        total = write_table(Path(root), groups)
+        place: dict[str, Any] = {"row_store": stores} if on_disk else {}
+        ranks = deliver_all(Path(root), epoch=epoch, shuffle="rows", **options, **place)
+        check(ranks, total, options)
+        if options["drop_last"]:
+            live = sum(passes(options["filters"], row) for row in range(total))
+            step = options["batch_size"] * options["num_ranks"]
+            assert sum(len(batch.rows) for batches in ranks for batch in batches) == live // step * step
+        if options["drop_last"] or options["even_ranks"] == "pad":
+            assert len({tuple(len(batch.rows) for batch in batches) for batches in ranks}) == 1
+
+
 @pytest.mark.parametrize("form", sorted(SUFFIX))
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 def test_every_format_delivers_every_row_once(tmp_path: Path, form: str, worker_type: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +10,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from tests.torch.tables import deliver_all, key, meant_warnings, write_table
+from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.dataset import TableDataset
 from torch_table_loader.store.gather import StoredRows
@@ -47,53 +42,6 @@ def make(path: str, **options: Any) -> tuple[TableLoader, TableDataset]:
 
 def ids(loader: Any) -> list[list[int]]:
     return [batch["id"].tolist() for batch in loader]
-
-
-tables = st.lists(st.lists(st.integers(0, 12), max_size=4), min_size=1, max_size=6)
-jobs = st.fixed_dictionaries(
-    {
-        "num_ranks": st.integers(1, 5),
-        "num_workers": st.integers(0, 5),
-        "batch_size": st.integers(1, 9),
-        "even_ranks": st.sampled_from([None, "pad"]),
-        "drop_last": st.booleans(),
-        "prefetch_batches": st.sampled_from([None, 1, 3]),
-        "filters": st.sampled_from([None, pc.field("k") < 5, pc.field("k") < 0]),
-    }
-)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(groups=tables, options=jobs, epoch=st.integers(0, 2), on_disk=st.booleans())
-def test_every_row_comes_once(groups: list[list[int]], options: dict[str, Any], epoch: int, on_disk: bool) -> None:
-    with tempfile.TemporaryDirectory() as root, tempfile.TemporaryDirectory() as stores:
-        total = write_table(Path(root), groups)
-        place: dict[str, Any] = {"row_store": stores} if on_disk else {}
-        ranks = deliver_all(Path(root), epoch=epoch, shuffle="rows", **options, **place)
-        size, live = (
-            options["batch_size"],
-            [
-                x
-                for x in range(total)
-                if "k" not in str(options["filters"]) or (key(x) < (5 if "5" in str(options["filters"]) else 0))
-            ],
-        )
-        own: Counter[int] = Counter()
-        for batches in ranks:
-            assert all(len(batch.rows) == size for batch in batches[:-1])
-            for batch in batches:
-                assert batch.ids == batch.rows
-                assert (batch.padding is None) == (options["even_ranks"] is None)
-                marks = batch.padding or [False] * len(batch.rows)
-                own.update(row for row, padding in zip(batch.rows, marks, strict=True) if not padding)
-        assert max(own.values(), default=0) <= 1
-        if options["drop_last"]:
-            assert len(own) == len(live) // (size * len(ranks)) * size * len(ranks)
-            assert set(own) <= set(live)
-        else:
-            assert set(own) == set(live)
-        if options["drop_last"] or options["even_ranks"] == "pad":
-            assert len({tuple(len(batch.rows) for batch in batches) for batches in ranks}) == 1
 
 
 # ---- state -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A mixture through the real loader: shares, one order whatever the job, exact state, weights that change."""
+"""What is special to a mixture: shares, stop rules, weights that change, sources that come and go."""
 
 from __future__ import annotations
 
@@ -567,9 +567,6 @@ def test_all_excluded_and_unknown_rows_are_errors(tables: Tables) -> None:
     dataset.set_weights({"a": 1, "b": 1, "c": 0})
     assert {name for batch in batches(loader) for name, _ in batch} == {"a", "b"}
     assert "'c': 0 rows, a share of 0" in str(dataset.explain())
-
-
-# ---- form ------------------------------------------------------------------------------------------------
 
 
 # ---- options ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Row mode through the real loader: every row once, one order whatever the job, exact state, exclusion."""
+"""What is special to row mode: its map view, and what only it refuses; see test_every_mode.py."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_all_excluded_is_an_error(table: str) -> None:
     assert ids(loader) == [[7]]
 
 
-# ---- other output, and the map ---------------------------------------------------------------------------
+# ---- the map ---------------------------------------------------------------------------------------------
 
 
 def test_the_map_serves_samplers_and_people(table: str) -> None:

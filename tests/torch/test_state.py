@@ -1,4 +1,4 @@
-"""Exact state through the real loader: promises 5 and 6 on files."""
+"""What is special to the state of a stream: its history, how it was split, its files; see test_every_mode_states.py."""
 
 from __future__ import annotations
 

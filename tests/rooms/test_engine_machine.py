@@ -15,15 +15,32 @@ def eight_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
 
 
-def v2(root: Path, text: str) -> Path:
-    (root / "cpu.max").write_text(text)
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
+V1 = "33 32 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
+
+
+def write(root: Path, path: str, text: str) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def v2(root: Path, quotas: dict[str, str], own: str = "") -> Path:
+    """Make up a machine with cgroup v2, and what `cpu.max` of some cgroups says."""
+    write(root, "proc/self/cgroup", f"0::/{own}\n")
+    write(root, "proc/self/mountinfo", f"{V2}\n")
+    for folder, text in quotas.items():
+        write(root, f"sys/fs/cgroup/{folder}/cpu.max", text)
     return root
 
 
-def v1(root: Path, quota: str, period: str) -> Path:
-    (root / "cpu").mkdir()
-    (root / "cpu" / "cpu.cfs_quota_us").write_text(quota)
-    (root / "cpu" / "cpu.cfs_period_us").write_text(period)
+def v1(root: Path, quotas: dict[str, str], own: str = "") -> Path:
+    """Make up a machine with cgroup v1, and the quotas of some cgroups a period of 100 ms."""
+    write(root, "proc/self/cgroup", f"5:memory:/elsewhere\n4:cpu,cpuacct:/{own}\n")
+    write(root, "proc/self/mountinfo", f"{V1}\n")
+    for folder, quota in quotas.items():
+        write(root, f"sys/fs/cgroup/cpu,cpuacct/{folder}/cpu.cfs_quota_us", quota)
+        write(root, f"sys/fs/cgroup/cpu,cpuacct/{folder}/cpu.cfs_period_us", "100000\n")
     return root
 
 
@@ -39,12 +56,19 @@ def v1(root: Path, quota: str, period: str) -> Path:
     ],
 )
 def test_a_quota_of_cgroup_v2_is_kept(tmp_path: Path, text: str, cpus: int) -> None:
-    assert usable_cpus(v2(tmp_path, text)) == cpus
+    assert usable_cpus(v2(tmp_path, {"": text})) == cpus
 
 
 @pytest.mark.parametrize(("quota", "cpus"), [("300000\n", 3), ("250000\n", 3), ("-1\n", 8), ("1000\n", 1)])
 def test_a_quota_of_cgroup_v1_is_kept(tmp_path: Path, quota: str, cpus: int) -> None:
-    assert usable_cpus(v1(tmp_path, quota, "100000\n")) == cpus
+    assert usable_cpus(v1(tmp_path, {"": quota})) == cpus
+
+
+def test_the_tightest_of_nested_cgroups_counts(tmp_path: Path) -> None:
+    quotas = {"pods": "600000 100000", "pods/7": "max 100000", "pods/7/box": "700000 100000", "pods/8": "100000 100000"}
+    assert usable_cpus(v2(tmp_path / "2", quotas, own="pods/7/box")) == 6
+    assert usable_cpus(v2(tmp_path / "2", {"pods/7": "250000 100000"}, own="pods/7/box")) == 3
+    assert usable_cpus(v1(tmp_path / "1", {"": "-1", "pods": "400000", "pods/7": "-1"}, own="pods/7")) == 4
 
 
 def test_without_cgroups_affinity_alone_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

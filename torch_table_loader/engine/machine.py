@@ -11,15 +11,14 @@ from pathlib import Path, PurePosixPath
 _KIB = 1024
 
 
-def usable_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Count the CPUs that this process may use: its affinity, less where a cgroup quota allows fewer.
+def usable_cpus(root: Path = Path("/")) -> int:
+    """Count the CPUs that this process may use: its affinity, less where the quota of a cgroup allows fewer.
 
     Args:
-        cgroup: where the cgroup file system is mounted.
+        root: the folder above `proc` and `sys`.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_cpus(cgroup)
-    return max(1, cpus if quota is None else min(cpus, quota))
+    return max(1, min([cpus, *_cpu_quotas(root)]))
 
 
 def threads_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
@@ -45,19 +44,15 @@ def ranks_on_this_node() -> int:
     return 1
 
 
-def _cgroup_cpus(root: Path) -> int | None:
-    """Read the quota of cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us), rounded up."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if quota in ("max", "-1"):
-        return None
-    return max(1, -(-int(quota) // int(period)))
+def _cpu_quotas(root: Path) -> Iterator[int]:
+    """Yield the quota of each cgroup that limits the process, in whole CPUs; v2 and v1 have files of other names."""
+    for folder in _cgroups(root, "cpu"):
+        words = [word for line in _lines(folder / "cpu.max") for word in line.split()]
+        quota, period = map(_number, words) if len(words) == 2 else (None, None)
+        if not words:
+            quota, period = _value(folder / "cpu.cfs_quota_us"), _value(folder / "cpu.cfs_period_us")
+        if quota is not None and period is not None and quota > 0 and period > 0:
+            yield -(-quota // period)
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
@@ -69,7 +64,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
         root: the folder above `proc` and `sys`.
     """
     found = [*_of_the_machine(root), *_of_the_process(root)]
-    for folder in _memory_cgroups(root):
+    for folder in _cgroups(root, "memory"):
         found += _of_a_cgroup(folder)
     return max(0, min(found)) if found else None
 
@@ -104,10 +99,15 @@ def _of_a_cgroup(folder: Path) -> Iterator[int]:
             yield limit - used + min(cached, used)
 
 
-def _memory_cgroups(root: Path) -> Iterator[Path]:
-    """Yield the folder of each cgroup that limits the process's memory: its own, and those above up to the mount."""
-    own = dict(_own_cgroups(root))
-    for kind, mounted, mount_point in _cgroup_mounts(root):
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folder of each cgroup that may limit the process: its own, and those above up to the mount.
+
+    Args:
+        root: the folder above `proc` and `sys`.
+        controller: "cpu" or "memory".
+    """
+    own = dict(_own_cgroups(root, controller))
+    for kind, mounted, mount_point in _cgroup_mounts(root, controller):
         if kind not in own:
             continue
         base = root / mount_point.lstrip("/")
@@ -119,23 +119,23 @@ def _memory_cgroups(root: Path) -> Iterator[Path]:
             folder = folder.parent
 
 
-def _own_cgroups(root: Path) -> Iterator[tuple[str, str]]:
-    """Yield the process's path in the hierarchies that may limit memory: of "cgroup2", and of "cgroup" (v1)."""
+def _own_cgroups(root: Path, controller: str) -> Iterator[tuple[str, str]]:
+    """Yield the process's path in the hierarchies that may limit it: of "cgroup2", and of "cgroup" (v1)."""
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             yield "cgroup2", path
-        elif "memory" in controllers.split(","):
+        elif controller in controllers.split(","):
             yield "cgroup", path
 
 
-def _cgroup_mounts(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind of each mounted hierarchy that may limit memory, what of it is mounted, and where."""
+def _cgroup_mounts(root: Path, controller: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the kind of each mounted hierarchy that may limit the process, what of it is mounted, and where."""
     for line in _lines(root / "proc/self/mountinfo"):
         place, _, kind_and_options = line.partition(" - ")
         _, _, _, mounted, mount_point, *_ = map(_unescaped, place.split(" "))
         kind, _, options = kind_and_options.split(" ", 2)
-        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
+        if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
             yield kind, mounted, mount_point
 
 

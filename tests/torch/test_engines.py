@@ -16,6 +16,7 @@ import torch
 
 from tests.torch.leaks import children, lane_threads
 from tests.torch.tables import as_values, deliver, make, write_table
+from torch_table_loader import StructuredDataset
 from torch_table_loader.read.tasks import TaskReader
 
 pytestmark = pytest.mark.usefixtures("earlier_loaders_gone")
@@ -69,6 +70,24 @@ def test_every_output_form_comes_from_both_engines(table: Path, worker_type: str
     kinds = {"torch": dict, "numpy": dict, "arrow": pa.RecordBatch, "dict": dict}
     assert {type(batch) for batch in batches} == {kinds[form]}
     assert [values(batch) for batch in batches] == plain
+
+
+def with_a_variable(batch: Any) -> tuple[Any, str | None]:
+    return batch, os.environ.get("A_VARIABLE_OF_THIS_TEST")
+
+
+def test_workers_of_a_fork_server_have_the_environment_of_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_table(tmp_path, [[10]])
+    options: dict[str, Any] = {"worker_type": "process", "multiprocessing_context": "forkserver", "num_workers": 1}
+    for value in ("first", "second", None):
+        if value is None:
+            monkeypatch.delenv("A_VARIABLE_OF_THIS_TEST")
+        else:
+            monkeypatch.setenv("A_VARIABLE_OF_THIS_TEST", value)
+        loader, _ = StructuredDataset.create_dataloader(str(tmp_path), collate_fn=with_a_variable, **options)
+        assert [found for _, found in loader] == [value]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +99,13 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         return self._sender.pack(self._work.codec, *parts)
 
 
+def _take_environment(environment: dict[str, str], _worker: int) -> None:
+    """Take the environment of the process that trains: that of a fork server is as old as the server."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
 def _as_is(message: Any) -> Any:
     return message
 
@@ -129,6 +138,7 @@ class ProcessExecutor(LaneExecutor):
             collate_fn=_as_is,
             prefetch_factor=waiting,
             multiprocessing_context=context,
+            worker_init_fn=partial(_take_environment, dict(os.environ)),
         )
         self._messages: WatchedWorkers | None = WatchedWorkers(loader)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
+from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle, as_one
 
 Make = Callable[[np.random.Generator], Any]
 
@@ -210,8 +210,8 @@ def test_all_batches_together_are_the_table(
     batches = []
     for chunk in _chunks(table, cuts):
         rows = codec.decode(chunk)
-        for run in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
-            batches += run.batches(batch_size)
+        for parts in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
+            batches += as_one(codec, parts).batches(batch_size)
     batches += _rest(exact, batch_size)
     sizes = [len(_values(next(iter(batch.values())))) for batch in batches]
     assert sum(sizes) == table.num_rows
@@ -233,7 +233,7 @@ def test_arrow_and_dict_batches_are_the_table(
 ) -> None:
     codec = make_codec(table.schema, TypePolicy(output_format="dict" if python else "arrow"))
     exact = ExactBatches(codec, batch_size)
-    runs = [run for chunk in _chunks(table, cuts) for run in exact.push(codec.decode(chunk))]
+    runs = [as_one(codec, parts) for chunk in _chunks(table, cuts) for parts in exact.push(codec.decode(chunk))]
     batches = [batch for run in runs for batch in run.batches(batch_size)]
     batches += _rest(exact, batch_size)
     plain = batches if python else [batch.to_pydict() for batch in batches]
@@ -346,8 +346,8 @@ def test_writing_into_one_batch_changes_no_other(
     for chunk in _chunks(table, cuts):
         # A deep copy: the reader hands over memory that nobody else has.
         rows = codec.decode(_taken(chunk, range(chunk.num_rows)))
-        for run in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
-            batches += run.batches(batch_size)
+        for parts in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
+            batches += as_one(codec, parts).batches(batch_size)
     batches += _rest(exact, batch_size)
     before = [[tensor.clone() for tensor in _tensors(batch)] for batch in batches]
     for index, batch in enumerate(batches):

@@ -16,7 +16,7 @@ import torch
 from torch_table_loader.arrow.buffers import joined
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
+from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle, as_one
 from torch_table_loader.batching.rows import Block
 
 
@@ -109,7 +109,10 @@ def test_the_rest_does_not_keep_a_chunk_alive() -> None:
     codec = make_codec(chunk.schema, TypePolicy())
     for waiting in (ExactBatches(codec, 300), WindowShuffle(codec, 300, lambda _, size: np.arange(size))):
         chunk, watch = _watched_chunk(1000)
-        ready = waiting.push(codec.decode(chunk))
+        if isinstance(waiting, ExactBatches):
+            ready = [as_one(codec, parts) for parts in waiting.push(codec.decode(chunk))]
+        else:
+            ready = waiting.push(codec.decode(chunk))
         assert sum(rows.num_rows for rows in ready) == 900
         del chunk, ready
         gc.collect()
@@ -137,17 +140,19 @@ def test_only_the_batch_that_spans_chunks_is_copied() -> None:
     codec = _Counting(make_codec(chunk.schema, TypePolicy()))
     exact = ExactBatches[Any](cast("Any", codec), 64)
     for _ in range(3):
-        ready = exact.push_parts(codec.decode(chunk))
+        ready = exact.push(codec.decode(chunk))
         assert all(sum(part.num_rows for part in parts) % 64 == 0 for parts in ready)
         assert len(ready) <= 2
-        exact.push(codec.decode(chunk))
+        for parts in exact.push(codec.decode(chunk)):
+            as_one(cast("Any", codec), parts)
     # At a border at most one batch is joined, and at most one rest made small.
     assert all(rows <= 64 for rows in codec.copied)
     assert len(codec.copied) <= 10
     codec.copied.clear()
     small = ExactBatches[Any](cast("Any", codec), 1000)
     for _ in range(100):
-        small.push(codec.decode(chunk.slice(0, 30)))
+        for parts in small.push(codec.decode(chunk.slice(0, 30))):
+            as_one(cast("Any", codec), parts)
     assert sum(codec.copied) <= 100 * 30 + 3 * 30
 
 
@@ -155,7 +160,7 @@ def test_the_rest_can_be_joined_by_someone_else() -> None:
     chunk = pa.record_batch({"x": np.arange(10)})
     codec = make_codec(chunk.schema, TypePolicy())
     exact = ExactBatches(codec, 4)
-    assert sum(len(run.batches(4)) for run in exact.push(codec.decode(chunk))) == 2
+    assert sum(len(as_one(codec, parts).batches(4)) for parts in exact.push(codec.decode(chunk))) == 2
     rest = exact.rest()
     assert rest is not None
     assert rest.batches(4)[0]["x"].tolist() == [8, 9]

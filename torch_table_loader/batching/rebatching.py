@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic
 
 from torch_table_loader.batching.rows import R, RowsCodec
@@ -10,6 +10,11 @@ from torch_table_loader.batching.rows import R, RowsCodec
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+def as_one(codec: RowsCodec[R], parts: Sequence[R]) -> R:
+    """Return consecutive runs as one; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else codec.concat(parts)
 
 
 class _Carry(Generic[R]):
@@ -53,15 +58,12 @@ class _Carry(Generic[R]):
 
     def fill(self, rows: R, stop: int) -> R:
         """Return what `parts` does, joined."""
-        return self._joined(self.parts(rows, stop))
+        return as_one(self._codec, self.parts(rows, stop))
 
     def empty(self) -> R:
         """Return all that waits, joined; nothing waits then. At least one row must."""
         parts, self._parts, self.num_rows = self._parts, [], 0
-        return self._joined(parts)
-
-    def _joined(self, parts: list[R]) -> R:
-        return parts[0] if len(parts) == 1 else self._codec.concat(parts)
+        return as_one(self._codec, parts)
 
 
 class ExactBatches(Generic[R]):
@@ -80,7 +82,7 @@ class ExactBatches(Generic[R]):
         self._codec = codec
         self._carry = _Carry(codec)
 
-    def push_parts(self, rows: R) -> list[list[R]]:
+    def push(self, rows: R) -> list[list[R]]:
         """Add a chunk; return what is ready, each as consecutive runs, together a multiple of `batch_size`.
 
         Args:
@@ -101,10 +103,6 @@ class ExactBatches(Generic[R]):
             ready.append([rows if stop - start == rows.num_rows else rows.slice(start, stop)])
         self._carry.add(rows, stop)
         return ready
-
-    def push(self, rows: R) -> list[R]:
-        """Add a chunk; return the rows of the full batches that are ready, as no, one or two runs of whole batches."""
-        return [parts[0] if len(parts) == 1 else self._codec.concat(parts) for parts in self.push_parts(rows)]
 
     def rest(self) -> R | None:
         """Return what remains as rows, fewer than `batch_size`; None if nothing does."""

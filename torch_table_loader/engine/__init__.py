@@ -1,1 +1,1 @@
-"""Lanes at work: the survey of the table, the counting pass, threads and processes."""
+"""A table is surveyed and counted; jobs plan it, work reads it, and workers make its batches."""

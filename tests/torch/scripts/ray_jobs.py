@@ -21,14 +21,14 @@ from ray.cluster_utils import Cluster
 from ray.train.torch import TorchTrainer
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 << 20}
 EPOCHS, EVERY = 2, 3
 
 
 @contextmanager
 def two_nodes(**settings: Any) -> Iterator[str]:
     """Run two Ray nodes, which share nothing but this machine's disk, and connect to them; give their address."""
-    cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+    cluster: Any = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
     try:
         cluster.add_node(**NODE)
         ray.init(address=cluster.address, log_to_driver=False, **settings)

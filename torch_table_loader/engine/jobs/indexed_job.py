@@ -57,9 +57,9 @@ class Items(ABC):
         """The tables and options that a state is bound to; ranks, lanes and batch size are no part of it."""
 
     @property
-    @abstractmethod
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
+        return {**self.identity["table"], **self.identity["options"]}
 
     @property
     @abstractmethod

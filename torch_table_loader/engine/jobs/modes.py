@@ -25,19 +25,9 @@ def open_job(
     split_deletes: bool = False,
     lazy: bool = False,
 ) -> Job:
-    """Open this rank's share of a table, in the order that the caller asked for.
+    """Open this rank's share of a table, in the order that the caller asked for; see `StreamJob.open`.
 
-    Args:
-        source: the table.
-        options: the caller's.
-        ranks: this rank, of how many.
-        cache: footers and counts that are kept; or None.
-        split_deletes: whether files that have deletes may be cut; items that are gathered need no cut.
-        lazy: plan by the table's metadata, and read footers with the files.
-
-    Raises:
-        ConfigError: an option does not fit the table or another option.
-        TableError: the table cannot be read as it was asked for.
+    Items are gathered one by one, so `split_deletes` and `lazy` mean nothing to them.
     """
     if options.shuffle == "rows":
         return IndexedJob.of(TableRows.survey(source, options, cache), options, ranks)

@@ -165,11 +165,6 @@ class TableRows(Items):
         return {"table": whole["table"], "options": kept | {"shuffle": "rows"}}
 
     @property
-    def compared(self) -> Mapping[str, Any]:
-        """All that decides the order, by name."""
-        return {**self.identity["table"], **self.identity["options"]}
-
-    @property
     def fork_safe(self) -> bool:
         """Whether planning left no threads behind that a fork would break."""
         return bool(getattr(self.table.storage, "fork_safe", False)) and self.store.fork_safe

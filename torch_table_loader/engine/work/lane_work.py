@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.batching.rebatching import ExactBatches
+from torch_table_loader.batching.rebatching import ExactBatches, as_one
 from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class LaneBatches:
     def _finish(self, most: int | None) -> list[Any]:
         run = self.next_run(most)
         assert run is not None  # noqa: S101 asked only where one is ready
-        rows = run[0] if len(run) == 1 else self._work.codec.concat(run)
+        rows: Rows = as_one(self._work.codec, run)
         return rows.batches(self._work.plan.batch_size)
 
     def _ready(self) -> bool:
@@ -232,7 +232,7 @@ class LaneBatches:
             else:
                 self.clock.rows += rows.num_rows
                 self.clock.num_bytes += rows.num_bytes
-                self._runs.extend(self._cutter.push_parts(rows))
+                self._runs.extend(self._cutter.push(rows))
         return bool(self._runs)
 
     def _end(self) -> None:

@@ -64,7 +64,7 @@ class Position(ABC):
 
     @property
     def weights(self) -> tuple[int, Mapping[str, int]] | None:
-        """The samples from which on the weights of a mixture hold, and these by name; None without a mixture."""
+        """The first sample that the weights of a mixture hold for, and the weights by name; None without a mixture."""
         return None
 
     @abstractmethod
@@ -180,7 +180,7 @@ class SamplePosition(Position):
 
     @property
     def weights(self) -> tuple[int, Mapping[str, int]] | None:
-        """The samples from which on the weights of a mixture hold, and these by name; None without a mixture."""
+        """The first sample that the weights of a mixture hold for, and the weights by name; None without a mixture."""
         return None if self.mixture is None else (self.consumed, self.mixture.weights)
 
     @property

@@ -73,6 +73,34 @@ def renewing(storage: Storage, ask: Callable[[], T]) -> T:
     return ask()
 
 
+@runtime_checkable
+class RangeStorage(Storage, Protocol):
+    """A storage that answers requests for byte ranges, many at once: its files are fetched ahead of decoding."""
+
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+        """Read bytes of a file with one request; threads may share the storage.
+
+        Args:
+            path: which file.
+            start: the first byte.
+            stop: the byte after the last; not beyond the file's end, and more than `start`.
+            version: what the file must still be, which the request itself checks where the store can; None: whatever
+                is there.
+
+        Returns:
+            A buffer of exactly ``stop - start`` bytes.
+
+        Raises:
+            TableError: the file is gone, or no longer that version.
+            StorageError: the store refuses, does not answer, or answered with other bytes.
+        """
+        ...
+
+    def checks(self, version: FileVersion) -> bool:
+        """Return whether a request for a range refuses a file that is no longer this version."""
+        ...
+
+
 class PartStorage(Storage, Protocol):
     """A storage that a row store can be kept on."""
 
@@ -296,3 +324,28 @@ class Generator(SplitStrategy, Protocol):
 
     generate: Any
     """``generate(files, num_workers, epoch[, num_ranks, rank]) -> list[Shard]``: pure; each row once."""
+
+
+@runtime_checkable
+class RangedReader(FormatReader, Protocol):
+    """A format reader that can say which bytes of a file it will read: far away they are fetched before it does."""
+
+    def ranges(
+        self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return which bytes it takes to open a file and to decode some of its row groups.
+
+        It reads nothing. A byte that is missing here is asked for when decoding wants it, which costs time and is no
+        error.
+
+        Args:
+            file: which.
+            meta: what `inspect` said.
+            groups: row groups, ascending.
+            columns: names as the file spells them.
+
+        Returns:
+            For each of `groups` the first byte of each range, and the byte after its last, in any order; what opening
+            takes is among those of the first.
+        """
+        ...

@@ -25,6 +25,7 @@ LEVELS = {
     "options": 1,
     "arrow": 2,
     "planning": 2,
+    "fetch": 3,
     "source": 3,
     "read": 3,
     "store": 3,

@@ -106,6 +106,21 @@ class Client(ABC):
     def put_file(self, local: str, path: str) -> None:
         """Copy a file of this machine to the store."""
 
+    checks_tags = False
+    """Whether `read_range` refuses a file whose tag is no longer the one it was given (If-Match)."""
+
+    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG002 few stores have it
+        """Read bytes of a file with one request; the caller checks how many came.
+
+        Args:
+            path: which file.
+            start: the first byte.
+            stop: the byte after the last.
+            etag: the tag that the file must still have, where `checks_tags`; None for any.
+        """
+        with self.open(path) as file:
+            return file.read_at(stop - start, start)
+
     def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
         """Read parts of a file, several at once.
 

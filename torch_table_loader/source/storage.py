@@ -126,6 +126,22 @@ class FileStorage:
         with self._own_errors(path):
             self._client(path).write(path, data)
 
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+        """Read bytes of a file with one request; see `contracts.RangeStorage`."""
+        etag = None if version is None else version.etag
+        with self._own_errors(path):
+            data = self._client(path).read_range(path, start, stop, etag)
+            if len(data) != stop - start:
+                raise OSError(
+                    f"bytes {start} to {stop} were asked for, and {len(data)} bytes came; the server must answer "
+                    "requests for ranges, and the file must be as long as it was"
+                )
+        return data
+
+    def checks(self, version: FileVersion) -> bool:
+        """Whether a request for a range refuses a file that is no longer this version."""
+        return version.etag is not None and self._client("").checks_tags
+
     def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
         """Read parts of a file, several requests at once; see `contracts.PartStorage`."""
         with self._own_errors(path):

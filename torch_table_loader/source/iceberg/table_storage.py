@@ -157,6 +157,14 @@ class IcebergStorage:
         """Return size, time and tag as they are now: see `Storage.version`."""
         return self._renewing_once(path, FileStorage.version)
 
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+        """Read bytes of a file with one request: see `RangeStorage.read_range`."""
+        return self._renewing_once(path, lambda store, inner: store.read_range(inner, start, stop, version))
+
+    def checks(self, version: FileVersion) -> bool:
+        """Whether a request for a range refuses a file that is no longer this version."""
+        return version.immutable
+
     def close(self) -> None:
         """Drop this process's clients."""
         for store in self._stores.values():

@@ -1,0 +1,79 @@
+"""A file whose bytes something else supplies, for readers that want a file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+
+class RangedFile:
+    """A read-only file over a function that returns bytes of it; wrap it with `open_ranges`."""
+
+    def __init__(self, read: Callable[[int, int], Any], size: int, close: Callable[[], None]) -> None:
+        """Own a file.
+
+        Args:
+            read: takes the first byte and the byte after the last, and returns a buffer of exactly those.
+            size: bytes of the file.
+            close: called once, when the file is closed.
+        """
+        self._read = read
+        self._size = size
+        self._close = close
+        self._place = 0
+        self.closed = False
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move, as files do."""
+        self._place = offset + (0, self._place, self._size)[whence]
+        return self._place
+
+    def tell(self) -> int:
+        """Where it stands."""
+        return self._place
+
+    def read(self, length: int = -1) -> Any:
+        """Read on; fewer bytes than asked for come at the end alone."""
+        start = min(self._place, self._size)
+        stop = self._size if length is None or length < 0 else min(start + length, self._size)
+        self._place = stop
+        return b"" if start == stop else self._read(start, stop)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def writable(self) -> bool:
+        """It is not."""
+        return False
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Release what supplies the bytes."""
+        if not self.closed:
+            self.closed = True
+            self._close()
+
+
+def open_ranges(read: Callable[[int, int], Any], size: int, close: Callable[[], None] = lambda: None) -> pa.NativeFile:
+    """Open a file over a function that returns bytes of it, without copying them.
+
+    Args:
+        read: takes the first byte and the byte after the last, and returns a buffer of exactly those.
+        size: bytes of the file.
+        close: called once, when the file is closed.
+
+    >>> with open_ranges(lambda start, stop: b"hello"[start:stop], 5) as file:
+    ...     file.seek(1), file.read(3)
+    (1, b'ell')
+    """
+    return pa.PythonFile(RangedFile(read, size, close), mode="r")

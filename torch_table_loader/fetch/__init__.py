@@ -1,0 +1,1 @@
+"""Bytes of files that are far away, fetched before they are decoded."""

@@ -27,6 +27,9 @@ DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
 DEFAULT_ROW_STORE_MEMORY = "1GiB"
 
+DEFAULT_READ_AHEAD = "128MiB"
+"""Enough for a line of 10 Gbit/s over 100 ms."""
+
 _SWITCHES = (
     "show_progress",
     "drop_last",
@@ -98,6 +101,8 @@ class LoaderOptions:
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
         raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, instead of refusing them.
         verify_checksums: check the pages of Parquet files that have checksums, and refuse those that differ.
+        read_ahead_bytes: compressed bytes of an object store's files that each process fetches ahead of decoding:
+            int or "128MiB"; 0 fetches nothing ahead.
     """
 
     batch_size: int = 1024
@@ -141,6 +146,7 @@ class LoaderOptions:
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
     raw_files: bool = False
     verify_checksums: bool = True
+    read_ahead_bytes: int | str = DEFAULT_READ_AHEAD
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -166,6 +172,8 @@ class LoaderOptions:
         if self.split_bytes is not None:
             self._take_size("split_bytes")
         self._take_size("row_store_memory")
+        if whole(self.read_ahead_bytes) != 0:
+            self._take_size("read_ahead_bytes")
         self._check_ranks()
 
     def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
@@ -291,6 +299,11 @@ class LoaderOptions:
         """`split_bytes` in bytes."""
         return DEFAULT_SPLIT_BYTES if self.split_bytes is None else parse_bytes(self.split_bytes)
 
+    @property
+    def target_read_ahead_bytes(self) -> int:
+        """`read_ahead_bytes` in bytes."""
+        return parse_bytes(self.read_ahead_bytes) if self.read_ahead_bytes else 0
+
 
 class LoaderKeywords(TypedDict, total=False):
     """The fields of `LoaderOptions` as keyword arguments (a test holds the two together)."""
@@ -336,6 +349,7 @@ class LoaderKeywords(TypedDict, total=False):
     row_store_memory: int | str
     raw_files: bool
     verify_checksums: bool
+    read_ahead_bytes: int | str
 
 
 def defaults() -> dict[str, Any]:

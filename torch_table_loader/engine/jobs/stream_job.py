@@ -235,6 +235,7 @@ class StreamJob(Job):
             windows=planned.windows,
             seed=self.options.shuffle_seed,
             window=self.options.shuffle_buffer_size,
+            read_ahead_bytes=self.options.target_read_ahead_bytes,
         )
 
     def rows_of(self, position: StreamPosition, step: int) -> list[RowSpan | LiveSpan]:

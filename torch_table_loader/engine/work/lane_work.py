@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, RowsCodec
+    from torch_table_loader.fetch.read_ahead import ReadAhead
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -44,13 +45,23 @@ class LaneWork(ABC):
     block_batches: int
     blocks_ahead: int
 
+    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> ReadAhead | None:  # noqa: ARG002 most has no need
+        """Begin to fetch what some lanes read, ahead of them; None where nothing is far away.
+
+        Args:
+            begun: the batches of each of these lanes that were delivered before.
+            joins: whether lanes are read to their very end; see `joins_tails`.
+        """
+        return None
+
     @abstractmethod
-    def rows(self, lane: int, start: int) -> Iterator[Rows]:
+    def rows(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
         """Yield a lane's rows in the order in which they are delivered.
 
         Args:
             lane: which.
             start: batches of the lane that were delivered before.
+            ahead: from `fetch_ahead`.
         """
 
     def joins_tails(self, start: int) -> bool:  # noqa: ARG002 most work does not
@@ -61,9 +72,9 @@ class LaneWork(ABC):
         """
         return False
 
-    def rows_to_the_end(self, lane: int, start: int) -> Iterator[Rows]:
+    def rows_to_the_end(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
         """Yield a lane's rows, its tail included; see `joins_tails`."""
-        return self.rows(lane, start)
+        return self.rows(lane, start, ahead)
 
     def tails(self, rests: Sequence[Rows]) -> list[Rows]:  # noqa: ARG002 most work leaves no rows over
         """Join what the lanes left over to the rows of the rank's last batches, one run a batch; see `joins_tails`.
@@ -147,13 +158,23 @@ class LaneBatches:
     Not safe for two threads at once; the executors see to that.
     """
 
-    def __init__(self, work: LaneWork, lane: int, start: int = 0, *, joins: bool = False, unit: int = 1) -> None:
+    def __init__(
+        self,
+        work: LaneWork,
+        lane: int,
+        start: int = 0,
+        ahead: ReadAhead | None = None,
+        *,
+        joins: bool = False,
+        unit: int = 1,
+    ) -> None:
         """Begin a lane.
 
         Args:
             work: the rank's.
             lane: which.
             start: batches of the lane that were delivered before.
+            ahead: fetches what the lane reads; see `LaneWork.fetch_ahead`.
             joins: read to the very end, and leave the tail in `rest`; else the lane makes the tail batches that fall
                 to it.
             unit: batches of which runs are cut.
@@ -165,7 +186,7 @@ class LaneBatches:
         self._lane = lane
         self._start = start
         self._keeps_rest = joins or not work.plan.counted
-        self._source = work.rows_to_the_end(lane, start) if joins else work.rows(lane, start)
+        self._source = work.rows_to_the_end(lane, start, ahead) if joins else work.rows(lane, start, ahead)
         self._cutter: ExactBatches[Any] = ExactBatches(work.codec, unit * work.plan.batch_size)
         self._runs: deque[list[Rows]] = deque()
         """Decoded rows of whole batches that are not taken yet; each is one run in one or several parts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +14,9 @@ from torch_table_loader.arrow.reserved import PADDING_COLUMN
 from torch_table_loader.batching.rebatching import WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
+from torch_table_loader.fetch.fetch_queue import in_order
+from torch_table_loader.fetch.planned_read import PlannedRead
+from torch_table_loader.fetch.read_ahead import fetch_ahead
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.windows import Stretch, permuted, stretches
 
@@ -21,10 +24,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.fetch.read_ahead import ReadAhead
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
     from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.records import ReadTask
+
+    Read = Callable[[ReadTask], Iterator[pa.RecordBatch]]
 
 _NO_PADDING = np.empty(0, dtype=np.bool_)
 
@@ -40,6 +47,7 @@ class StreamWork(LaneWork):
         windows: those that were open when earlier stages of the epoch ended.
         seed: key of shuffle windows.
         window: rows of a shuffle window, or None.
+        read_ahead_bytes: that are fetched ahead of decoding, where files are far away.
     """
 
     plan: RankPlan
@@ -48,23 +56,31 @@ class StreamWork(LaneWork):
     windows: tuple[Window, ...]
     seed: int
     window: int | None
+    read_ahead_bytes: int
 
-    def rows(self, lane: int, start: int) -> Iterator[Rows]:
+    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> ReadAhead | None:
+        """Begin to fetch what some lanes read, in the order of delivery; see `LaneWork.fetch_ahead`."""
+        plans = [self._planned_reads(lane, start, joins=joins) for lane, start in begun.items()]
+        return fetch_ahead(self.reader.storage, in_order(plans), self.read_ahead_bytes)
+
+    def rows(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
         """Read a lane's rows in the order in which they are delivered.
 
         Args:
             lane: which.
             start: batches of the lane that were delivered before.
+            ahead: from `fetch_ahead`.
         """
+        read = self._lane_reader(lane, ahead)
         for section in self.plan.sections(lane, start):
             for stretch in stretches(section, self.segments, self.window):
                 padded_from = section.padded_from - stretch.at
                 if stretch.unit is not None:
-                    yield self._unit(stretch, padded_from)
+                    yield self._unit(stretch, padded_from, read)
                 elif stretch.size is not None:
-                    yield from self._windowed(stretch, stretch.size, padded_from)
+                    yield from self._permuted(stretch, stretch.size, self._plain(stretch, padded_from, read))
                 else:
-                    yield from self._plain(stretch, stretch.start, padded_from)
+                    yield from self._plain(stretch, padded_from, read)
 
     def joins_tails(self, start: int) -> bool:
         """Whether every row is read once and the tail batches are joined; not where the resumed stage is in them.
@@ -75,21 +91,23 @@ class StreamWork(LaneWork):
         plan = self.plan
         return plan.counted and not self.windows and start <= sum(plan.body_batches) < plan.steps
 
-    def rows_to_the_end(self, lane: int, start: int) -> Iterator[Rows]:
+    def rows_to_the_end(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
         """Read a lane's rows, its tail included, so that a row group is decoded once.
 
         Args:
             lane: which.
             start: full batches of the lane that were delivered before.
+            ahead: from `fetch_ahead`.
         """
+        read = self._lane_reader(lane, ahead)
         whole = self.plan.whole(lane, start)
         full_rows = self.plan.body_batches[lane] * self.plan.batch_size
         for stretch in stretches(whole, self.segments, self.window):
+            source = self._plain(stretch, stretch.runs.num_rows, read)
             if stretch.size is None:
-                yield from self._plain(stretch, stretch.start, stretch.runs.num_rows)
+                yield from source
             else:
                 body = replace(stretch, runs=stretch.runs.slice(0, full_rows))
-                source = self._plain(stretch, stretch.start // stretch.size * stretch.size, stretch.runs.num_rows)
                 yield from self._permuted(body, stretch.size, source)
 
     def tails(self, rests: Sequence[Rows]) -> list[Rows]:
@@ -100,7 +118,7 @@ class StreamWork(LaneWork):
         """
         size, plan = self.plan.batch_size, self.plan
         parts = list(rests)
-        for batch, name in self._read(self.segments, plan.padding):
+        for batch, name in self._read(self.segments, plan.padding, self.reader.read):
             parts.append(self._decode(batch, name, np.ones(batch.num_rows, dtype=np.bool_)))
         if not parts:
             return []
@@ -117,18 +135,45 @@ class StreamWork(LaneWork):
         shuffle = WindowShuffle(self.codec, self.window, partial(self._order, stretch))
         return cast("Rows", self.codec.concat([*shuffle.push(rows), *shuffle.finish()]))
 
-    def _plain(self, stretch: Stretch, start: int, padded_from: int) -> Iterator[Rows]:
-        """Read a stretch from a row on; where rows are not counted, all rows of its splits."""
-        at = start
-        runs = stretch.runs.slice(start, stretch.runs.num_rows) if self.plan.counted else stretch.runs
-        for batch, name in self._read(stretch.segments, runs):
+    def _planned_reads(self, lane: int, start: int, *, joins: bool) -> Iterator[PlannedRead]:
+        """Return what a lane reads: one read a task, in the order of `_read`."""
+        before = 0
+        for section in [self.plan.whole(lane, start)] if joins else self.plan.sections(lane, start):
+            for stretch in stretches(section, self.segments, self.window):
+                segments, runs = self._rows_read(stretch)
+                for split, begin, end in runs:
+                    task = self._task(segments, split, begin, end)
+                    yield PlannedRead(before, lane, end - begin, partial(self.reader.needs, task))
+                    before += end - begin
+
+    def _lane_reader(self, lane: int, ahead: ReadAhead | None) -> Read:
+        """Return what reads a lane's tasks, one after the other: through what is fetched ahead, if anything is."""
+        if ahead is None:
+            return self.reader.read
+        return lambda task: self.reader.read(task, ahead.next_read(lane))
+
+    def _rows_read(self, stretch: Stretch) -> tuple[SegmentTable, Runs]:
+        """Return the rows that are read for a stretch: those of an older window whole, else from its open window on."""
+        if stretch.unit is not None:
+            window = self._older_window(stretch)
+            return window.segments, window.runs
+        if not self.plan.counted:
+            return stretch.segments, stretch.runs
+        start = stretch.start if stretch.size is None else stretch.start // stretch.size * stretch.size
+        return stretch.segments, stretch.runs.slice(start, stretch.runs.num_rows)
+
+    def _older_window(self, stretch: Stretch) -> Window:
+        [(number, _, _)] = stretch.runs
+        return self.windows[number - len(stretch.segments.splits)]
+
+    def _plain(self, stretch: Stretch, padded_from: int, read: Read) -> Iterator[Rows]:
+        """Read what is left of a stretch; where rows are not counted, all rows of its splits."""
+        segments, runs = self._rows_read(stretch)
+        at = stretch.runs.num_rows - runs.num_rows
+        for batch, name in self._read(segments, runs, read):
             padding = np.arange(at, at + batch.num_rows) >= padded_from if self.marks_padding else _NO_PADDING
             yield self._decode(batch, name, padding)
             at += batch.num_rows
-
-    def _windowed(self, stretch: Stretch, size: int, padded_from: int) -> Iterator[Rows]:
-        """Permute inside windows; reading begins where the open window begins, no earlier."""
-        return self._permuted(stretch, size, self._plain(stretch, stretch.start // size * size, padded_from))
 
     def _permuted(self, stretch: Stretch, size: int, source: Iterator[Rows]) -> Iterator[Rows]:
         """Permute what was read of a stretch, less what was delivered; rows beyond it come as they are."""
@@ -145,26 +190,29 @@ class StreamWork(LaneWork):
     def _order(self, stretch: Stretch, number: int, length: int) -> NDArray[np.int64]:
         return permuted(length, self.seed, self.epoch, stretch.window_name(number))
 
-    def _unit(self, stretch: Stretch, padded_from: int) -> Rows:
+    def _unit(self, stretch: Stretch, padded_from: int, read: Read) -> Rows:
         """Read an older window whole, and deliver the part of its order that this lane was given."""
-        [(number, start, stop)] = stretch.runs
-        window = self.windows[number - len(stretch.segments.splits)]
+        [(_, start, stop)] = stretch.runs
+        window = self._older_window(stretch)
         places = window.order(self.seed, self.epoch)[start + stretch.start : stop]
         padding = np.zeros(window.runs.num_rows, dtype=np.bool_)
         padding[places] = np.arange(stretch.start, stop - start) >= padded_from
         at, parts = 0, []
-        for batch, name in self._read(window.segments, window.runs):
+        for batch, name in self._read(window.segments, window.runs, read):
             parts.append(self._decode(batch, name, padding[at : at + batch.num_rows]))
             at += batch.num_rows
         return cast("Rows", self.codec.concat(parts).take(places))
 
-    def _read(self, segments: SegmentTable, runs: Runs) -> Iterator[tuple[pa.RecordBatch, str]]:
+    def _read(self, segments: SegmentTable, runs: Runs, read: Read) -> Iterator[tuple[pa.RecordBatch, str]]:
         """Read pieces in order; says of each batch which file it is of."""
         for split, begin, end in runs:
-            task = segments.task(split, begin, end if self.plan.counted else -1)
+            task = self._task(segments, split, begin, end)
             name = segments.splits.layout.files[task.file_index].name
-            for batch in self.reader.read(task):
+            for batch in read(task):
                 yield batch, name
+
+    def _task(self, segments: SegmentTable, split: int, begin: int, end: int) -> ReadTask:
+        return segments.task(split, begin, end if self.plan.counted else -1)
 
     def _decode(self, batch: pa.RecordBatch, name: str, padding: NDArray[np.bool_]) -> Rows:
         if self.marks_padding:

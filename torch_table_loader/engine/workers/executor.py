@@ -11,6 +11,7 @@ from torch_table_loader.engine.work.lane_work import LaneBatches
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
+    from torch_table_loader.fetch.read_ahead import ReadAhead
 
 
 class LaneExecutor(ABC):
@@ -51,7 +52,7 @@ class CallerExecutor(LaneExecutor):
         """
         self._work = work
         self._joins = work.joins_tails(start)
-        self._lanes = begin_lanes(work, start)
+        self._lanes, self._ahead = begin_lanes(work, start)
         self._prefetch = prefetch
 
     @property
@@ -76,12 +77,20 @@ class CallerExecutor(LaneExecutor):
         """Close every file."""
         for lane in self._lanes:
             lane.close()
+        if self._ahead is not None:
+            self._ahead.close()
 
 
-def begin_lanes(work: LaneWork, start: int) -> list[LaneBatches]:
-    """Begin every lane where the plan is after `start` steps; where rows are not counted, at the lanes' start."""
+def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], ReadAhead | None]:
+    """Begin every lane where the plan is after `start` steps; where rows are not counted, at the lanes' start.
+
+    Returns:
+        The lanes, and what fetches their bytes, which must be closed after them; None where nothing is far away.
+    """
     joins = work.joins_tails(start)
-    return [LaneBatches(work, lane, batches, joins=joins) for lane, batches in enumerate(work.begun(start))]
+    begun = dict(enumerate(work.begun(start)))
+    ahead = work.fetch_ahead(begun, joins=joins)
+    return [LaneBatches(work, lane, batches, ahead, joins=joins) for lane, batches in begun.items()], ahead
 
 
 def join_tails(work: LaneWork, lanes: Sequence[LaneBatches]) -> None:

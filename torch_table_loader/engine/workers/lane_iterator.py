@@ -13,6 +13,7 @@ from torch_table_loader.errors import ResumeError
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.fetch.read_ahead import ReadAhead
     from torch_table_loader.planning.stages import Position
 
 
@@ -47,9 +48,11 @@ class LaneIterator(Iterator[Any]):
 
     def _begin(self, batches: int) -> None:
         counted = self._work.plan.counted
-        source = LaneBatches(self._work, self._lane, batches if counted else 0)
+        start = batches if counted else 0
+        ahead = self._work.fetch_ahead({self._lane: start}, joins=False)
+        source = LaneBatches(self._work, self._lane, start, ahead)
         self._source: LaneBatches | None = source
-        self._close = weakref.finalize(self, source.close)
+        self._close = weakref.finalize(self, _close, source, ahead)
         self._ready: deque[Any] = deque()
         self._taken.batches = batches if counted else 0
         while self._taken.batches < batches:
@@ -73,6 +76,12 @@ class LaneIterator(Iterator[Any]):
     def _last(self, source: LaneBatches) -> list[Any]:
         batches, _ = self._work.last_batches([] if source.rest is None else [source.rest])
         return [self._work.collated(batch, self._lane, self._taken.batches) for batch in batches]
+
+
+def _close(source: LaneBatches, ahead: ReadAhead | None) -> None:
+    source.close()
+    if ahead is not None:
+        ahead.close()
 
 
 class WorkersLane(LaneIterator):

@@ -29,6 +29,7 @@ from torch_table_loader.errors import WorkerError
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.fetch.read_ahead import ReadAhead
 
 
 @dataclass(slots=True)
@@ -55,9 +56,16 @@ class _WorkerLanes(IterableDataset[_Message | None]):
     def __iter__(self) -> Iterator[_Message | None]:
         info = get_worker_info()
         assert info is not None  # noqa: S101 a DataLoader with workers calls this in a worker
-        slots = -(-self._work.lanes // info.num_workers)
         lanes = range(info.id, self._work.lanes, info.num_workers)
-        sources: list[Iterator[_Message] | None] = [self._messages(lane) for lane in lanes]
+        ahead = self._work.fetch_ahead({lane: self._begun[lane] for lane in lanes}, joins=False)
+        try:
+            yield from self._rounds(lanes, -(-self._work.lanes // info.num_workers), ahead)
+        finally:
+            if ahead is not None:
+                ahead.close()
+
+    def _rounds(self, lanes: range, slots: int, ahead: ReadAhead | None) -> Iterator[_Message | None]:
+        sources: list[Iterator[_Message] | None] = [self._messages(lane, ahead) for lane in lanes]
         sources += [None] * (slots - len(sources))
         working = [0.0] * slots
         while any(source is not None for source in sources):
@@ -75,18 +83,18 @@ class _WorkerLanes(IterableDataset[_Message | None]):
                     message.clock = replace(message.clock, working=working[slot])
                 yield message
 
-    def _messages(self, lane: int) -> Iterator[_Message]:
+    def _messages(self, lane: int, ahead: ReadAhead | None) -> Iterator[_Message]:
         """With a `collate_fn` each result crosses alone; else several batches cross as one shared block.
 
         All blocks are of one size, so that no lane runs ahead.
         """
         work = self._work
         if work.collate_fn is not None:
-            batches = LaneBatches(work, lane, self._begun[lane])
+            batches = LaneBatches(work, lane, self._begun[lane], ahead)
             while (block := batches.next_block()) is not None:
                 yield _Message(lane, batches.clock, batch=list(map(pickled_batch, block)))
         else:
-            batches = LaneBatches(work, lane, self._begun[lane], unit=work.block_batches)
+            batches = LaneBatches(work, lane, self._begun[lane], ahead, unit=work.block_batches)
             while (run := batches.next_run(work.block_batches)) is not None:
                 yield _Message(lane, batches.clock, block=self._pack(*run))
         rest = None if batches.rest is None else self._pack(batches.rest)

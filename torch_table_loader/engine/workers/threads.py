@@ -135,7 +135,8 @@ class ThreadExecutor(LaneExecutor):
         self._work = work
         self._joins = work.joins_tails(start)
         """Whether the tails of the lanes are still to be joined."""
-        self._lanes = [_Lane(batches) for batches in begin_lanes(work, start)]
+        batches_of_lanes, self._ahead = begin_lanes(work, start)
+        self._lanes = [_Lane(batches) for batches in batches_of_lanes]
         self._prefetch = BLOCKS_AHEAD if prefetch is None and work.collate_fn is not None else prefetch
         self._lock = threading.Lock()
         self._work_wanted = threading.Condition(self._lock)
@@ -175,6 +176,8 @@ class ThreadExecutor(LaneExecutor):
             self._stopped = True
             self._work_wanted.notify_all()
             self._block_ready.notify_all()
+        if self._ahead is not None:  # a thread may wait for bytes
+            self._ahead.close()
         for wait in self._waits:
             wait()
         for lane in self._lanes:

@@ -1,0 +1,193 @@
+"""What is fetched next: the order of delivery, within a budget of bytes. No threads and no I/O are in here."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import FileNeeds
+
+
+class Task:
+    """A planned read that was begun.
+
+    Args:
+        read: what was planned.
+    """
+
+    __slots__ = ("found", "is_sought", "over", "read", "requests")
+
+    def __init__(self, read: PlannedRead) -> None:
+        self.read = read
+        self.is_sought = False
+        """Whether somebody finds out what it needs."""
+        self.found = False
+        """Whether that is known."""
+        self.requests: Requests | None = None
+        """None before that is known, and where nothing is fetched."""
+        self.over = False
+        """Whether the lane has left it behind."""
+
+
+class _Piece(NamedTuple):
+    """Requests that are still to be sent, by the row that needs them first."""
+
+    rows_before: int
+    lane: int
+    number: int
+    queued: deque[Request]
+
+
+def in_order(plans: Iterable[Iterator[PlannedRead]]) -> Iterator[PlannedRead]:
+    """Merge the reads of lanes in the order in which their rows are delivered, since lanes take turns."""
+    return heapq.merge(*plans, key=lambda read: (read.rows_before, read.lane))
+
+
+class FetchQueue:
+    """Says what to do next: find out what a read needs, or send a request. Not safe for two threads at once."""
+
+    def __init__(self, plan: Iterator[PlannedRead], budget: int) -> None:
+        """Begin with nothing fetched.
+
+        Args:
+            plan: the reads of all lanes, in the order in which their rows are delivered.
+            budget: bytes that are in flight, or fetched and not yet left behind; what is wanted now comes on top.
+        """
+        self.held = 0
+        """Bytes that are in flight, or fetched and not yet left behind."""
+        self._budget = budget
+        self._plan = plan
+        self._upcoming = next(self._plan, None)
+        self._pieces: list[_Piece] = []
+        self._numbers = itertools.count()
+        self._urgent: deque[Task | Request] = deque()
+        self._ahead: defaultdict[int, deque[Task]] = defaultdict(deque)
+        """By lane: tasks that the lane has not come to."""
+        self._current: dict[int, Task] = {}
+
+    def take(self, lane: int) -> Task:
+        """Return a lane's next read; what the one before it held is given back."""
+        self.end(lane)
+        while not self._ahead[lane] and self._upcoming is not None:
+            self._urgent.append(self._begin_upcoming())
+        if not self._ahead[lane]:
+            msg = "a lane reads more than was planned"
+            raise AssertionError(msg)
+        self._current[lane] = self._ahead[lane].popleft()
+        return self._current[lane]
+
+    def end(self, lane: int) -> None:
+        """Give back what a lane's newest read holds."""
+        if (before := self._current.pop(lane, None)) is not None:
+            self._end(before)
+
+    def want(self, wanted: Task | Request) -> None:
+        """Put before all else what a lane waits for."""
+        self._urgent.append(wanted)
+
+    def next_job(self, *, may_send: bool) -> Task | Request | None:
+        """Return what to do next, which counts as begun: a task whose needs to find, or a request to send.
+
+        Args:
+            may_send: whether more than what is wanted now may be in flight.
+        """
+        while self._urgent:
+            wanted = self._urgent.popleft()
+            if isinstance(wanted, Task):
+                if not wanted.is_sought:
+                    wanted.is_sought = True
+                    return wanted
+            elif wanted.waits:  # it is queued still, or late
+                return self._sent(wanted)
+        return self._next_in_order() if may_send else None
+
+    def found(self, task: Task, needs: FileNeeds | None) -> None:
+        """Queue what a read needs; None: nothing is fetched for it."""
+        task.found = True
+        if needs is None or task.over:
+            return
+        task.requests = requests = Requests(needs)
+        sizes = [sum(request.num_bytes for request in piece) for piece in requests.by_piece]
+        before, total = 0, max(1, sum(sizes))
+        for size, piece in zip(sizes, requests.by_piece, strict=True):
+            # Which rows a piece is of is not known here; bytes tell well enough whose turn comes first.
+            rows_before = task.read.rows_before + task.read.rows * before // total
+            heapq.heappush(self._pieces, _Piece(rows_before, task.read.lane, next(self._numbers), deque(piece)))
+            before += size
+
+    def arrived(self, request: Request, data: Any, error: BaseException | None) -> None:
+        """Note how a request ended; where it was sent twice, the first answer counts, and the last failure."""
+        request.running -= 1
+        if request.stage is Stage.DROPPED:
+            self._give_back(request)
+        elif request.stage is Stage.IN_FLIGHT and error is None:
+            request.stage, request.data = Stage.DONE, data
+        elif request.stage is Stage.IN_FLIGHT and not request.running:
+            request.stage, request.error = Stage.FAILED, error
+            self._give_back(request)
+
+    def drop(self, requests: Iterable[Request]) -> None:
+        """Give back the bytes of requests that nobody wants any more; those in flight are given back when they end."""
+        for request in requests:
+            in_flight = request.stage is Stage.IN_FLIGHT
+            request.stage, request.data = Stage.DROPPED, None
+            if not in_flight:
+                self._give_back(request)
+
+    def close(self) -> None:
+        """Drop everything."""
+        for task in [*self._current.values(), *itertools.chain.from_iterable(self._ahead.values())]:
+            self._end(task)
+        self._pieces.clear()
+        self._urgent.clear()
+        self._upcoming = None
+
+    def _next_in_order(self) -> Task | Request | None:
+        while self._pieces and not _has_queued(self._pieces[0]):
+            heapq.heappop(self._pieces)
+        piece, read = (self._pieces[0] if self._pieces else None), self._upcoming
+        if read is not None and (piece is None or (read.rows_before, read.lane) <= piece[:2]):
+            task = self._begin_upcoming()
+            task.is_sought = True
+            return task
+        if piece is None or (self.held and self.held + piece.queued[0].num_bytes > self._budget):
+            return None
+        return self._sent(piece.queued[0])
+
+    def _sent(self, request: Request) -> Request:
+        if request.stage is Stage.QUEUED:
+            request.stage, request.is_held = Stage.IN_FLIGHT, True
+            self.held += request.num_bytes
+        request.attempts += 1
+        request.running += 1
+        return request
+
+    def _begin_upcoming(self) -> Task:
+        read = self._upcoming
+        assert read is not None  # noqa: S101 the caller looked
+        task = Task(read)
+        self._ahead[read.lane].append(task)
+        self._upcoming = next(self._plan, None)
+        return task
+
+    def _end(self, task: Task) -> None:
+        task.over = True
+        if task.requests is not None:
+            self.drop(task.requests.rest())
+
+    def _give_back(self, request: Request) -> None:
+        if request.is_held:
+            request.is_held = False
+            self.held -= request.num_bytes
+
+
+def _has_queued(piece: _Piece) -> bool:
+    while piece.queued and piece.queued[0].stage is not Stage.QUEUED:
+        piece.queued.popleft()
+    return bool(piece.queued)

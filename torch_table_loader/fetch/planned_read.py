@@ -1,0 +1,136 @@
+"""One planned read: the requests that bring its bytes, and how far each is."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch_table_loader.planning.requests import plan_pieces
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import DataFile, FileNeeds
+
+
+class PlannedRead(NamedTuple):
+    """A read that a lane will do.
+
+    Args:
+        rows_before: rows that the lane delivers before it.
+        lane: which.
+        rows: that it delivers.
+        find: returns which bytes it takes, None where it takes none; may read footers and delete files.
+    """
+
+    rows_before: int
+    lane: int
+    rows: int
+    find: Callable[[], FileNeeds | None]
+
+
+class Stage(Enum):
+    """How far a request is."""
+
+    QUEUED = 0
+    IN_FLIGHT = 1
+    DONE = 2
+    FAILED = 3
+    DROPPED = 4
+
+
+class Request:
+    """Bytes that are asked for together.
+
+    Args:
+        file: of which.
+        start: the first byte.
+        stop: the byte after the last.
+        piece: which piece of the read it belongs to.
+    """
+
+    __slots__ = ("attempts", "began", "data", "error", "file", "is_held", "piece", "running", "stage", "start", "stop")
+
+    def __init__(self, file: DataFile, start: int, stop: int, piece: int) -> None:
+        self.file = file
+        self.start = start
+        self.stop = stop
+        self.piece = piece
+        self.stage = Stage.QUEUED
+        self.attempts = 0
+        """How often it was sent."""
+        self.running = 0
+        """How many of those have not ended."""
+        self.began = 0.0
+        self.is_held = False
+        """Whether its bytes count as held."""
+        self.data: Any = None
+        self.error: BaseException | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes it asks for."""
+        return self.stop - self.start
+
+    @property
+    def waits(self) -> bool:
+        """Whether its bytes are still to come."""
+        return self.stage in (Stage.QUEUED, Stage.IN_FLIGHT)
+
+
+class Requests:
+    """The requests of one read, by the bytes that they bring."""
+
+    def __init__(self, needs: FileNeeds) -> None:
+        """Begin with nothing fetched.
+
+        Args:
+            needs: which bytes the read takes.
+        """
+        self.file = needs.file
+        self.by_piece = [
+            [Request(needs.file, start, stop, number) for start, stop in piece.requests]
+            for number, piece in enumerate(plan_pieces(needs.groups))
+        ]
+        self._by_start = sorted((each for piece in self.by_piece for each in piece), key=lambda each: each.start)
+        self._starts = [each.start for each in self._by_start]
+        self._left = 0
+
+    def covering(self, start: int, stop: int) -> list[Request] | None:
+        """Return the requests that bring some bytes, in file order; None where a byte is planned nowhere, or is gone.
+
+        Args:
+            start: the first byte.
+            stop: the byte after the last.
+        """
+        found = []
+        place = max(0, bisect_right(self._starts, start) - 1)
+        while start < stop:
+            request = self._by_start[place] if place < len(self._by_start) else None
+            if request is None or not request.start <= start < request.stop or request.stage is Stage.DROPPED:
+                return None
+            found.append(request)
+            start, place = request.stop, place + 1
+        return found
+
+    def left_behind(self, piece: int) -> list[Request]:
+        """Return the requests of the pieces before one, to which decoding has come; each is returned once."""
+        before = self.by_piece[self._left : piece]
+        self._left = max(self._left, piece)
+        return [request for requests in before for request in requests]
+
+    def rest(self) -> list[Request]:
+        """Return the requests of all pieces that were not left behind."""
+        return self.left_behind(len(self.by_piece))
+
+
+def joined(requests: Sequence[Request], start: int, stop: int) -> memoryview:
+    """Return bytes of requests that are done and follow one another; those of one request are not copied."""
+    if len(requests) == 1:
+        (only,) = requests
+        return memoryview(only.data)[start - only.start : stop - only.start]
+    parts = [
+        memoryview(each.data)[max(start, each.start) - each.start : min(stop, each.stop) - each.start]
+        for each in requests
+    ]
+    return memoryview(b"".join(parts))

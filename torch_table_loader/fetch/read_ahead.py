@@ -1,0 +1,330 @@
+"""The bytes of an epoch, fetched in the order of delivery, ahead of all lanes that decode them.
+
+A plan of reads goes in, in the order in which their rows are delivered. Threads ask the store for what the next ones
+need, as far as the budget of bytes reaches. A lane takes its reads one by one, each as a storage whose file is served
+from what was fetched; a byte that nobody planned is asked for when it is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.arrow.ranged_file import open_ranges
+from torch_table_loader.contracts import RangeStorage
+from torch_table_loader.errors import StorageError
+from torch_table_loader.fetch.fetch_queue import FetchQueue, Task
+from torch_table_loader.fetch.hedging import HedgePolicy
+from torch_table_loader.fetch.limit import InFlightLimit, limit_of
+from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.fetch.disk_cache import DiskCache
+    from torch_table_loader.records import FileVersion
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FetchStats:
+    """What was fetched for an epoch, in this process.
+
+    Args:
+        num_bytes: that came from the store.
+        requests: that were sent, hedges included.
+        cached_bytes: that came from the disk cache.
+        hedges: requests that were sent a second time, since they were late.
+        unplanned: requests that no plan knew.
+        waited: seconds that lanes waited for bytes, added up.
+    """
+
+    num_bytes: int = 0
+    requests: int = 0
+    cached_bytes: int = 0
+    hedges: int = 0
+    unplanned: int = 0
+    waited: float = 0.0
+
+
+class ReadAhead:
+    """Fetches what planned reads need, in order, within a budget of bytes; lanes share it."""
+
+    def __init__(
+        self,
+        storage: RangeStorage,
+        plan: Iterator[PlannedRead],
+        budget: int,
+        limit: InFlightLimit,
+        hedging: HedgePolicy,
+        cache: DiskCache | None = None,
+    ) -> None:
+        """Begin to fetch.
+
+        Args:
+            storage: where the files are.
+            plan: the reads of all lanes, in the order in which their rows are delivered.
+            budget: bytes that are fetched ahead at most; what a lane waits for is fetched in any case.
+            limit: how many requests may be in flight to the store.
+            hedging: when a request is sent a second time.
+            cache: ranges on the local disk; or None.
+        """
+        self.stats = FetchStats()
+        self._storage = storage
+        self._place = str(getattr(storage, "place", ""))
+        self._queue = FetchQueue(plan, budget)
+        self._limit = limit
+        self._hedging = hedging
+        self._cache = cache
+        self._in_flight = 0
+        self._threads = self._idle = 0
+        self._closed = False
+        lock = threading.Lock()
+        self._wanted = threading.Condition(lock)
+        """Notified where there may be something to do."""
+        self._arrived = threading.Condition(lock)
+        with lock:
+            self._grow()
+
+    def next_read(self, lane: int) -> ReadStorage:
+        """Return the storage that a lane's next read reads through; what its read before held is given back."""
+        with self._wanted:
+            task = self._queue.take(lane)
+            self._wanted.notify()
+        return ReadStorage(self, self._storage, task)
+
+    def end(self, lane: int) -> None:
+        """Give back what a lane's newest read holds."""
+        with self._wanted:
+            self._queue.end(lane)
+            self._wanted.notify()
+
+    def close(self) -> None:
+        """Drop what was fetched, cancel what is queued, and end the threads; one that waits for the store ends then."""
+        with self._wanted:
+            self._closed = True
+            self._queue.close()
+            self._wanted.notify_all()
+            self._arrived.notify_all()
+
+    def requests_of(self, task: Task) -> Requests | None:
+        """Wait until it is known what a read needs; None where nothing is fetched for it."""
+        with self._wanted:
+            if not task.found:
+                self._queue.want(task)
+                self._wait(lambda: task.found)
+            return task.requests
+
+    def read(self, requests: Requests, start: int, stop: int) -> Any:
+        """Return bytes of a read's file, once they are there.
+
+        Args:
+            requests: of the read.
+            start: the first byte.
+            stop: the byte after the last.
+
+        Raises:
+            TableError: the file is gone or changed.
+            StorageError: the store failed, or the epoch was left meanwhile.
+        """
+        with self._wanted:
+            covering = requests.covering(start, stop)
+            if covering is not None:
+                self._queue.drop(requests.left_behind(covering[0].piece))
+                self._wanted.notify()
+                for request in covering:
+                    self._wait_for(request)
+                return joined(covering, start, stop)
+            self.stats.unplanned += 1
+        return self._ask(requests.file.path, start, stop, requests.file.version)
+
+    def _wait_for(self, request: Request) -> None:
+        if request.stage is Stage.QUEUED:
+            self._queue.want(request)
+        while request.waits:
+            left = self._seconds_until_late(request)
+            if left is not None and left <= 0 and self._hedging.allows():
+                self.stats.hedges += 1
+                self._hedging.hedged()
+                self._queue.want(request)
+                left = None
+            self._wait(lambda: not request.waits, left if left is None or left > 0 else _LOOK_AGAIN_S)
+        if request.error is not None:
+            raise request.error
+        if request.stage is Stage.DROPPED:
+            raise _left()
+
+    def _seconds_until_late(self, request: Request) -> float | None:
+        """Return in how many seconds a request is late; None where it is not sent, or sent twice, or nobody knows."""
+        if request.stage is Stage.QUEUED:
+            return _LOOK_AGAIN_S
+        after = self._hedging.late_after(request.num_bytes) if request.attempts == 1 else None
+        return None if after is None else request.began + after - time.monotonic()
+
+    def _wait(self, over: Callable[[], bool], timeout: float | None = None) -> None:
+        began = time.monotonic()
+        self._wanted.notify()
+        self._grow()
+        self._arrived.wait_for(lambda: over() or self._closed, timeout)
+        self.stats.waited += time.monotonic() - began
+        if self._closed:
+            raise _left()
+
+    def _grow(self) -> None:
+        """Start a thread where all are at work."""
+        if not self._idle and self._threads < self._limit.value + _THREADS_FOR_WANTED and not self._closed:
+            self._threads += 1
+            threading.Thread(target=self._run, name="table-loader-fetch", daemon=True).start()
+
+    def _run(self) -> None:
+        while (job := self._next_job()) is not None:
+            if isinstance(job, Task):
+                self._find(job)
+            else:
+                self._fetch(job)
+            del job  # what it holds must not live until the next one comes
+
+    def _next_job(self) -> Task | Request | None:
+        """Wait for something to do; None when the epoch is over."""
+        with self._wanted:
+            while not self._closed:
+                job = self._queue.next_job(may_send=self._in_flight < self._limit.value)
+                if job is not None:  # there may be more: each thread wakes or starts the next
+                    if isinstance(job, Request):
+                        self._in_flight += 1
+                        job.began = time.monotonic() if job.attempts == 1 else job.began
+                    self._wanted.notify()
+                    self._grow()
+                    return job
+                self._idle += 1
+                self._wanted.wait()
+                self._idle -= 1
+            self._threads -= 1
+            return None
+
+    def _find(self, task: Task) -> None:
+        needs = None
+        try:
+            needs = task.read.find()
+        except Exception as error:  # noqa: BLE001 the lane does the same when it reads, and raises it
+            _log.debug("what a read needs could not be found: %s", type(error).__name__)
+        with self._wanted:
+            self._queue.found(task, needs)
+            self._arrived.notify_all()
+            self._wanted.notify()
+
+    def _fetch(self, request: Request) -> None:
+        data, error = None, None
+        try:
+            data = self._bytes_of(request)
+        except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
+            error = caught
+        with self._wanted:
+            self._in_flight -= 1
+            self._queue.arrived(request, data, error)
+            self._arrived.notify_all()
+            self._wanted.notify()
+
+    def _bytes_of(self, request: Request) -> Any:
+        file, start, stop = request.file, request.start, request.stop
+        if self._cache is None:
+            return self._ask(file.path, start, stop, file.version)
+        key = self._cache.key(self._place, file.path, file.version, start, stop)
+        data = self._cache.get(key)
+        if data is None:
+            data = self._ask(file.path, start, stop, file.version)
+            self._cache.put(key, data)
+        else:
+            with self._wanted:
+                self.stats.cached_bytes += stop - start
+        return data
+
+    def _ask(self, path: str, start: int, stop: int, version: FileVersion) -> Any:
+        """Send one request to the store, and tell limit and hedging how it went."""
+        began = time.monotonic()
+        self._limit.begun(began)
+        try:
+            data = self._storage.read_range(path, start, stop, version)
+        except BaseException:
+            self._limit.failed(time.monotonic())
+            raise
+        now = time.monotonic()
+        self._limit.ended(stop - start, began, now)
+        with self._wanted:
+            self._hedging.ended(stop - start, now - began)
+            self.stats.requests += 1
+            self.stats.num_bytes += stop - start
+        return data
+
+
+class ReadStorage:
+    """The storage of one read: its file is served from what was fetched, all else comes from the storage itself."""
+
+    is_local = False
+
+    def __init__(self, ahead: ReadAhead, storage: RangeStorage, task: Task) -> None:
+        """Serve a read.
+
+        Args:
+            ahead: fetches.
+            storage: where the files are.
+            task: the read.
+        """
+        self._ahead = ahead
+        self._storage = storage
+        self._task = task
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open for random access: see `Storage.open`."""
+        requests = self._ahead.requests_of(self._task)
+        if requests is None or requests.file.path != path:
+            return self._storage.open(path)
+        return open_ranges(partial(self._ahead.read, requests), requests.file.version.num_bytes)
+
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+        """Read bytes of a file: see `RangeStorage.read_range`."""
+        requests = self._ahead.requests_of(self._task)
+        if requests is None or requests.file.path != path:
+            return self._storage.read_range(path, start, stop, version)
+        return self._ahead.read(requests, start, stop)
+
+    def checks(self, version: FileVersion) -> bool:
+        """Whether a request for a range refuses a file that is no longer this version."""
+        return self._storage.checks(version)
+
+    def version(self, path: str) -> FileVersion:
+        """Return size, time and tag as they are now: see `Storage.version`."""
+        return self._storage.version(path)
+
+    def close(self) -> None:
+        """Give back what the read holds; the storage stays open for others."""
+        self._ahead.end(self._task.read.lane)
+
+
+def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> ReadAhead | None:
+    """Begin to fetch what reads need; None where the files are on this machine, or come in no ranges.
+
+    Args:
+        storage: where the files are.
+        plan: the reads of all lanes, in the order in which their rows are delivered.
+        budget: bytes that are fetched ahead at most; 0 fetches nothing ahead.
+    """
+    if not budget or storage.is_local or not isinstance(storage, RangeStorage):
+        return None
+    return ReadAhead(storage, plan, budget, limit_of(str(getattr(storage, "place", ""))), HedgePolicy())
+
+
+_LOOK_AGAIN_S = 0.05
+_THREADS_FOR_WANTED = 4
+"""Threads beside those that the limit allows: what a lane waits for is sent at once."""
+
+
+def _left() -> StorageError:
+    return StorageError("the epoch was left while its bytes were fetched; iterate the loader again")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch_table_loader.engine.sizes import collated_ahead
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.jobs.job import FetchLoad, Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,23 @@ class WorkerLoad:
     rows: int
     num_bytes: int
     steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """What this rank fetches from an object store in the epoch.
+
+    Args:
+        requests: that it sends where none fails.
+        num_bytes: compressed bytes that those ask for.
+        amplification: those over the bytes that are decoded.
+        ahead_bytes: compressed bytes that each process fetches ahead of decoding at most.
+    """
+
+    requests: int
+    num_bytes: int
+    amplification: float
+    ahead_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,8 @@ class Explanation:
             nobody knows before.
         footer_bytes: bytes of footers that are held.
         notes: what was pruned and why, and what was not.
+        fetch: what is fetched from an object store; None where the files are on this machine, or where footers are
+            read with them.
     """
 
     files: int
@@ -84,6 +103,7 @@ class Explanation:
     collated_batches: int
     footer_bytes: int
     notes: tuple[str, ...]
+    fetch: FetchPlan | None = None
 
     def __str__(self) -> str:
         """Lay the plan out for reading."""
@@ -100,6 +120,7 @@ class Explanation:
             f"splits     {self.splits:,} by {self.strategy}",
             f"epoch {self.epoch}    rank {self.rank} of {self.num_ranks}: {steps} steps of {self.batch_size:,} rows",
             f"memory     {self.memory_bound:,} bytes of rows in flight at most{collated}; {footers} of footers",
+            *self._fetch_lines(),
             f"workers    {len(self.workers)}, served by {self.servers} threads or processes",
         ]
         lines += [
@@ -113,6 +134,15 @@ class Explanation:
             ]
         lines += [f"  {name}: {kind}" for name, kind in self.schema]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def _fetch_lines(self) -> list[str]:
+        fetch = self.fetch
+        if fetch is None:
+            return []
+        return [
+            f"fetches    {fetch.num_bytes:,} bytes in {fetch.requests:,} requests, {fetch.amplification:.2f} x what is "
+            f"decoded; up to {fetch.ahead_bytes:,} bytes ahead"
+        ]
 
 
 def explain(job: Job, epoch: int) -> Explanation:
@@ -149,4 +179,10 @@ def explain(job: Job, epoch: int) -> Explanation:
         collated_batches=collated_ahead(job.options, lanes),
         footer_bytes=sum(table.footer_bytes for table in tables),
         notes=tuple(outline.notes),
+        fetch=None if outline.fetch is None else _fetch_plan(outline.fetch, job),
     )
+
+
+def _fetch_plan(load: FetchLoad, job: Job) -> FetchPlan:
+    amplification = load.num_bytes / max(1, load.needed_bytes)
+    return FetchPlan(load.requests, load.num_bytes, amplification, job.options.target_read_ahead_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
     from torch_table_loader.engine.workers.lane_merger import ConsumerStats, LaneMerger
+    from torch_table_loader.fetch.fetch_stats import FetchStats
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.planning.steps import Steps
 
@@ -35,6 +36,33 @@ class LaneMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchMetrics:
+    """What was fetched from an object store; all 0 where the files are on this machine.
+
+    Args:
+        num_bytes: compressed bytes that came from the store.
+        requests: that the store answered, hedges included.
+        retries: requests that were sent again, since the store did not serve them.
+        hedges: requests that were sent a second time, since they were late.
+        unplanned: requests for bytes that were not fetched ahead.
+        cached_bytes: compressed bytes that came from the disk cache.
+        seconds_waiting: time that decoding waited for bytes, added up over workers.
+    """
+
+    num_bytes: int = 0
+    requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    unplanned: int = 0
+    cached_bytes: int = 0
+    seconds_waiting: float = 0.0
+
+    def after(self, earlier: FetchMetrics) -> FetchMetrics:
+        """Add what was fetched before."""
+        return FetchMetrics(*(getattr(self, each.name) + getattr(earlier, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """What the newest iterator has done so far.
 
@@ -45,6 +73,7 @@ class Metrics:
         seconds_waiting: time that the trainer waited for a batch.
         seconds_total: time since the iterator began.
         workers: one entry a worker; they run ahead of the trainer.
+        fetch: what was fetched from an object store.
     """
 
     epoch: int
@@ -53,6 +82,7 @@ class Metrics:
     seconds_waiting: float
     seconds_total: float
     workers: tuple[LaneMetrics, ...]
+    fetch: FetchMetrics = FetchMetrics()
 
     @property
     def num_bytes(self) -> int:
@@ -76,6 +106,7 @@ class Metrics:
                 )
                 for new, old in zip(self.workers, earlier.workers, strict=True)
             ),
+            fetch=self.fetch.after(earlier.fetch),
         )
 
     def __str__(self) -> str:
@@ -91,6 +122,12 @@ class Metrics:
             f"{w.seconds_working:.2f} s working"
             for w in self.workers
         ]
+        if (fetch := self.fetch).requests or fetch.cached_bytes:
+            lines.append(
+                f"  fetched: {fetch.num_bytes:,} bytes in {fetch.requests:,} requests, {fetch.retries:,} retries, "
+                f"{fetch.hedges:,} hedges; {fetch.cached_bytes:,} bytes from the disk cache; "
+                f"{fetch.seconds_waiting:.2f} s waiting for bytes"
+            )
         return "\n".join(lines)
 
 
@@ -104,6 +141,7 @@ class Leg:
         longest: steps of the rank that takes most; None if nobody knows.
         clocks: what each lane has done.
         stats: what the consumer did.
+        fetched: what was fetched for the lanes.
         batches: taken since; the iterator counts.
         earlier: what was done before.
     """
@@ -113,6 +151,7 @@ class Leg:
     longest: int | None
     clocks: Sequence[LaneClock]
     stats: ConsumerStats
+    fetched: FetchStats
     batches: int
     earlier: Metrics | None
 
@@ -142,11 +181,11 @@ class Progress:
         """
         self.resumed = resumed
         self._began = began
-        self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, 0, None)
+        self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, merger.fetched, 0, None)
 
     def go_on(self, position: Position, work: LaneWork, merger: LaneMerger, longest: int | None) -> None:
         """Count on from a position that changed while batches were taken."""
-        self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, 0, self.metrics())
+        self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, merger.fetched, 0, self.metrics())
 
     @property
     def position(self) -> Position:
@@ -184,5 +223,6 @@ class Progress:
                 LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
                 for worker, clock in enumerate(leg.clocks)
             ),
+            fetch=FetchMetrics(**asdict(leg.fetched)),
         )
         return since if leg.earlier is None else since.after(leg.earlier)

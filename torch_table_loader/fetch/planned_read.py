@@ -88,13 +88,15 @@ class Requests:
             needs: which bytes the read takes.
         """
         self.file = needs.file
+        pieces = plan_pieces(needs.groups)
         self.by_piece = [
             [Request(needs.file, start, stop, number) for start, stop in piece.requests]
-            for number, piece in enumerate(plan_pieces(needs.groups))
+            for number, piece in enumerate(pieces)
         ]
+        self._groups = [piece.groups for piece in pieces]
         self._by_start = sorted((each for piece in self.by_piece for each in piece), key=lambda each: each.start)
         self._starts = [each.start for each in self._by_start]
-        self._left = 0
+        self._kept = set(range(len(pieces)))
 
     def covering(self, start: int, stop: int) -> list[Request] | None:
         """Return the requests that bring some bytes, in file order; None where a byte is planned nowhere, or is gone.
@@ -114,14 +116,20 @@ class Requests:
         return found
 
     def left_behind(self, piece: int) -> list[Request]:
-        """Return the requests of the pieces before one, to which decoding has come; each is returned once."""
-        before = self.by_piece[self._left : piece]
-        self._left = max(self._left, piece)
-        return [request for requests in before for request in requests]
+        """Return the requests of the pieces that no row group needs any more; each is returned once.
+
+        Args:
+            piece: to which decoding has come: the row groups before its first are decoded.
+        """
+        return self._let_go({each for each in self._kept if self._groups[each].stop <= self._groups[piece].start})
 
     def rest(self) -> list[Request]:
         """Return the requests of all pieces that were not left behind."""
-        return self.left_behind(len(self.by_piece))
+        return self._let_go(set(self._kept))
+
+    def _let_go(self, pieces: set[int]) -> list[Request]:
+        self._kept -= pieces
+        return [request for piece in pieces for request in self.by_piece[piece]]
 
 
 def joined(requests: Sequence[Request], start: int, stop: int) -> memoryview:

@@ -11,14 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.contracts import RangeStorage
 from torch_table_loader.errors import StorageError
 from torch_table_loader.fetch.fetch_queue import FetchQueue, Task
+from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.fetch.hedging import HedgePolicy
 from torch_table_loader.fetch.limit import InFlightLimit, limit_of
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
@@ -31,27 +31,6 @@ if TYPE_CHECKING:
     from torch_table_loader.records import FileVersion
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class FetchStats:
-    """What was fetched for an epoch, in this process.
-
-    Args:
-        num_bytes: that came from the store.
-        requests: that were sent, hedges included.
-        cached_bytes: that came from the disk cache.
-        hedges: requests that were sent a second time, since they were late.
-        unplanned: requests that no plan knew.
-        waited: seconds that lanes waited for bytes, added up.
-    """
-
-    num_bytes: int = 0
-    requests: int = 0
-    cached_bytes: int = 0
-    hedges: int = 0
-    unplanned: int = 0
-    waited: float = 0.0
 
 
 class ReadAhead:
@@ -173,7 +152,7 @@ class ReadAhead:
         self._wanted.notify()
         self._grow()
         self._arrived.wait_for(lambda: over() or self._closed, timeout)
-        self.stats.waited += time.monotonic() - began
+        self.stats.seconds_waiting += time.monotonic() - began
         if self._closed:
             raise _left()
 
@@ -308,6 +287,11 @@ class ReadStorage:
         self._ahead.end(self._task.read.lane)
 
 
+def is_far(storage: Storage) -> TypeGuard[RangeStorage]:
+    """Return whether the files are on another machine, and come in ranges."""
+    return not storage.is_local and isinstance(storage, RangeStorage)
+
+
 def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> ReadAhead | None:
     """Begin to fetch what reads need; None where the files are on this machine, or come in no ranges.
 
@@ -316,7 +300,7 @@ def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> R
         plan: the reads of all lanes, in the order in which their rows are delivered.
         budget: bytes that are fetched ahead at most; 0 fetches nothing ahead.
     """
-    if not budget or storage.is_local or not isinstance(storage, RangeStorage):
+    if not budget or not is_far(storage):
         return None
     return ReadAhead(storage, plan, budget, limit_of(str(getattr(storage, "place", ""))), HedgePolicy())
 

@@ -53,6 +53,20 @@ class LaneLoad(NamedTuple):
     steps: int
 
 
+class FetchLoad(NamedTuple):
+    """What this rank fetches from an object store in an epoch.
+
+    Args:
+        requests: that it sends where none fails.
+        num_bytes: that those ask for.
+        needed_bytes: of them, those that are decoded; the others lie between.
+    """
+
+    requests: int
+    num_bytes: int
+    needed_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Outline:
     """What an epoch of a job will be, for `explain()`.
@@ -68,6 +82,7 @@ class Outline:
         rows_in_flight: decoded rows of a lane in memory at most.
         held_bytes: bytes in memory beside those, such as a row store.
         notes: what was pruned and why, and what was not.
+        fetch: what is fetched; None where all is on this machine, or nobody knows before.
     """
 
     strategy: str
@@ -80,6 +95,7 @@ class Outline:
     rows_in_flight: int
     held_bytes: int
     notes: Sequence[str]
+    fetch: FetchLoad | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

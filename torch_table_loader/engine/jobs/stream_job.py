@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
-from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline
+from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, planner_of, strategy_of, with_padding
 from torch_table_loader.engine.sizes import rows_in_flight, rows_of_a_read
@@ -19,10 +19,12 @@ from torch_table_loader.engine.state import check_state, current_version, identi
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ResumeError
+from torch_table_loader.fetch.read_ahead import is_far
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.lanes import RankPlan
+from torch_table_loader.planning.requests import plan_pieces
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
@@ -280,9 +282,25 @@ class StreamJob(Job):
             steps=planned.plan.steps if planner.counted else None,
             lanes=[self._load(planned, lane) for lane in range(self.topology.lanes)],
             rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
-            held_bytes=0,
+            held_bytes=self.options.target_read_ahead_bytes if self.is_far else 0,
             notes=self._notes(),
+            fetch=self._fetch_load(start) if self.is_far and not self.table.estimated else None,
         )
+
+    @property
+    def is_far(self) -> bool:
+        """Whether files are fetched ahead of decoding."""
+        return self.options.target_read_ahead_bytes > 0 and is_far(self.table.storage)
+
+    def _fetch_load(self, position: StreamPosition) -> FetchLoad:
+        """Add up what this rank fetches in a stage."""
+        requests = num_bytes = needed = 0
+        for needs in self.work(position).needs():
+            pieces = plan_pieces(needs.groups)
+            requests += sum(len(piece.requests) for piece in pieces)
+            num_bytes += sum(piece.num_bytes for piece in pieces)
+            needed += sum(stop - start for group in needs.groups for start, stop in group)
+        return FetchLoad(requests, num_bytes, needed)
 
     def _load(self, planned: PlannedStream, lane: int) -> LaneLoad:
         layout, plan, segments = self.table.layout, planned.plan, planned.segments

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.records import ReadTask
+    from torch_table_loader.records import FileNeeds, ReadTask
 
     Read = Callable[[ReadTask], Iterator[pa.RecordBatch]]
 
@@ -62,6 +62,14 @@ class StreamWork(LaneWork):
         """Begin to fetch what some lanes read, in the order of delivery; see `LaneWork.fetch_ahead`."""
         plans = [self._planned_reads(lane, start, joins=joins) for lane, start in begun.items()]
         return fetch_ahead(self.reader.storage, in_order(plans), self.read_ahead_bytes)
+
+    def needs(self) -> Iterator[FileNeeds]:
+        """Return which bytes the lanes take, read by read."""
+        joins = self.joins_tails(0)
+        for lane in range(self.lanes):
+            for read in self._planned_reads(lane, 0, joins=joins):
+                if (found := read.find()) is not None:
+                    yield found
 
     def rows(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
         """Read a lane's rows in the order in which they are delivered.

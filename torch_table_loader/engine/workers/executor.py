@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.engine.work.lane_work import LaneBatches
+from torch_table_loader.fetch.fetch_stats import FetchStats
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
     from torch_table_loader.fetch.read_ahead import ReadAhead
+
+
+_NOTHING_FETCHED = FetchStats()
 
 
 class LaneExecutor(ABC):
@@ -21,6 +25,11 @@ class LaneExecutor(ABC):
     @abstractmethod
     def clocks(self) -> Sequence[LaneClock]:
         """What each lane has done so far."""
+
+    @property
+    def fetched(self) -> FetchStats:
+        """What was fetched for the lanes so far; the object goes on counting."""
+        return _NOTHING_FETCHED
 
     @abstractmethod
     def take(self, lane: int) -> list[Any] | None:
@@ -59,6 +68,11 @@ class CallerExecutor(LaneExecutor):
     def clocks(self) -> list[LaneClock]:
         """What each lane has done so far."""
         return [lane.clock for lane in self._lanes]
+
+    @property
+    def fetched(self) -> FetchStats:
+        """What was fetched for the lanes so far."""
+        return super().fetched if self._ahead is None else self._ahead.stats
 
     def take(self, lane: int) -> list[Any] | None:
         """Read the lane on to its next block; when all lanes are done, their tails make the last batches."""

@@ -14,6 +14,7 @@ from torch_table_loader.errors import TableError
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
     from torch_table_loader.engine.workers.executor import LaneExecutor
+    from torch_table_loader.fetch.fetch_stats import FetchStats
 
 
 @dataclass(slots=True)
@@ -64,6 +65,11 @@ class LaneMerger(Iterator[Any]):
     def clocks(self) -> Sequence[LaneClock]:
         """What each lane has done so far."""
         return self._executor.clocks
+
+    @property
+    def fetched(self) -> FetchStats:
+        """What was fetched for the lanes so far."""
+        return self._executor.fetched
 
     def __next__(self) -> Any:
         """Return the next batch; an error of a lane comes where its batch would have, and ends the epoch."""

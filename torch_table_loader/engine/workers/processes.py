@@ -25,6 +25,7 @@ from torch_table_loader.engine.workers.shared_memory import (
 )
 from torch_table_loader.engine.workers.watched_workers import WatchedWorkers
 from torch_table_loader.errors import WorkerError
+from torch_table_loader.fetch.fetch_stats import FetchStats
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
@@ -42,6 +43,9 @@ class _Message:
     error: Any = None
     block: SharedBlock | None = None
     done: bool = False
+    worker: int = 0
+    fetched: FetchStats | None = None
+    """What its worker has fetched so far, where files are far away."""
 
 
 class _WorkerLanes(IterableDataset[_Message | None]):
@@ -59,7 +63,10 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         lanes = range(info.id, self._work.lanes, info.num_workers)
         ahead = self._work.fetch_ahead({lane: self._begun[lane] for lane in lanes}, joins=False)
         try:
-            yield from self._rounds(lanes, -(-self._work.lanes // info.num_workers), ahead)
+            for message in self._rounds(lanes, -(-self._work.lanes // info.num_workers), ahead):
+                if message is not None and ahead is not None:
+                    message.worker, message.fetched = info.id, ahead.stats
+                yield message
         finally:
             if ahead is not None:
                 ahead.close()
@@ -136,6 +143,8 @@ class ProcessExecutor(LaneExecutor):
         self._rest: list[Rows | None] = [None for _ in begun]
         self._done = [False for _ in begun]
         self._clocks = [LaneClock() for _ in begun]
+        self._fetched = FetchStats()
+        self._fetched_by_worker: dict[int, FetchStats] = {}
         waiting = work.blocks_ahead * -(-work.lanes // processes)
         marks = new_slots(processes, waiting)
         self._receiver = SharedMemoryReceiver(marks)
@@ -154,6 +163,11 @@ class ProcessExecutor(LaneExecutor):
     def clocks(self) -> list[LaneClock]:
         """What each lane had done when its newest message left."""
         return self._clocks
+
+    @property
+    def fetched(self) -> FetchStats:
+        """What the workers had fetched when their newest messages left."""
+        return self._fetched
 
     def take(self, lane: int) -> list[Any] | None:
         """Take messages until one is for the lane."""
@@ -198,6 +212,9 @@ class ProcessExecutor(LaneExecutor):
             self._ready[lane].append(message.error)
             return
         self._clocks[lane] = message.clock
+        if message.fetched is not None:
+            self._fetched_by_worker[message.worker] = message.fetched
+            self._fetched.become_sum(self._fetched_by_worker.values())
         rows = None if message.block is None else self._receiver.unpack(self._work.codec, message.block)
         if message.done:
             self._done[lane] = True

@@ -21,6 +21,7 @@ from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock, LaneWork
+    from torch_table_loader.fetch.fetch_stats import FetchStats
 
 
 class ThreadPool:
@@ -150,6 +151,11 @@ class ThreadExecutor(LaneExecutor):
     def clocks(self) -> list[LaneClock]:
         """What each lane has done so far."""
         return [lane.batches.clock for lane in self._lanes]
+
+    @property
+    def fetched(self) -> FetchStats:
+        """What was fetched for the lanes so far."""
+        return super().fetched if self._ahead is None else self._ahead.stats
 
     def take(self, lane: int) -> list[Any] | None:
         """Wait for a lane's next block."""

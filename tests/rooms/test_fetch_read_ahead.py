@@ -1,0 +1,197 @@
+"""Reading ahead with threads: what a lane waits for comes, and what it leaves is given back."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from torch_table_loader.errors import MissingFileError, StorageError
+from torch_table_loader.fetch.hedging import HedgePolicy
+from torch_table_loader.fetch.limit import InFlightLimit
+from torch_table_loader.fetch.planned_read import PlannedRead
+from torch_table_loader.fetch.read_ahead import ReadAhead
+from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+
+MIB = 1 << 20
+
+
+@dataclass
+class Store:
+    """A store whose requests wait for what a test says."""
+
+    size: int = 64 * MIB
+    hold: Callable[[str, int], None] = lambda path, start: None
+    asked: list[tuple[str, int, int]] = field(default_factory=list)
+    place = "test"
+    is_local = False
+
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+        self.asked.append((path, start, stop))
+        self.hold(path, start)
+        return marked(bytearray(stop - start), start)
+
+    def checks(self, version: FileVersion) -> bool:
+        return True
+
+    def version(self, path: str) -> FileVersion:
+        raise AssertionError(path)
+
+    def open(self, path: str) -> Any:
+        raise AssertionError(path)
+
+    def close(self) -> None: ...
+
+
+def marked(data: bytearray, start: int) -> bytearray:
+    data[0] = start >> 20
+    return data
+
+
+def plan(store: Store, reads: int, groups: int = 4, lane: int = 0) -> Iterator[PlannedRead]:
+    """Reads of one file each, with so many row groups of 8 MiB."""
+    for number in range(reads):
+        file = DataFile(str(number), str(number), FileVersion(store.size, etag="a"), "parquet")
+        needs = FileNeeds(file, tuple(((at * 8 * MIB, (at + 1) * 8 * MIB),) for at in range(groups)))
+        yield PlannedRead(number * 100, lane, 100, lambda needs=needs: needs)
+
+
+def begin(store: Store, reads: int, budget: int = 64 * MIB, **more: Any) -> ReadAhead:
+    limit, hedging = more.get("limit", InFlightLimit()), more.get("hedging", HedgePolicy())
+    return ReadAhead(store, plan(store, reads), budget, limit, hedging)
+
+
+def fetching_threads() -> int:
+    return sum(thread.name == "table-loader-fetch" for thread in threading.enumerate())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_the_bytes_of_each_read_come_and_no_more_than_the_budget_is_asked_for() -> None:
+    store = Store()
+    ahead = begin(store, 6, budget=40 * MIB)
+    until(lambda: len(store.asked) == 5)
+    time.sleep(0.05)
+    assert len(store.asked) == 5, "the sixth request would pass the budget"
+    for number in range(6):
+        with ahead.next_read(0).open(str(number)) as file:
+            assert file.size() == store.size
+            for group in range(4):
+                start = group * 8 * MIB
+                assert bytes(file.read_at(2, start)) == bytes([start >> 20, 0])
+    assert len(store.asked) == 24
+    assert ahead.stats.num_bytes == 24 * 8 * MIB
+    assert ahead.stats.unplanned == 0
+    ahead.close()
+    until(lambda: not fetching_threads())
+
+
+def test_a_byte_that_nobody_planned_is_asked_for() -> None:
+    store = Store()
+    ahead = begin(store, 1)
+    with ahead.next_read(0).open("0") as file:
+        assert bytes(file.read_at(2, 50 * MIB)) == bytes([50, 0])
+    assert ("0", 50 * MIB, 50 * MIB + 2) in store.asked
+    assert ahead.stats.unplanned == 1
+    ahead.close()
+
+
+def test_an_error_comes_where_its_bytes_would_have() -> None:
+    def hold(path: str, start: int) -> None:
+        if (path, start) == ("1", 8 * MIB):
+            raise MissingFileError("1 is gone", "1")
+
+    ahead = begin(Store(hold=hold), 2)
+    with ahead.next_read(0).open("0") as file:
+        assert file.read_at(2, 8 * MIB)
+    with ahead.next_read(0).open("1") as file:
+        assert file.read_at(2, 0)
+        with pytest.raises(MissingFileError):
+            file.read_at(2, 8 * MIB)
+    ahead.close()
+
+
+def test_leaving_wakes_who_waits_sends_nothing_more_and_ends_the_threads() -> None:
+    gate = threading.Event()
+    store = Store(hold=lambda path, start: None if gate.wait(20) else None)
+    ahead = begin(store, 4)
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            ahead.next_read(0).open("0").read_at(1, 0)
+        except BaseException as error:  # noqa: BLE001 looked at below
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: len(store.asked) > 0)
+    ahead.close()
+    waiting.join(20)
+    assert isinstance(errors[0], StorageError)
+    before = len(store.asked)
+    gate.set()
+    until(lambda: not fetching_threads())
+    assert len(store.asked) == before
+
+
+def test_what_was_left_is_given_back() -> None:
+    class Bytes(bytearray):
+        """Counts how many live."""
+
+        alive = 0
+
+        def __init__(self, size: int) -> None:
+            super().__init__(size)
+            Bytes.alive += 1
+
+        def __del__(self) -> None:
+            Bytes.alive -= 1
+
+    class Counting(Store):
+        def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+            self.asked.append((path, start, stop))
+            return Bytes(stop - start)
+
+    store = Counting()
+    ahead = begin(store, 3, budget=400 * MIB)
+    until(lambda: Bytes.alive == 12)
+    with ahead.next_read(0).open("0") as file:
+        file.read_at(1, 24 * MIB)  # decoding has come to the last row group
+        until(lambda: Bytes.alive == 9)
+    ahead.next_read(0)
+    until(lambda: Bytes.alive == 8)
+    ahead.close()
+    gc.collect()
+    until(lambda: Bytes.alive == 0)
+
+
+def test_a_late_request_is_sent_again_and_the_first_answer_is_taken() -> None:
+    late = threading.Event()
+    asked: list[int] = []
+
+    def hold(path: str, start: int) -> None:
+        asked.append(start)
+        if (path, start) == ("5", 8 * MIB) and asked.count(start) == 6:
+            late.wait(20)
+
+    store = Store(hold=hold)
+    ahead = begin(store, 40, hedging=HedgePolicy())
+    for number in range(40):
+        with ahead.next_read(0).open(str(number)) as file:
+            for group in range(4):
+                assert file.read_at(1, group * 8 * MIB)
+    assert ahead.stats.hedges >= 0
+    late.set()
+    ahead.close()
+    until(lambda: not fetching_threads())

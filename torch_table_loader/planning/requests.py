@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 GAP_BYTES = 256 * 1024
@@ -11,15 +13,31 @@ GAP_BYTES = 256 * 1024
 REQUEST_BYTES = 8 * 1024 * 1024
 """The most that one request asks for."""
 
+FIRST_BYTES = 1024 * 1024
+"""Row groups that the first piece may hold beyond one, in bytes: decoding begins when it is there."""
+
+SPARE_BYTES = 32 * 1024
+"""Bytes that are read in vain however few are needed: a request costs as much."""
+
+_LEAST_USE = 8
+"""Of many bytes, one in so many may be read in vain."""
+
+Range = tuple[int, int]
+"""The first byte, and the byte after the last."""
+
 
 class Piece(NamedTuple):
     """Bytes that are fetched together, and needed together: those of a row group, or of some small ones.
 
     Args:
         requests: first byte of each, and the byte after its last; ascending, none overlaps another of its file.
+        groups: from the first to the last row group that needs any of them, by place. A request may end in bytes of
+            the next row group, so these may overlap between pieces: once a piece is used whose row groups all come
+            after these, this one may go.
     """
 
-    requests: tuple[tuple[int, int], ...]
+    requests: tuple[Range, ...]
+    groups: range
 
     @property
     def num_bytes(self) -> int:
@@ -28,20 +46,141 @@ class Piece(NamedTuple):
 
 
 def plan_pieces(
-    groups: Sequence[Sequence[tuple[int, int]]], *, gap: int = GAP_BYTES, most: int = REQUEST_BYTES
+    groups: Sequence[Sequence[Range]],
+    *,
+    gap: int = GAP_BYTES,
+    most: int = REQUEST_BYTES,
+    first: int = FIRST_BYTES,
+    spare: int = SPARE_BYTES,
 ) -> list[Piece]:
     """Plan the requests for what is read of a file.
 
-    Ranges are merged over gaps of at most `gap` bytes; a request holds at most `most` bytes, and is cut between two
-    ranges where it can be. Small row groups that follow one another share a piece, so that they share requests. No
-    byte is asked for twice.
+    Ranges are merged over gaps of at most `gap` bytes, the smallest first, as long as the bytes of all these gaps are
+    at most an eighth of those needed, or `spare`. A request holds at most `most` bytes, and is cut between two ranges
+    where it can be. The first piece is one row group, or as many as `first` bytes hold; of the others those share a
+    piece that share a request. No byte is asked for twice: a piece has what its row groups need and no piece before
+    it holds.
 
     Args:
-        groups: for each row group, in the order of decoding, the ranges that it needs.
+        groups: for each row group, in the order of decoding, the ranges that it needs; they may overlap.
         gap: bytes that may be read in vain between two ranges.
         most: bytes of a request.
+        first: bytes of the first piece, where that is more than one row group.
+        spare: bytes that may be read in vain in all, however few are needed; twice, since the first piece is apart.
 
-    >>> plan_pieces([[(4, 100), (110, 200)], [(5000, 9000)]], gap=16, most=4096)
-    [Piece(requests=((4, 200),)), Piece(requests=((5000, 9000),))]
+    >>> plan_pieces([[(4, 100), (110, 200)], [(5000, 9000)]], gap=16, most=4096, first=0)
+    [Piece(requests=((4, 200),), groups=range(0, 1)), Piece(requests=((5000, 9000),), groups=range(1, 2))]
     """
-    raise NotImplementedError
+    count = _count_of_first(groups, first)
+    head = _requests(_joined(each for group in groups[:count] for each in group), [], gap, most, spare)
+    rest = _without(_joined(each for group in groups[count:] for each in group), head)
+    requests = sorted([*head, *_requests(rest, head, gap, most, spare)])
+    uses = _uses(requests, groups)
+    pieces: dict[int, list[int]] = {}
+    for place, use in sorted(enumerate(uses), key=lambda each: (each[1].start, each[0])):
+        pieces.setdefault(0 if use.start < count else use.start, []).append(place)
+    return [
+        Piece(
+            tuple(requests[place] for place in places),
+            range(min(uses[place].start for place in places), max(uses[place].stop for place in places)),
+        )
+        for places in (sorted(places) for places in pieces.values())
+    ]
+
+
+def _count_of_first(groups: Sequence[Sequence[Range]], first: int) -> int:
+    """Count the row groups of the first piece: those that need nothing, then one, and more while they are small."""
+    total = 0
+    for count, group in enumerate(groups):
+        num_bytes = sum(stop - start for start, stop in group)
+        if total and total + num_bytes > first:
+            return count
+        total += num_bytes
+    return len(groups)
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """Join ranges that overlap; those that only touch stay apart.
+
+    >>> _joined([(4, 6), (0, 3), (2, 4), (9, 9)])
+    [(0, 4), (4, 6)]
+    """
+    joined: list[Range] = []
+    for start, stop in sorted(ranges):
+        if joined and start < joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        elif start < stop:
+            joined.append((start, stop))
+    return joined
+
+
+def _without(ranges: Sequence[Range], held: Sequence[Range]) -> list[Range]:
+    """Leave out bytes that are held.
+
+    >>> _without([(0, 10), (10, 12)], [(2, 4), (9, 11)])
+    [(0, 2), (4, 9), (11, 12)]
+    """
+    found: list[Range] = []
+    stops = [stop for _, stop in held]
+    for start, stop in ranges:
+        place, at = bisect_right(stops, start), start
+        while place < len(held) and held[place][0] < stop:
+            found.append((at, held[place][0]))
+            at, place = held[place][1], place + 1
+        found.append((at, stop))
+    return [(start, stop) for start, stop in found if start < stop]
+
+
+def _requests(ranges: Sequence[Range], held: Sequence[Range], gap: int, most: int, spare: int) -> list[Range]:
+    """Merge and cut ranges, of which none overlaps another, nor what is held.
+
+    Args:
+        ranges: ascending.
+        held: ascending; no gap with bytes of these is read in vain.
+        gap: as of `plan_pieces`.
+        most: as of `plan_pieces`.
+        spare: as of `plan_pieces`.
+    """
+    budget = max(spare, sum(stop - start for start, stop in ranges) // _LEAST_USE)
+    bridged = _bridged(ranges, held, gap, budget)
+    found: list[Range] = []
+    for place, (start, stop) in enumerate(ranges):
+        begin = start
+        if place in bridged and stop - found[-1][0] <= most:
+            begin, _ = found.pop()
+        while stop - begin > most:
+            found.append((begin, begin + most))
+            begin += most
+        found.append((begin, stop))
+    return found
+
+
+def _bridged(ranges: Sequence[Range], held: Sequence[Range], gap: int, budget: int) -> set[int]:
+    """Return the places of the ranges that may join the one before."""
+    gaps: list[tuple[int, int]] = []
+    stops = [stop for _, stop in held]
+    for place, ((_, stop), (start, _)) in enumerate(pairwise(ranges), start=1):
+        after = bisect_right(stops, stop)
+        if start - stop <= gap and (after == len(held) or held[after][0] >= start):
+            gaps.append((start - stop, place))
+    bridged: set[int] = set()
+    for size, place in sorted(gaps):
+        budget -= size
+        if budget < 0:
+            break
+        bridged.add(place)
+    return bridged
+
+
+def _uses(requests: Sequence[Range], groups: Sequence[Sequence[Range]]) -> list[range]:
+    """Return for each request from which to which row group any of its bytes is needed."""
+    stops = [stop for _, stop in requests]
+    uses: list[range | None] = [None] * len(requests)
+    for number, group in enumerate(groups):
+        for start, stop in group:
+            place = bisect_right(stops, start)
+            while start < stop and place < len(requests) and requests[place][0] < stop:
+                known = uses[place]
+                uses[place] = range(number if known is None else known.start, number + 1)
+                place += 1
+    return [range(0) if use is None else use for use in uses]

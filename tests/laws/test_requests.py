@@ -147,7 +147,9 @@ def test_there_are_few_requests(groups: Groups, limits: dict[str, int], tail: in
 
 
 def test_a_small_file_is_one_request() -> None:
-    groups = [[(100 * group + 10 * column, 100 * group + 10 * column + 10) for column in range(10)] for group in range(5)]
+    groups = [
+        [(100 * group + 10 * column, 100 * group + 10 * column + 10) for column in range(10)] for group in range(5)
+    ]
     assert [piece.requests for piece in plan_pieces(groups)] == [((0, 500),)]
 
 

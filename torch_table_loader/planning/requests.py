@@ -1,4 +1,4 @@
-"""Which requests fetch the bytes of a file: near ranges merged, long ones cut, in the order in which they are decoded."""
+"""Which requests fetch the bytes of a file: near ranges merged, long ones cut, in the order of decoding."""
 
 from __future__ import annotations
 

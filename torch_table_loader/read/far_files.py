@@ -57,12 +57,13 @@ def is_far(storage: Storage) -> TypeGuard[RangeStorage]:
 
 
 @contextmanager
-def open_at_end(storage: Storage, file: DataFile) -> Iterator[pa.NativeFile]:
+def open_at_end(storage: Storage, file: DataFile, least: int = _LEAST_TAIL_BYTES) -> Iterator[pa.NativeFile]:
     """Open a file whose end is read first; far away, one request brings that, and a small file whole.
 
     Args:
         storage: where it is.
         file: which, with its size.
+        least: bytes of the end that the first request brings, or more of a large file.
 
     Raises:
         TableError: the file has another size, or is no longer what was listed. A store that checks versions finds
@@ -74,7 +75,7 @@ def open_at_end(storage: Storage, file: DataFile) -> Iterator[pa.NativeFile]:
         return
     size = file.version.num_bytes
     try:
-        far = _FarFile(storage, file, _LEAST_TAIL_BYTES, _tail_bytes(size))
+        far = _FarFile(storage, file, _LEAST_TAIL_BYTES, max(least, _tail_bytes(size)))
         with open_ranges(far.read, size) as source:
             yield source
     except Exception as error:

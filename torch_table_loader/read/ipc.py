@@ -41,6 +41,9 @@ _STREAM_START = 8
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _DICTIONARIES, _RECORD_BATCHES = 2, 3
 _BLOCK = struct.Struct("<qi4xq")
+_SMALL_BYTES = 1 << 20
+"""A file that is not larger is looked at whole: each of its record batches is."""
+
 _MOST_PADDING = 128
 """Bytes between blocks that some writer may leave, and the end-of-stream marker; the header of a batch needs more."""
 
@@ -57,7 +60,7 @@ class IpcReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Count the rows of each record batch by one cheap column: see `FormatReader.inspect`."""
-        with reading(storage, file, "an Arrow IPC file or stream"), open_at_end(storage, file) as source:
+        with reading(storage, file, "an Arrow IPC file or stream"), open_at_end(storage, file, _SMALL_BYTES) as source:
             if _is_file(source, file):
                 return _inspect_file(source, file)
             return _inspect_stream(source, file)

@@ -269,15 +269,25 @@ class FileMeta:
         group_rows: rows of each row group, in file order.
         group_bytes: bytes of each row group; see `RowGroupInfo`.
         footer: the raw footer, with which the file is opened again without reading it; None if it has none.
+        group_ranges: where each row group lies, as first byte and byte after the last; None where the footer says
+            that, or nothing does.
+        opening: the ranges that are read to open the file again.
     """
 
     schema: pa.Schema
     group_rows: tuple[int, ...]
     group_bytes: tuple[int, ...]
     footer: bytes | None = None
+    group_ranges: tuple[tuple[int, int], ...] | None = None
+    opening: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse lists of different lengths."""
+        if self.group_ranges is not None and len(self.group_ranges) != len(self.group_rows):
+            raise ConfigError(
+                f"FileMeta wants one range for each row group, got {len(self.group_rows)} row counts "
+                f"and {len(self.group_ranges)} ranges"
+            )
         if len(self.group_rows) != len(self.group_bytes):
             raise ConfigError(
                 f"FileMeta wants one size for each row group, got {len(self.group_rows)} row counts "
@@ -330,3 +340,16 @@ class ReadTask:
     segments: tuple[Segment, ...]
     skip: int = 0
     take: int = -1
+
+
+class FileNeeds(NamedTuple):
+    """The bytes that a task reads of its file.
+
+    Args:
+        file: which.
+        groups: in the order of reading, for each row group or part of the file the first byte of each range, and the
+            byte after its last.
+    """
+
+    file: DataFile
+    groups: tuple[tuple[tuple[int, int], ...], ...]

@@ -343,7 +343,7 @@ def test_live_rows_are_found_for_as_many_row_groups_as_are_looked_ahead(
 def test_a_row_group_that_is_not_what_was_planned_is_never_indexed(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"x": range(10)}), path)
-    file = ParquetFile(pq.ParquetFile(path), pa.OSFile(str(path)), is_local=True)
+    file = ParquetFile(pq.ParquetFile(path), pa.OSFile(str(path)))
     kept = pa.array([0, 11], pa.uint32())
     with pytest.raises(TableError, match="row group 0 must have 12 rows, as was planned, got 10"):
         file.thinned(0, ["x"], 12, kept)

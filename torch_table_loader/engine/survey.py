@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta
     from torch_table_loader.source.plan_cache import PlanCache
 
+FAR_REQUESTS = 32
+"""Footers that are asked for at once where the store is far away."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -257,7 +260,7 @@ def survey(
             lambda pair: _prune(source.storage, *pair, filters, schema), list(zip(files, metas, strict=True))
         )
     groups = [(meta.group_rows, meta.group_bytes) for meta in metas]
-    layout = _lay_out(files, groups, kept, deletes, split_deletes=split_deletes)
+    layout = _lay_out(files, groups, kept, deletes, source.storage, split_deletes=split_deletes)
     if snapshot is None:
         return Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)
     return _snapshot_table(snapshot, layout, metas, deletes)
@@ -280,10 +283,12 @@ def _estimate(
     """Lay a table out by its metadata alone."""
     if filters is not None:
         check_filter(filters, snapshot.schema)
-    layout = _lay_out(files, list(map(estimated_groups, files)), None, deletes, split_deletes=split_deletes)
+    groups = list(map(estimated_groups, files))
+    layout = _lay_out(files, groups, None, deletes, snapshot.storage, split_deletes=split_deletes)
     metas = LazyFooters(files, inspect)
     # A file without rows is never opened later: only here it is noticed if it has some.
-    in_parallel(metas.__getitem__, [index for index, file in enumerate(files) if file.num_rows == 0])
+    empty = [index for index, file in enumerate(files) if file.num_rows == 0]
+    in_parallel(metas.__getitem__, empty, asks=snapshot.storage)
     return _snapshot_table(snapshot, layout, metas, deletes)
 
 
@@ -308,20 +313,30 @@ def _lay_out(
     groups: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
     kept: list[Sequence[bool]] | None,
     deletes: Deletes,
+    storage: Storage,
     *,
     split_deletes: bool,
 ) -> TableLayout:
     rows, num_bytes = [each[0] for each in groups], [each[1] for each in groups]
-    live = in_parallel(lambda pair: _live(*pair, deletes), list(zip(files, rows, strict=True)))
+    live = in_parallel(lambda pair: _live(*pair, deletes), list(zip(files, rows, strict=True)), asks=storage)
     whole = [not split_deletes and tuple(own) != all_rows for own, all_rows in zip(live, rows, strict=True)]
     return TableLayout.of(files, rows, num_bytes, kept, live, whole=whole)
 
 
-def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Map over threads; the first error is raised. For work that waits for a store."""
+def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | None = None) -> list[R]:
+    """Map over threads; the first error is raised.
+
+    Args:
+        work: of one item.
+        items: which.
+        asks: the storage that the work waits for: one that is far away is asked for many items at once, however few
+            CPUs there are.
+    """
     if len(items) <= 1:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(len(items), 4 * (os.cpu_count() or 1), 32), "table-loader-survey") as pool:
+    near = asks is None or asks.is_local
+    threads = min(4 * (os.cpu_count() or 1), FAR_REQUESTS) if near else FAR_REQUESTS
+    with ThreadPoolExecutor(min(len(items), threads), "table-loader-survey") as pool:
         return list(pool.map(work, items))
 
 
@@ -349,7 +364,7 @@ def _live(file: DataFile, group_rows: tuple[int, ...], deletes: Deletes) -> Sequ
 
 
 def _inspect(files: Sequence[DataFile], inspect: Inspector) -> tuple[FileMeta, ...]:
-    return _sharing_schemas(files, in_parallel(inspect, files), inspect.storage)
+    return _sharing_schemas(files, in_parallel(inspect, files, asks=inspect.storage), inspect.storage)
 
 
 def _sharing_schemas(files: Sequence[DataFile], metas: Sequence[FileMeta], storage: Storage) -> tuple[FileMeta, ...]:

@@ -1,4 +1,4 @@
-"""Which requests fetch the bytes of a file: near ranges merged, long ones cut, in the order in which they are decoded."""
+"""Which requests fetch the bytes of a file: near ranges merged, long ones cut, in the order of decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUEST_BYTES = 8 * 1024 * 1024
 FIRST_BYTES = 1024 * 1024
 """Row groups that the first piece may hold beyond one, in bytes: decoding begins when it is there."""
 
-SPARE_BYTES = 64 * 1024
+SPARE_BYTES = 32 * 1024
 """Bytes that are read in vain however few are needed: a request costs as much."""
 
 _LEAST_USE = 8

@@ -15,6 +15,7 @@ from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import FIELD_ID_KEY
 from torch_table_loader.errors import MissingExtraError
 from torch_table_loader.read.failures import first_line, reading
+from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import SequentialFile, WithoutStatistics, one_group
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class AvroReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read schema and the row counts of the blocks: see `FormatReader.inspect`."""
-        with reading(storage, file, "an Avro file"), storage.open(file.path) as source:
+        with reading(storage, file, "an Avro file"), open_at_start(storage, file) as source:
             try:
                 arrow = arrow_schema(json.loads(_fastavro().block_reader(source).metadata["avro.schema"]))
                 source.seek(0)

@@ -12,6 +12,7 @@ from pyarrow import csv
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
+from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
@@ -47,7 +48,7 @@ class CsvReader(WithoutStatistics):
 
 def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
     try:
-        with storage.open(file.path) as source:
+        with open_at_start(storage, file) as source:
             if schema is None:
                 refuse_large_inference(file, source.size())
                 table = csv.read_csv(source, _read_options(), _parse_options())
@@ -58,7 +59,7 @@ def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> Fi
         own = [pa.field(field.name, field.type) for field in schema if field.name in header.names]
         # With no column to parse there would be no rows to count.
         known = pa.schema(own or [pa.field(header.names[0], pa.string())])
-        with storage.open(file.path) as source:
+        with open_at_start(storage, file) as source:
             num_rows = sum(batch.num_rows for batch in _decode(source, known.names, known))
         return one_group(known, num_rows, file)
     except pa.ArrowInvalid as error:

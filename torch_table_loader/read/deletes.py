@@ -20,6 +20,7 @@ from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.failures import reading
+from torch_table_loader.read.far_files import fetched, is_far
 from torch_table_loader.read.field_ids import own_ids
 from torch_table_loader.read.footers import check_rows
 from torch_table_loader.read.formats import inspect_file, reader_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Storage
-    from torch_table_loader.records import Column, DataFile, DeleteFile, TableColumns
+    from torch_table_loader.records import Column, DataFile, DeleteFile, FileMeta, TableColumns
 
 CACHE_BYTES = 512 * 1024 * 1024
 """Decoded deletes that a process holds at most; what was used longest ago goes first, and is read again."""
@@ -136,7 +137,8 @@ class Deletes:
     def _read_positions(self, delete: DeleteFile) -> tuple[Any, int]:
         """Read a position delete file: for each data file its positions."""
         parts: dict[str, list[NDArray[np.int64]]] = {}
-        for batch in self._rows_of(delete.file, self._position_names(delete.file)):
+        storage, meta = self._inspected(delete.file)
+        for batch in self._rows_of(storage, delete.file, meta, _position_names(delete.file, meta.schema)):
             paths, positions = batch.columns
             if paths.null_count:  # some writers leave rows without a path, which delete nothing
                 named = paths.is_valid()
@@ -154,23 +156,6 @@ class Deletes:
                 parts.setdefault(encoded.dictionary[int(codes[start])].as_py(), []).append(rows[start:stop])
         by_path = {path: distinct(np.concatenate(each)) for path, each in parts.items()}
         return by_path, sum(each.nbytes + len(path) for path, each in by_path.items())
-
-    @staticmethod
-    def _position_names(file: DataFile) -> Callable[[pa.Schema], list[str]]:
-        def choose(schema: pa.Schema) -> list[str]:
-            by_id = own_ids(schema)
-            names = [by_id.get(PATH_FIELD, "file_path"), by_id.get(POSITION_FIELD, "pos")]
-            if missing := [name for name in names if name not in schema.names]:
-                raise TableError(f"the position delete file {file.name} must have a column {missing[0]!r}; it has none")
-            kinds = [schema.field(name).type for name in names]
-            if not (is_string(decoded_type(kinds[0])) and pa.types.is_integer(kinds[1])):
-                raise TableError(
-                    f"the position delete file {file.name} must have paths in {names[0]!r} and whole numbers in "
-                    f"{names[1]!r}, got {kinds[0]} and {kinds[1]}; write the table's deletes again"
-                )
-            return names
-
-        return choose
 
     def _keys(self, ids: tuple[int, ...], deletes: Sequence[DeleteFile]) -> KeySet:
         """Return a set of the keys of some delete files, in the order of the plan, oldest first, and maybe more.
@@ -201,10 +186,10 @@ class Deletes:
             raise TableError(f"{file.name} must come with the table's columns; plan the table again")
         paths = [key_path(file.columns.table, field_id, file.name) for field_id in ids]
         wanted = [(str(place), path[0]) for place, path in enumerate(paths)]
-        meta = inspect_file(self._storage, file, None)
+        storage, meta = self._inspected(file)
         plan = plan_by_id(meta.schema, file.columns, wanted, name=file.name)
         batches = []
-        for batch in self._rows_of(file, lambda _: list(plan.reads)):
+        for batch in self._rows_of(storage, file, meta, plan.reads):
             conformed = plan.apply(batch)
             columns = [inside(conformed.column(place), path) for place, path in enumerate(paths)]
             batches.append(pa.RecordBatch.from_arrays(columns, names=[str(place) for place in range(len(ids))]))
@@ -212,14 +197,20 @@ class Deletes:
         table = pa.Table.from_batches([batch.cast(schema) for batch in batches], schema)
         return table, table.nbytes
 
-    def _rows_of(self, file: DataFile, choose: Callable[[pa.Schema], list[str]]) -> Iterator[pa.RecordBatch]:
-        """Read columns of a delete file whole."""
-        storage, found = self._storage, 0
-        reader = reader_of(file, verify_checksums=self.verify_checksums)
+    def _inspected(self, file: DataFile) -> tuple[Storage, FileMeta]:
+        """Return what a delete file says of itself, and where to read its rows."""
+        storage = fetched(self._storage, file)
         meta = inspect_file(storage, file, None)
         if meta.num_rows < (file.num_rows or 0):  # fewer deletes bring rows back; tables exist that count too few
             check_rows(file, meta)
-        names = choose(meta.schema)
+        return storage, meta
+
+    def _rows_of(
+        self, storage: Storage, file: DataFile, meta: FileMeta, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Read columns of a delete file whole."""
+        found = 0
+        reader = reader_of(file, verify_checksums=self.verify_checksums)
         with reading(storage, file), closing(reader.open(storage, file, meta)) as handle:
             for batch in handle.batches(range(len(meta.group_rows)), names, _ROWS_AT_A_TIME):
                 found += batch.num_rows
@@ -229,6 +220,21 @@ class Deletes:
                 f"{file.name} must have {meta.num_rows} rows, as its footer says, got {found}; the file is damaged: "
                 "restore it"
             )
+
+
+def _position_names(file: DataFile, schema: pa.Schema) -> list[str]:
+    """Return what a position delete file calls its columns."""
+    by_id = own_ids(schema)
+    names = [by_id.get(PATH_FIELD, "file_path"), by_id.get(POSITION_FIELD, "pos")]
+    if missing := [name for name in names if name not in schema.names]:
+        raise TableError(f"the position delete file {file.name} must have a column {missing[0]!r}; it has none")
+    kinds = [schema.field(name).type for name in names]
+    if not (is_string(decoded_type(kinds[0])) and pa.types.is_integer(kinds[1])):
+        raise TableError(
+            f"the position delete file {file.name} must have paths in {names[0]!r} and whole numbers in "
+            f"{names[1]!r}, got {kinds[0]} and {kinds[1]}; write the table's deletes again"
+        )
+    return names
 
 
 def _commit_of(file: DataFile) -> int:
@@ -282,6 +288,12 @@ def _read_vector(storage: Storage, delete: DeleteFile) -> NDArray[np.int64]:
     if delete.blob is None:
         raise TableError(f"{delete.file.name} must come with the place of its blob; plan the table again")
     offset, length = delete.blob
+    size = delete.file.version.num_bytes
+    if is_far(storage):  # its length, magic and checksum show whether it is the blob
+        if offset < 4 or length < 1 or offset + length > size - 4:
+            raise _broken(delete, f"a blob inside its {size} bytes", f"bytes {offset} to {offset + length}")
+        found = storage.read_range(delete.file.path, offset, offset + length, delete.file.version)
+        return _parse_vector(bytes(found), delete)
     with storage.open(delete.file.path) as source:
         size = source.size()
         head = source.read_at(min(4, size), 0)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
+from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
@@ -25,6 +26,7 @@ from torch_table_loader.read.reader_base import (
     one_group,
     refuse_duplicates,
     rows_without_columns,
+    whole_groups,
 )
 from torch_table_loader.read.sound import sound
 from torch_table_loader.records import FileMeta
@@ -39,6 +41,9 @@ _STREAM_START = 8
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _DICTIONARIES, _RECORD_BATCHES = 2, 3
 _BLOCK = struct.Struct("<qi4xq")
+_SMALL_BYTES = 1 << 20
+"""A file that is not larger is looked at whole: each of its record batches is."""
+
 _MOST_PADDING = 128
 """Bytes between blocks that some writer may leave, and the end-of-stream marker; the header of a batch needs more."""
 
@@ -55,7 +60,7 @@ class IpcReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Count the rows of each record batch by one cheap column: see `FormatReader.inspect`."""
-        with reading(storage, file, "an Arrow IPC file or stream"), storage.open(file.path) as source:
+        with reading(storage, file, "an Arrow IPC file or stream"), open_at_end(storage, file, _SMALL_BYTES) as source:
             if _is_file(source, file):
                 return _inspect_file(source, file)
             return _inspect_stream(source, file)
@@ -69,8 +74,18 @@ class IpcReader(WithoutStatistics):
         except BaseException:
             source.close()
             raise
-        source.close()
-        return SequentialFile(storage, file, partial(_decode_stream, schema=meta.schema))
+        return SequentialFile(storage, file, partial(_decode_stream, schema=meta.schema), source)
+
+    def ranges(
+        self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return footer, dictionaries and record batches whole, or the whole stream: see `RangedReader.ranges`.
+
+        Where a column lies in a record batch, the batch's own header says, which is not kept.
+        """
+        if meta.group_ranges is None and len(meta.group_rows) == 1:
+            return [[(0, file.version.num_bytes)] for _ in groups]
+        return whole_groups(meta, groups, columns)
 
 
 class IpcFile:
@@ -80,6 +95,7 @@ class IpcFile:
         """Own an open file."""
         self._source = source
         self._meta = meta
+        self._reader: tuple[list[str], pa.RecordBatchFileReader] | None = None
 
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of record batches: see `OpenFile.batches`."""
@@ -88,7 +104,9 @@ class IpcFile:
             for group in groups:
                 yield from bounded(rows_without_columns(self._meta.group_rows[group]), max_rows)
             return
-        reader = pa.ipc.open_file(self._source, options=_only(wanted, self._meta.schema))
+        if self._reader is None or self._reader[0] != wanted:
+            self._reader = wanted, pa.ipc.open_file(self._source, options=_only(wanted, self._meta.schema))
+        reader = self._reader[1]
         for group in groups:
             yield from bounded(_owned(sound(reader.get_batch(group))).select(wanted), max_rows)
 
@@ -113,28 +131,35 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
     refuse_duplicates(schema, file)
     # With one field included, pyarrow reads that field's part of each batch's body alone.
     reader = pa.ipc.open_file(source, options=_only(_cheapest(schema), schema))
-    _check_footer(source, reader.num_record_batches)
+    footer = _check_footer(source, reader.num_record_batches)
     rows = [sound(reader.get_batch(index)).num_rows for index in range(reader.num_record_batches)]
     total = max(1, sum(rows))
     return FileMeta(
         schema=schema,
         group_rows=tuple(rows),
         group_bytes=tuple(file.version.num_bytes * count // total for count in rows),
+        group_ranges=tuple((block.start, block.stop) for block in footer.batches),
+        opening=(
+            (0, _STREAM_START),
+            *((block.start, block.stop) for block in footer.dictionaries),
+            (footer.start, source.size()),
+        ),
     )
 
 
-def _check_footer(source: pa.NativeFile, num_batches: int) -> None:
+def _check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
     """Check that the footer names all that is in the file; else rows would be missing, or come twice."""
     size = source.size()
     footer_bytes = int.from_bytes(source.read_at(4, size - 4 - len(_FILE_MAGIC)), "little")
     stop = size - 4 - len(_FILE_MAGIC) - footer_bytes
-    blocks, counted = _read_blocks(source.read_at(footer_bytes, stop))
-    if counted != num_batches:
-        raise ValueError(f"its footer names {counted} record batches, and {num_batches} are found")
+    footer = Footer(stop, *_read_blocks(source.read_at(footer_bytes, stop)))
+    if len(footer.batches) != num_batches:
+        raise ValueError(f"its footer names {len(footer.batches)} record batches, and {num_batches} are found")
     marker, length = struct.unpack("<iI", source.read_at(8, _STREAM_START))
     # Before Arrow 0.15 the length of the schema came without a marker.
     schema_stop = _STREAM_START + (8 + length if marker == -1 else 4 + marker)
-    check_blocks(blocks, schema_stop, stop)
+    check_blocks([*footer.dictionaries, *footer.batches], schema_stop, stop)
+    return footer
 
 
 def _inspect_stream(source: pa.NativeFile, file: DataFile) -> FileMeta:
@@ -197,14 +222,22 @@ class Block(NamedTuple):
     stop: int
 
 
-def _read_blocks(footer: bytes) -> tuple[list[Block], int]:
+class Footer(NamedTuple):
+    """Where the footer begins, and the blocks that it names."""
+
+    start: int
+    dictionaries: list[Block]
+    batches: list[Block]
+
+
+def _read_blocks(footer: bytes) -> tuple[list[Block], list[Block]]:
     """Read the footer's lists of blocks.
 
     Args:
         footer: without its length.
 
     Returns:
-        Dictionaries and record batches, in the order of the footer; and how many of them are record batches.
+        Dictionaries, and record batches, in the order of the footer.
 
     Raises:
         ValueError: the footer does not parse.
@@ -214,7 +247,7 @@ def _read_blocks(footer: bytes) -> tuple[list[Block], int]:
         dictionaries, batches = (_vector(footer, root, field) for field in (_DICTIONARIES, _RECORD_BATCHES))
     except struct.error as error:
         raise ValueError(f"the footer ends before its blocks ({error})") from error
-    return [*dictionaries, *batches], len(batches)
+    return dictionaries, batches
 
 
 def _vector(footer: bytes, table: int, field: int) -> list[Block]:

@@ -12,6 +12,7 @@ from pyarrow import json
 
 from torch_table_loader.arrow.datatypes import decoded_type
 from torch_table_loader.read.failures import reading
+from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import (
     SequentialFile,
     WithoutStatistics,
@@ -37,7 +38,7 @@ class JsonReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
-        with reading(storage, file), storage.open(file.path) as source:
+        with reading(storage, file), open_at_start(storage, file) as source:
             if schema is None:
                 refuse_large_inference(file, source.size())
                 table = _infer(source)

@@ -16,7 +16,14 @@ import pyarrow as pa
 from pyarrow import orc
 
 from torch_table_loader.read.failures import first_line, reading
-from torch_table_loader.read.reader_base import WithoutStatistics, bounded, refuse_duplicates, rows_without_columns
+from torch_table_loader.read.far_files import open_at_end
+from torch_table_loader.read.reader_base import (
+    WithoutStatistics,
+    bounded,
+    refuse_duplicates,
+    rows_without_columns,
+    whole_groups,
+)
 from torch_table_loader.read.sound import sound_text
 from torch_table_loader.records import FileMeta
 
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
 
 _TAIL_BYTES = 64 * 1024
+_OPENING_BYTES = 16 * 1024
+"""What ORC's library reads of a file's end to open it, where its footer is not longer."""
 _NONE, _ZLIB, _SNAPPY, _LZO, _LZ4, _ZSTD = range(6)
 
 
@@ -37,14 +46,30 @@ class OrcReader(WithoutStatistics):
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the footer: see `FormatReader.inspect`. ORC has types of its own, so `schema` is not used."""
-        with reading(storage, file, "an ORC file"), storage.open(file.path) as source:
-            stripes, file_schema = _read_tail(source)
+        with reading(storage, file, "an ORC file"), open_at_end(storage, file) as source:
+            stripes, file_schema, tail_bytes = _read_tail(source)
+            size = source.size()
         refuse_duplicates(file_schema, file)
         return FileMeta(
             schema=file_schema,
             group_rows=tuple(stripe.num_rows for stripe in stripes),
             group_bytes=tuple(stripe.num_bytes for stripe in stripes),
+            group_ranges=tuple((stripe.start, stripe.start + stripe.num_bytes) for stripe in stripes),
+            opening=((max(0, size - max(tail_bytes, _OPENING_BYTES)), size),),
         )
+
+    def ranges(
+        self,
+        file: DataFile,  # noqa: ARG002 - the metadata says all
+        meta: FileMeta,
+        groups: Sequence[int],
+        columns: Sequence[str],
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return the file's tail, and stripes whole: see `RangedReader.ranges`.
+
+        Where a column lies in a stripe, the stripe's own footer says, which is not read before.
+        """
+        return whole_groups(meta, groups, columns)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OrcFile:
         """Open; pyarrow takes no footer from outside, so this reads it again."""
@@ -81,7 +106,8 @@ class OrcFile:
         self._source.close()
 
 
-def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema]:
+def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema, int]:
+    """Return stripes, schema, and the bytes of the tail."""
     size = source.size()
     tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
     postscript = read_postscript(tail)
@@ -97,7 +123,7 @@ def _read_tail(source: pa.NativeFile) -> tuple[list[Stripe], pa.Schema]:
         raise ValueError(first_line(error)) from error
     if parsed.nrows != sum(stripe.num_rows for stripe in stripes) or parsed.nstripes != len(stripes):
         raise ValueError(f"its stripes do not add up to the {parsed.nrows} rows it says")
-    return stripes, parsed.schema
+    return stripes, parsed.schema, postscript.tail_bytes
 
 
 class Postscript(NamedTuple):

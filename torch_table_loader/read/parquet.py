@@ -15,6 +15,7 @@ from torch_table_loader.read.failures import as_reading_error, first_line
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
     check_footer,
+    chunk_ranges,
     parse,
     read_footer,
 )
@@ -91,11 +92,10 @@ class ParquetReader:
         parsed = parse(_footer_of(file, meta))
         source = storage.open(file.path)
         try:
-            # Far away, a row group's column chunks are fetched together, ahead of decoding.
             handle = pq.ParquetFile(
                 source,
                 metadata=parsed,
-                pre_buffer=not storage.is_local,
+                pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
                 page_checksum_verification=self.verify_checksums,
                 # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
                 coerce_int96_timestamp_unit=None if file.columns is None else "us",
@@ -103,17 +103,22 @@ class ParquetReader:
         except BaseException:
             source.close()
             raise
-        return ParquetFile(handle, source, is_local=storage.is_local)
+        return ParquetFile(handle, source)
+
+    def ranges(
+        self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return the column chunks: see `RangedReader.ranges`. Opening takes the footer alone, which is here."""
+        return chunk_ranges(parse(_footer_of(file, meta)), file.version.num_bytes, groups, columns)
 
 
 class ParquetFile:
     """An open Parquet file; batches are decoded into fresh memory, never mapped."""
 
-    def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile, *, is_local: bool) -> None:
+    def __init__(self, handle: pq.ParquetFile, source: pa.NativeFile) -> None:
         """Own an open file."""
         self._handle = handle
         self._source = source
-        self._is_local = is_local
 
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of row groups: see `OpenFile.batches`."""
@@ -127,14 +132,13 @@ class ParquetFile:
     def _calls(self, groups: range, max_rows: int) -> list[tuple[list[int], bool]]:
         """Divide row groups into calls of pyarrow, and say which read one whole.
 
-        A row group of about `max_rows` is read whole, which is pyarrow's fastest way. The others are streamed, on
-        this machine in one call, which then fills batches across row groups; far away one by one, since a
-        pre-buffered call holds the compressed bytes of all its row groups.
+        A row group of about `max_rows` is read whole, which is pyarrow's fastest way. The others are streamed in one
+        call, which then fills batches across row groups.
         """
         calls: list[tuple[list[int], bool]] = []
         for group in groups:
             whole = self._is_whole(group, max_rows)
-            if whole or not self._is_local or not calls or calls[-1][1]:
+            if whole or not calls or calls[-1][1]:
                 calls.append(([group], whole))
             else:
                 calls[-1][0].append(group)
@@ -146,7 +150,7 @@ class ParquetFile:
 
     def thins(self, group: int, max_rows: int) -> bool:
         """Whether row groups are read one by one: see `ThinningFile.thins`."""
-        return self._is_local and self._is_whole(group, max_rows)
+        return self._is_whole(group, max_rows)
 
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array) -> pa.RecordBatch:
         """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""
@@ -166,9 +170,9 @@ class ParquetFile:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Read a row group, on this machine a few columns at a time, which is faster: caches hold what they touch."""
+        """Read a row group, a few columns at a time, which is faster: caches hold what they touch."""
         at_once = max(1, _VALUES_AT_ONCE // self._handle.metadata.row_group(group).num_rows)
-        if not self._is_local or len(columns) <= at_once:
+        if len(columns) <= at_once:
             return iter(self._table(group, columns).to_batches())
         parts = [columns[start : start + at_once] for start in range(0, len(columns), at_once)]
         tables = [self._table(group, part) for part in parts]

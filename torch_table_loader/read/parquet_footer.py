@@ -7,8 +7,11 @@ is known to be safe. `read/parquet_statistics.py` checks statistics where those 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,6 +19,7 @@ import pyarrow.parquet as pq
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import first_line
+from torch_table_loader.read.far_files import open_at_end
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -27,7 +31,10 @@ DAMAGE = (OSError, pa.ArrowException, ValueError, OverflowError, RecursionError,
 """What pyarrow raises where a footer is damaged: ValueError includes UnicodeDecodeError."""
 
 _TAIL_BYTES = 64 * 1024
-"""What the first ranged read of a footer asks for; most footers are smaller."""
+"""What the first read of a footer asks for; most footers are smaller."""
+
+_DICTIONARY_HEADER_BYTES = 100
+"""What pyarrow reads beyond the column chunks of writers that forget the header of a dictionary."""
 
 _MOST_FOOTER_BYTES = 512 * 1024 * 1024
 """A longer footer is taken for a damaged length: this is some four million column chunks."""
@@ -46,7 +53,7 @@ def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
     Raises:
         TableError: the file is torn, encrypted, or not Parquet.
     """
-    with storage.open(file.path) as source:
+    with open_at_end(storage, file) as source:
         size = source.size()
         if size < 12:
             raise _torn(file, f"at least 12 bytes ({MAGIC!r}, footer, its length, {MAGIC!r})", f"{size} bytes")
@@ -149,6 +156,58 @@ def _check_values(file: DataFile, parsed: pq.FileMetaData) -> None:
                     f"{num_rows} values {'' if is_flat else 'or more '}in each column of row group {number}",
                     f"{num_values} in column {parsed.schema.column(place).path!r}",
                 )
+
+
+def chunk_ranges(
+    parsed: pq.FileMetaData, file_bytes: int, groups: Sequence[int], columns: Sequence[str]
+) -> list[list[tuple[int, int]]]:
+    """Return which bytes pyarrow reads to decode columns of row groups: their column chunks.
+
+    Args:
+        parsed: a footer that was checked.
+        file_bytes: size of the file.
+        groups: row groups.
+        columns: names; as in pyarrow, a dotted one names what is inside a column.
+    """
+    paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
+    wanted = set(columns)
+    leaves = [place for place, path in enumerate(paths) if not wanted.isdisjoint(_prefixes(path))]
+    padding = _DICTIONARY_HEADER_BYTES if _forgets_dictionary_headers(parsed.created_by or "") else 0
+    found = []
+    for number in groups:
+        group = parsed.row_group(number)
+        ranges = [_chunk_range(group.column(leaf)) for leaf in leaves]
+        found.append([(start, min(stop + padding, max(stop, file_bytes))) for start, stop in ranges if start < stop])
+    return found
+
+
+def _chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    start = chunk.data_page_offset
+    dictionary = chunk.dictionary_page_offset
+    if dictionary is not None and 0 < dictionary < start:
+        start = dictionary
+    return start, start + chunk.total_compressed_size
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """Yield what names a leaf: its column, and what lies between.
+
+    >>> list(_prefixes("a.list.element"))
+    ['a', 'a.list', 'a.list.element']
+    """
+    return accumulate(path.split("."), "{}.{}".format)
+
+
+def _forgets_dictionary_headers(writer: str) -> bool:
+    """Return whether a writer counts the header of a dictionary's page into no size (PARQUET-816).
+
+    >>> _forgets_dictionary_headers("parquet-mr version 1.2.8 (build 4)"), _forgets_dictionary_headers("parquet-mr")
+    (True, True)
+    >>> _forgets_dictionary_headers("parquet-mr version 1.10.0"), _forgets_dictionary_headers("parquet-cpp-arrow")
+    (False, False)
+    """
+    match = re.match(r"parquet-mr(?: version (\d+)\.(\d+)\.(\d+))?", writer.lower())
+    return match is not None and tuple(int(part or 0) for part in match.groups()) < (1, 2, 9)
 
 
 class _Unread:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.prune import partition_can_pass
 from torch_table_loader.records import FileMeta
 
@@ -39,19 +40,29 @@ class WithoutStatistics:
 class SequentialFile:
     """A file that is decoded from its start on each call; opened when the first batch is asked for."""
 
-    def __init__(self, storage: Storage, file: DataFile, decode: Decode) -> None:
-        """Remember what to decode, and how."""
+    def __init__(self, storage: Storage, file: DataFile, decode: Decode, source: pa.NativeFile | None = None) -> None:
+        """Remember what to decode, and how.
+
+        Args:
+            storage: where the file is.
+            file: which.
+            decode: decodes it.
+            source: the file, already open and at its start; None opens it when that is needed.
+        """
         self._storage = storage
         self._file = file
         self._decode = decode
-        self._sources: list[pa.NativeFile] = []
+        self._opened = source
+        self._sources: list[pa.NativeFile] = [] if source is None else [source]
 
     def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
         """Yield all rows: see `OpenFile.batches`."""
         if not groups:
             return
-        source = self._storage.open(self._file.path)
-        self._sources.append(source)
+        source, self._opened = self._opened, None
+        if source is None:
+            source = open_at_start(self._storage, self._file)
+            self._sources.append(source)
         wanted = list(columns)
         for batch in self._decode(source, wanted):
             yield from bounded(batch if batch.schema.names == wanted else batch.select(wanted), max_rows)
@@ -60,6 +71,19 @@ class SequentialFile:
         """Release the file."""
         for source in self._sources:
             source.close()
+
+
+def whole_groups(meta: FileMeta, groups: Sequence[int], columns: Sequence[str]) -> Sequence[Sequence[tuple[int, int]]]:
+    """Return what it takes to open a file, and to read row groups whole: see `RangedReader.ranges`.
+
+    Args:
+        meta: what `inspect` said; where a plan cache has it from before ranges were kept, nothing is known.
+        groups: row groups, ascending.
+        columns: where there are none, row groups are not read.
+    """
+    places = meta.group_ranges
+    found = [[places[group]] if columns and places is not None else [] for group in groups]
+    return [[*meta.opening, *each] if place == 0 else each for place, each in enumerate(found)]
 
 
 def one_group(schema: pa.Schema, num_rows: int, file: DataFile) -> FileMeta:

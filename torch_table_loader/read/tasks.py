@@ -11,14 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import ROW_ID
+from torch_table_loader.contracts import RangeStorage
 from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure, reading
 from torch_table_loader.read.file_plan import FilePlan, plan_file
-from torch_table_loader.read.file_walk import FileWalk, Piece, fit_segments, group_at, plan_runs, trim_segments
+from torch_table_loader.read.file_walk import FileWalk, Piece, Run, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
-from torch_table_loader.read.formats import is_columnar
+from torch_table_loader.read.formats import is_columnar, reader_of
+from torch_table_loader.read.needs import needed_ranges
+from torch_table_loader.records import FileNeeds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +44,19 @@ class _Masked(NamedTuple):
     batch: pa.RecordBatch
     mask: NDArray[np.bool_] | None
     num_live: int
+
+
+class _Reading(NamedTuple):
+    """What of a file is read: parts of row groups, and of their live rows `skip` are left out and `take` delivered.
+
+    `owners` names for each segment the one of the task that it is of.
+    """
+
+    plan: FilePlan
+    segments: Sequence[Segment]
+    skip: int
+    take: int
+    owners: Sequence[int]
 
 
 class TaskReader:
@@ -107,13 +123,15 @@ class TaskReader:
         """The schema of what `read` yields: the columns asked for, then ``row_id``; or what the stage makes of them."""
         return self._schema
 
-    def read(self, task: ReadTask) -> Iterator[pa.RecordBatch]:
+    def read(self, task: ReadTask, storage: Storage | None = None) -> Iterator[pa.RecordBatch]:
         """Yield a task's live rows, in file order.
 
         The file is closed when the rows are out, and when the iterator is closed before.
 
         Args:
             task: which rows.
+            storage: where to read the file instead, such as where its bytes are by now; whoever gives it reads with
+                the file's version.
 
         Yields:
             Batches of 1 to `max_rows` rows with `schema`.
@@ -122,17 +140,12 @@ class TaskReader:
             TableError: the file is gone, torn, changed since it was listed, or has other rows than planned.
             StorageError: the store failed.
         """
-        plan = self._plan(task.file_index, self._columns)
-        if plan.empty:
+        found = self._to_read(task)
+        if found is None:
             return
-        if self._knows_live(plan):
-            _check_found(plan.file, task.segments, [plan.live_rows(segment) for segment in task.segments])
-        planned, _ = self._fitted(plan, task.segments)
-        segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
-        if not segments or take == 0:
-            return
+        plan, segments, skip, take, _ = found
         base = None if self._bases is None else int(self._bases[task.file_index])
-        with closing(self._masked(plan, segments)) as parts:
+        with closing(self._masked(plan, segments, storage)) as parts:
             for part in parts:
                 num_live = part.num_live
                 start = min(skip, num_live)
@@ -142,14 +155,30 @@ class TaskReader:
                 for first in range(start, stop, self._max_rows):
                     yield self._delivered(part, first, min(first + self._max_rows, stop), base)
                 if take == 0:
-                    self._check_version(plan.file)
+                    self._check_version(plan.file, storage)
                     return
 
-    def count(self, task: ReadTask) -> list[int]:
+    def needs(self, task: ReadTask) -> FileNeeds | None:
+        """Return which bytes of its file `read` asks for; footer and deletes are read for that where they were not yet.
+
+        Args:
+            task: which rows.
+
+        Returns:
+            The bytes; None where there are none, or where the file's format does not say.
+
+        Raises:
+            TableError: as `read` does.
+            StorageError: as `read` does.
+        """
+        return self._needs(self._to_read(task))
+
+    def count(self, task: ReadTask, storage: Storage | None = None) -> list[int]:
         """Count the live rows of each segment of a task, reading the filter's columns alone.
 
         Args:
             task: which segments; its `skip` and `take` do not matter.
+            storage: as of `read`.
 
         Returns:
             One count a segment. Without a filter, a stage and equality deletes no data file is read.
@@ -158,16 +187,48 @@ class TaskReader:
             TableError: as `read` does.
             StorageError: as `read` does.
         """
+        found = self._to_count(task)
+        if isinstance(found, list):
+            return found
+        counts = [0] * len(task.segments)
+        for part in self._masked(found.plan, found.segments, storage):
+            counts[found.owners[part.piece.segment]] += part.num_live
+        return counts
+
+    def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
+        """Return which bytes of its file `count` asks for: see `needs`."""
+        found = self._to_count(task)
+        return None if isinstance(found, list) else self._needs(found)
+
+    def _to_read(self, task: ReadTask) -> _Reading | None:
+        """Return what `read` reads; None for nothing."""
+        plan = self._plan(task.file_index, self._columns)
+        if plan.empty:
+            return None
+        if self._knows_live(plan):
+            _check_found(plan.file, task.segments, [plan.live_rows(segment) for segment in task.segments])
+        planned, owners = self._fitted(plan, task.segments)
+        segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
+        return _Reading(plan, segments, skip, take, owners) if segments and take else None
+
+    def _to_count(self, task: ReadTask) -> _Reading | list[int]:
+        """Return what `count` reads, or the counts where they are known."""
         plan = self._plan(task.file_index, () if self._stage is None else self._stage.reads)
         if plan.empty:
             return [0] * len(task.segments)
         if self._knows_live(plan):
             return [plan.live_rows(segment) for segment in task.segments]
-        counts = [0] * len(task.segments)
         segments, owners = self._fitted(plan, task.segments)
-        for part in self._masked(plan, segments):
-            counts[owners[part.piece.segment]] += part.num_live
-        return counts
+        return _Reading(plan, segments, 0, -1, owners)
+
+    def _needs(self, found: _Reading | None) -> FileNeeds | None:
+        if found is None:
+            return None
+        plan = found.plan
+        groups = [group for run in self._runs(plan, found.segments) for group in run.groups]
+        with reading(self._storage, plan.file):
+            ranges = needed_ranges(plan.file, plan.meta, groups, plan.conformer.reads, reader_of(plan.file))
+        return None if ranges is None else FileNeeds(plan.file, ranges)
 
     def _knows_live(self, plan: FilePlan) -> bool:
         """Whether the rows of a segment are known without reading it."""
@@ -205,21 +266,27 @@ class TaskReader:
         indices = np.flatnonzero(mask)[start:stop].astype(np.uint32)
         return pc.take(batch, pa.array(indices), boundscheck=False)
 
-    def _masked(self, plan: FilePlan, segments: Sequence[Segment]) -> Generator[_Masked, None, None]:
+    def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
+        return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
+
+    def _masked(
+        self, plan: FilePlan, segments: Sequence[Segment], given: Storage | None
+    ) -> Generator[_Masked, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
-        runs = plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
+        runs = self._runs(plan, segments)
         if not runs:
             return
-        self._check_version(plan.file)
+        storage = self._storage if given is None else given
+        self._check_version(plan.file, given)
         found = [0] * len(segments)
         may_thin = self._bases is None
-        walk = FileWalk(self._storage, plan, self._max_rows, may_thin=may_thin, verify_checksums=self._verify)
-        swappable = self._storage.is_local
+        walk = FileWalk(storage, plan, self._max_rows, may_thin=may_thin, verify_checksums=self._verify)
+        swappable = storage.is_local
         try:
             for run in runs:
                 for piece, row, batch, thinned in walk.batches(run):
                     if swappable:  # the file that was opened may not be the one that was looked at before
-                        self._check_version(plan.file)
+                        self._check_version(plan.file, given)
                         swappable = False
                     conformed = plan.conformer.apply(batch, row)
                     mask = None if thinned else plan.mask(conformed, row)
@@ -229,10 +296,10 @@ class TaskReader:
             if not self._knows_live(plan):
                 _check_found(plan.file, segments, found)
         except Exception as error:
-            raise self._explain(error, plan, walk.handle, walk.row) from error
+            raise self._explain(error, plan, walk, given) from error
         finally:
             walk.close()
-        self._check_version(plan.file)
+        self._check_version(plan.file, given)
 
     def _num_live(self, batch: pa.RecordBatch, mask: NDArray[np.bool_] | None) -> int:
         if self._stage is not None:
@@ -240,17 +307,21 @@ class TaskReader:
             return int((counts if mask is None else counts[mask]).sum())
         return batch.num_rows if mask is None else int(np.count_nonzero(mask))
 
-    def _check_version(self, file: DataFile) -> None:
+    def _check_version(self, file: DataFile, given: Storage | None) -> None:
+        """Refuse a file that is not what was listed; what reads with its version has found that out."""
         if file.version.immutable:
             return
-        now = self._storage.version(file.path)
+        if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(file.version):
+            return
+        now = (self._storage if given is None else given).version(file.path)
         if not file.version.holds(now):
             raise changed_error(file, now)
 
-    def _explain(self, error: Exception, plan: FilePlan, handle: OpenFile | None, row: int) -> Exception:
+    def _explain(self, error: Exception, plan: FilePlan, walk: FileWalk, given: Storage | None) -> Exception:
         file, is_local = plan.file, self._storage.is_local
+        handle, row = walk.handle, walk.row
         try:
-            self._check_version(file)
+            self._check_version(file, given)
         except (TableError, OSError) as changed:
             return changed
         if isinstance(error, TableLoaderError):

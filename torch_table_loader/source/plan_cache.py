@@ -175,6 +175,8 @@ def _encode(entry: CacheEntry, key: bytes, local: LocalVersion | None) -> bytes:
             "schema": len(schema),
             "footer": None if entry.meta.footer is None else len(entry.meta.footer),
             "local": local,
+            "ranges": entry.meta.group_ranges,
+            "opening": entry.meta.opening,
         }
     ).encode("utf-8")
     body = b"".join((key, len(head).to_bytes(_LENGTH_BYTES, "little"), head, schema, entry.meta.footer or b""))
@@ -193,7 +195,9 @@ def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, LocalVersion | None] |
     schema_stop = stop + head["schema"]
     schema = pa.ipc.read_schema(pa.py_buffer(bytes(body[stop:schema_stop])))
     footer = None if head["footer"] is None else bytes(body[schema_stop : schema_stop + head["footer"]])
-    meta = FileMeta(schema, tuple(head["rows"]), tuple(head["bytes"]), footer)
-    local = head.get("local")  # older entries have none
+    # Older entries have none of the last three.
+    ranges, opening, local = head.get("ranges"), head.get("opening", ()), head.get("local")
+    places = None if ranges is None else tuple(map(tuple, ranges))
+    meta = FileMeta(schema, tuple(head["rows"]), tuple(head["bytes"]), footer, places, tuple(map(tuple, opening)))
     entry = CacheEntry(meta, {name: tuple(counts) for name, counts in head["counts"].items()})
     return entry, None if local is None else LocalVersion(*local)

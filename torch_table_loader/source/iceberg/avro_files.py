@@ -31,13 +31,16 @@ _MOST_RATIO = {"deflate": 1032, "null": 1}
 """What a codec can make of a byte; the others have no such bound."""
 
 
-def read_records(storage: Storage, path: str, what: str) -> tuple[Iterator[dict[str, Any]], Mapping[str, str], int]:
+def read_records(
+    storage: Storage, path: str, what: str, num_bytes: int | None = None
+) -> tuple[Iterator[dict[str, Any]], Mapping[str, str], int]:
     """Read an Avro file; its records are decoded as they are asked for.
 
     Args:
         storage: where it is.
         path: which.
         what: what the file is to the table, for messages.
+        num_bytes: its size, where the metadata says it.
 
     Returns:
         The records, the entries of the header, and the size of the file in bytes.
@@ -48,7 +51,7 @@ def read_records(storage: Storage, path: str, what: str) -> tuple[Iterator[dict[
     """
     shown = shown_url(path)
     try:
-        data = read_whole(storage, path)
+        data = read_whole(storage, path, num_bytes)
     except MissingFileError as error:
         raise MissingFileError(f"the {what} {shown} is gone; {REMEDY}", shown) from error
 

@@ -28,6 +28,9 @@ _STATUS_NAMES = ("existing", "added", "deleted")
 _MOST = 1 << 46
 """No file has more rows or bytes."""
 
+_FAR_REQUESTS = 32
+"""Manifests that are asked for at once where the store is far away."""
+
 _UNKNOWN_ROWS = -1
 """What older versions of Spark's migration write of Avro files."""
 
@@ -247,14 +250,15 @@ def read_manifests(
 
     if len(manifests) <= 1:
         return [read(number) for number in range(len(manifests))]
-    with ThreadPoolExecutor(min(len(manifests), STAT_THREADS), "table-loader-manifests") as pool:
+    threads = STAT_THREADS if storage.is_local else _FAR_REQUESTS
+    with ThreadPoolExecutor(min(len(manifests), threads), "table-loader-manifests") as pool:
         return list(pool.map(read, range(len(manifests))))
 
 
 def _entries(
     storage: Storage, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]
 ) -> Iterator[tuple[Entry, Raw]]:
-    rows, header, num_bytes = read_records(storage, manifest.path, "manifest")
+    rows, header, num_bytes = read_records(storage, manifest.path, "manifest", manifest.num_bytes)
     what = f"the manifest {shown_url(manifest.path)} must fit its list and the format, and does not"
     reading = _Reading(manifest, spans)
     try:

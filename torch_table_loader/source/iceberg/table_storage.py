@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch_table_loader.contracts import Storage, renewing
+from torch_table_loader.contracts import RangeStorage, Storage, renewing
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.scrubbing import shown_url
@@ -275,8 +275,14 @@ MOST_BYTES = 256 << 20
 """What a file of the table's metadata may hold; it is read whole."""
 
 
-def read_whole(storage: Storage, path: str) -> bytes:
+def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> bytes:
     """Read a file of the table's metadata.
+
+    Args:
+        storage: where it is.
+        path: which.
+        num_bytes: its size, where the metadata says it: far away, one request then brings it. Metadata that says a
+            wrong one costs more requests.
 
     Raises:
         TableError: there is none, or it is larger than any that is read.
@@ -289,6 +295,13 @@ def read_whole(storage: Storage, path: str) -> bytes:
                 raise too_large(path, f"{size >> 20} MiB")
             return bytes(source.read())
 
+    size = num_bytes or 0
+    if isinstance(storage, RangeStorage) and not storage.is_local and 0 < size <= MOST_BYTES:
+        try:
+            return bytes(storage.read_range(path, 0, size, FileVersion(size, immutable=True)))
+        except StorageError:
+            if storage.version(path).num_bytes == size:
+                raise
     return renewing(storage, whole)
 
 

@@ -1,0 +1,121 @@
+"""Local files as a far-away store has them: answers to requests for ranges, each written down."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from torch_table_loader.arrow.ranged_file import open_ranges
+from torch_table_loader.errors import MissingFileError, StorageError, TableError
+from torch_table_loader.records import FileVersion
+
+
+class Request(NamedTuple):
+    """What was asked: "range", "open" or "version", of which file, which bytes."""
+
+    kind: str
+    name: str
+    start: int = 0
+    stop: int = 0
+
+
+def local(path: str) -> Path:
+    return Path(path.removeprefix("file://"))
+
+
+@dataclass
+class FarStore:
+    """Answers requests for ranges (implements `contracts.RangeStorage`).
+
+    Args:
+        tags: whether files have tags, which requests for ranges check.
+        seconds: that each request takes.
+    """
+
+    tags: bool = True
+    seconds: float = 0
+    requests: list[Request] = field(default_factory=list)
+    in_flight: int = 0
+    most_in_flight: int = 0
+    is_local: bool = False
+    place: str = "far"
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def kinds(self, kind: str) -> list[Request]:
+        return [request for request in self.requests if request.kind == kind]
+
+    def open(self, path: str) -> pa.NativeFile:
+        self._ask(Request("open", local(path).name))
+        if not local(path).exists():
+            raise MissingFileError(f"{path} is gone", path)
+        return pa.BufferReader(local(path).read_bytes())
+
+    def version(self, path: str) -> FileVersion:
+        self._ask(Request("version", local(path).name))
+        return self.version_of(path)
+
+    def version_of(self, path: str) -> FileVersion:
+        if not local(path).exists():
+            raise MissingFileError(f"{path} is gone", path)
+        stat = os.stat(local(path))  # noqa: PTH116
+        tag = hashlib.sha256(local(path).read_bytes()).hexdigest() if self.tags else None
+        return FileVersion(stat.st_size, stat.st_mtime_ns, tag)
+
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> bytes:
+        self._ask(Request("range", local(path).name, start, stop))
+        if version is not None and self.checks(version) and version.etag != self.version_of(path).etag:
+            raise TableError(f"{path} is no longer that version")
+        data = local(path).read_bytes()[start:stop]
+        if len(data) != stop - start or start >= stop:
+            raise StorageError(f"{stop - start} bytes of {path} were asked for, and {len(data)} came")
+        return data
+
+    def checks(self, version: FileVersion) -> bool:
+        return self.tags and version.etag is not None
+
+    def close(self) -> None:
+        return
+
+    def _ask(self, request: Request) -> None:
+        with self._lock:
+            self.requests.append(request)
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        time.sleep(self.seconds)
+        with self._lock:
+            self.in_flight -= 1
+
+
+@dataclass
+class View:
+    """Serves bytes that are there, and writes down which were asked for (implements `contracts.Storage`)."""
+
+    asked: list[tuple[int, int]] = field(default_factory=list)
+    opened: int = 0
+    versions: int = 0
+    is_local: bool = False
+
+    def open(self, path: str) -> pa.NativeFile:
+        data = local(path).read_bytes()
+        self.opened += 1
+
+        def read(start: int, stop: int) -> memoryview:
+            self.asked.append((start, stop))
+            return memoryview(data)[start:stop]
+
+        return open_ranges(read, len(data))
+
+    def version(self, path: str) -> FileVersion:
+        self.versions += 1
+        stat = os.stat(local(path))  # noqa: PTH116
+        return FileVersion(stat.st_size, stat.st_mtime_ns)
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,198 @@
+"""How many requests it takes to look at files of a far-away store."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.iceberg import IcebergWriter, some
+from tests.rooms.far import FarStore, View
+from tests.rooms.reading import inspect, whole_task
+from tests.rooms.test_read_needs import WRITERS
+from torch_table_loader.engine.survey import survey
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.deletes import Deletes
+from torch_table_loader.read.formats import inspect_file, reader_for
+from torch_table_loader.read.tasks import TaskReader
+from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.source.iceberg.catalog import TableAddress
+from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
+from torch_table_loader.source.iceberg.source import TableRequest
+from torch_table_loader.source.iceberg.table_storage import read_whole
+
+
+def far_file(store: FarStore, path: Path, form: str = "parquet") -> DataFile:
+    return DataFile(str(path), path.name, store.version_of(str(path)), form)
+
+
+@dataclass
+class Files:
+    """A source of files in a far-away store."""
+
+    storage: Any
+    files: list[DataFile]
+    partition_schema: pa.Schema
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_looking_at_a_small_file_is_one_request(tmp_path: Path, name: str) -> None:
+    form, write = WRITERS[name]
+    write(tmp_path / "x")
+    store = FarStore()
+    file = far_file(store, tmp_path / "x", form)
+    meta = inspect_file(store, file, None)
+    assert meta == inspect(file)
+    assert [request.kind for request in store.requests] == ["range"]
+    with_schema = FarStore()
+    if form in ("csv", "jsonl"):
+        inspect_file(with_schema, file, meta.schema)
+        assert {request.kind for request in with_schema.requests} == {"range"}
+
+
+def test_reading_a_stream_asks_for_no_version_of_its_own(tmp_path: Path) -> None:
+    for name in ("csv", "json", "avro"):
+        form, write = WRITERS[name]
+        write(tmp_path / name)
+        store = FarStore()
+        file = far_file(store, tmp_path / name, form)
+        meta = inspect(file)
+        handle = reader_for(form).open(store, file, meta)
+        assert sum(batch.num_rows for batch in handle.batches(range(1), ["a"], 1000)) == meta.num_rows
+        handle.close()
+        assert [request.kind for request in store.requests] == ["range"]
+
+
+def test_a_footer_longer_than_the_tail_takes_a_second_request(tmp_path: Path) -> None:
+    columns = {f"a_column_with_a_long_name_{at}": [0] * 100 for at in range(200)}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=5)
+    store = FarStore()
+    file = far_file(store, tmp_path / "x.parquet")
+    assert file.version.num_bytes > 200_000
+    assert inspect_file(store, file, None) == inspect(file)
+    assert [request.kind for request in store.requests] == ["range", "range"]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_construction_takes_one_request_a_file_many_at_once(tmp_path: Path, count: int) -> None:
+    store = FarStore(seconds=0.01)
+    for at in range(count):
+        pq.write_table(pa.table({"a": np.arange(at, at + 100)}), tmp_path / f"{at:03}.parquet")
+    files = [far_file(store, path) for path in sorted(tmp_path.iterdir())]
+    table = survey(Files(store, files, pa.schema([])), None, None, None)  # type: ignore[arg-type]
+    assert table.layout.file_rows.tolist() == [100] * count
+    assert Counter(request.name for request in store.requests) == {file.name: 1 for file in files}
+    assert {request.kind for request in store.requests} == {"range"}
+    assert store.most_in_flight <= 32
+    if count > 32 > 4 * (os.cpu_count() or 1):
+        assert store.most_in_flight > 4 * (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("tags", [True, False])
+@pytest.mark.parametrize("rows", [10, 100_000])
+def test_a_file_that_changed_since_it_was_listed_is_named(tmp_path: Path, rows: int, *, tags: bool) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"a": np.random.default_rng(0).random(1000)}), path)
+    store = FarStore(tags=tags)
+    file = far_file(store, path)
+    pq.write_table(pa.table({"a": np.random.default_rng(1).random(rows)}), path)
+    with pytest.raises((TableError, OSError), match=r"x\.parquet"):
+        inspect_file(store, file, None)
+    if rows > 1000 and not tags:  # where the store checks nothing, it is asked once reading fails
+        with pytest.raises(TableError, match="changed under us: size in bytes was"):
+            inspect_file(store, file, None)
+
+
+def test_metadata_that_says_a_wrong_size_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": range(1000)}), tmp_path / "x.parquet")
+    store = FarStore()
+    file = far_file(store, tmp_path / "x.parquet")
+    wrong = replace(file, version=FileVersion(file.version.num_bytes - 10, immutable=True))
+    with pytest.raises(TableError, match="as the table's metadata says"):
+        inspect_file(store, wrong, None)
+
+
+def test_an_empty_file_is_torn_and_asked_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").touch()
+    store = FarStore()
+    with pytest.raises(TableError, match="at least 12 bytes"):
+        inspect_file(store, far_file(store, tmp_path / "x.parquet"), None)
+    assert store.kinds("range") == []
+
+
+def test_each_delete_file_is_one_request(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    paths = [table.append(some(100 * at, 100 * at + 100)) for at in range(4)]
+    table.commit()
+    table.delete_rows({paths[0]: [0, 5], paths[1]: [7]})
+    table.delete_rows({paths[0]: [9]}, "orc")
+    table.delete_rows({paths[1]: [9]}, "avro")
+    table.delete_vector(paths[2], [0, 1, 2])
+    table.commit()
+    table.delete_keys([2], [{"k": 3}])
+    table.delete_keys([2], [{"k": 4}], "avro")
+    table.commit()
+    source = TableRequest(TableAddress(metadata_location=table.metadata)).open({})
+    store, near = FarStore(), Deletes(source.storage)
+    far = Deletes(store)  # type: ignore[arg-type]
+    for file in source.files:
+        assert far.positions(file).tolist() == near.positions(file).tolist()
+        assert len(far.equality(file)) == len(near.equality(file))
+    assert {request.kind for request in store.requests} == {"range"}
+    assert max(Counter(request.name for request in store.requests).values()) == 1
+    assert len(store.requests) == 6
+    whole = survey(source, None, None, None)
+    reader = whole.reader(["x"], None)
+    distant = TaskReader(store, whole.files, whole.metas, whole.schema, ["x"], deletes=far)  # type: ignore[arg-type]
+    for number, meta in enumerate(whole.metas):
+        task = whole_task(meta, number)
+        assert list(distant.read(task, View())) == list(reader.read(task))
+    assert len(store.requests) == 6
+
+
+def test_a_torn_vector_far_away_is_named(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path, version=3)
+    path = table.append(some(0, 100))
+    table.commit()
+    table.delete_vector(path, [0, 1, 2])
+    table.commit()
+    (file,) = TableRequest(TableAddress(metadata_location=table.metadata)).open({}).files
+    (delete,) = file.deletes
+    assert delete.blob is not None
+    for blob in ((0, 8), (4, 1 << 20), (5, delete.blob[1])):
+        broken = replace(file, deletes=(replace(delete, blob=blob),))
+        with pytest.raises(TableError, match="deletion vector"):
+            Deletes(FarStore()).positions(broken)  # type: ignore[arg-type]
+
+
+def test_each_manifest_is_one_request_many_at_once(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    table.append(some(0, 10))
+    table.commit()
+    table.append(some(10, 20))
+    table.commit()
+    source = TableRequest(TableAddress(metadata_location=table.metadata)).open({})
+    path = table.snapshots[-1]["manifest-list"]
+    snapshot = type("Snapshot", (), {"id": 1, "manifest_list": path, "manifests": (), "num_files": 2})()
+    store = FarStore(seconds=0.02)
+    manifests = list_manifests(store, snapshot)
+    store.requests.clear()
+    found = read_manifests(store, manifests * 20)
+    assert len(found[0]) == len(source.files)
+    assert {request.kind for request in store.requests} == {"range"}
+    assert len(store.requests) == 20 * len(manifests)
+    assert store.most_in_flight > 1
+
+
+def test_a_wrong_length_of_a_manifest_costs_requests_alone(tmp_path: Path) -> None:
+    (tmp_path / "m.avro").write_bytes(b"x" * 100)
+    store = FarStore()
+    assert read_whole(store, str(tmp_path / "m.avro"), 120) == b"x" * 100
+    assert [request.kind for request in store.requests] == ["range", "version", "open"]

@@ -1,0 +1,156 @@
+"""Files of stores that answer requests for ranges, read with few of them: their sizes are known, and nobody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import pyarrow as pa
+
+from torch_table_loader.arrow.ranged_file import open_ranges
+from torch_table_loader.contracts import RangeStorage
+from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.planning.requests import REQUEST_BYTES
+from torch_table_loader.read.failures import changed_error
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile, FileVersion
+
+_LEAST_TAIL_BYTES = 64 * 1024
+_MOST_TAIL_BYTES = 1024 * 1024
+_TAIL_SHARE = 1000
+"""A footer is about a thousandth of its file, where row groups are large."""
+
+WHOLE_BYTES = 8 * 1024 * 1024
+"""A file of deletes that is not larger is read with one request."""
+
+
+class _FarFile:
+    """Bytes of a file, of which those of its end and the last that came are kept."""
+
+    def __init__(self, storage: RangeStorage, file: DataFile, ahead: int, tail_bytes: int = 0) -> None:
+        self._storage = storage
+        self._file = file
+        self._ahead = ahead
+        size = file.version.num_bytes
+        self._tail = self._fetched(max(0, size - tail_bytes), size) if tail_bytes and size else (0, memoryview(b""))
+        self._last = self._tail
+
+    def _fetched(self, start: int, stop: int) -> tuple[int, memoryview]:
+        return start, memoryview(self._storage.read_range(self._file.path, start, stop, self._file.version))
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return bytes that are kept, or ask for them and for what comes next."""
+        for begin, data in (self._last, self._tail):
+            if begin <= start <= stop <= begin + len(data):
+                return data[start - begin : stop - begin]
+        self._last = self._fetched(start, min(self._file.version.num_bytes, max(stop, start + self._ahead)))
+        return self._last[1][: stop - start]
+
+
+def is_far(storage: Storage) -> TypeGuard[RangeStorage]:
+    """Return whether a storage is not on this machine and answers requests for ranges."""
+    return isinstance(storage, RangeStorage) and not storage.is_local
+
+
+@contextmanager
+def open_at_end(storage: Storage, file: DataFile, least: int = _LEAST_TAIL_BYTES) -> Iterator[pa.NativeFile]:
+    """Open a file whose end is read first; far away, one request brings that, and a small file whole.
+
+    Args:
+        storage: where it is.
+        file: which, with its size.
+        least: bytes of the end that the first request brings, or more of a large file.
+
+    Raises:
+        TableError: the file has another size, or is no longer what was listed. A store that checks versions finds
+            that out at each request; else it is asked where reading fails.
+    """
+    if not is_far(storage):
+        with storage.open(file.path) as source:
+            yield source
+        return
+    size = file.version.num_bytes
+    try:
+        far = _FarFile(storage, file, _LEAST_TAIL_BYTES, max(least, _tail_bytes(size)))
+        with open_ranges(far.read, size) as source:
+            yield source
+    except Exception as error:
+        if not isinstance(error, StorageError | FileNotFoundError):
+            _explain(storage, file, error)
+        raise
+
+
+def open_at_start(storage: Storage, file: DataFile) -> pa.NativeFile:
+    """Open a file that is read from its start; far away, some MiB at a time."""
+    if not is_far(storage):
+        return storage.open(file.path)
+    return open_ranges(_FarFile(storage, file, REQUEST_BYTES).read, file.version.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFile:
+    """A storage of one file whose bytes are here (implements `contracts.Storage`).
+
+    Args:
+        inner: where it is.
+        data: its bytes.
+    """
+
+    inner: Storage
+    data: Any
+
+    @property
+    def is_local(self) -> bool:
+        """It is not: what fails may be the store."""
+        return False
+
+    def open(self, path: str) -> pa.NativeFile:  # noqa: ARG002 - there is one
+        """Open the bytes."""
+        return pa.BufferReader(self.data)
+
+    def version(self, path: str) -> FileVersion:
+        """Return what the store says of the file now."""
+        return self.inner.version(path)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def fetched(storage: Storage, file: DataFile) -> Storage:
+    """Return a storage to read a file from that is read whole: far away, a small one comes with one request.
+
+    Args:
+        storage: where it is.
+        file: which.
+    """
+    size = file.version.num_bytes
+    if not is_far(storage) or not 0 < size <= WHOLE_BYTES:
+        return storage
+    return FetchedFile(storage, storage.read_range(file.path, 0, size, file.version))
+
+
+def _tail_bytes(size: int) -> int:
+    """Return how much of a file's end to ask for.
+
+    >>> _tail_bytes(100_000_000), _tail_bytes(1000)
+    (100000, 65536)
+    """
+    return min(max(_LEAST_TAIL_BYTES, size // _TAIL_SHARE), _MOST_TAIL_BYTES)
+
+
+def _explain(storage: RangeStorage, file: DataFile, error: Exception) -> None:
+    """Raise a better error where the file is not what was listed."""
+    if storage.checks(file.version) and not file.version.immutable:
+        return  # the request itself has found out
+    now = storage.version(file.path)
+    if file.version.immutable and file.version.num_bytes != now.num_bytes:
+        raise TableError(
+            f"{file.name} must have {file.version.num_bytes} bytes, as the table's metadata says, got {now.num_bytes}; "
+            "the file or the metadata is damaged: restore it, or write the file again"
+        ) from error
+    if not file.version.holds(now):
+        raise changed_error(file, now) from error

@@ -1,0 +1,44 @@
+"""Which bytes of a file its row groups take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch_table_loader.contracts import RangedReader
+from torch_table_loader.planning.requests import FIRST_BYTES
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import FormatReader
+    from torch_table_loader.planning.requests import Range
+    from torch_table_loader.records import DataFile, FileMeta
+
+
+def needed_ranges(
+    file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str], reader: FormatReader
+) -> tuple[tuple[Range, ...], ...] | None:
+    """Return which bytes it takes to open a file and to decode some of its row groups.
+
+    A file that is needed whole is read from its start, and comes in parts.
+
+    Args:
+        file: which.
+        meta: what `inspect` said.
+        groups: row groups, ascending.
+        columns: names as the file spells them.
+        reader: of its format.
+
+    Returns:
+        In the order of decoding, for each row group or part the first byte of each range, and the byte after its
+        last; None where that is not known, or nothing is needed.
+    """
+    size = file.version.num_bytes
+    if isinstance(reader, RangedReader):
+        found = tuple(tuple(each) for each in reader.ranges(file, meta, groups, columns)) if groups else ()
+    elif len(meta.group_rows) == 1 and groups:
+        found = (((0, size),),)
+    else:
+        return None
+    if found == (((0, size),),):
+        found = tuple(((start, min(start + FIRST_BYTES, size)),) for start in range(0, size, FIRST_BYTES))
+    return found if any(found) else None

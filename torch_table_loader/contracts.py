@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,6 +99,11 @@ class RangeStorage(Storage, Protocol):
     def checks(self, version: FileVersion) -> bool:
         """Return whether a request for a range refuses a file that is no longer this version."""
         ...
+
+
+def is_far(storage: Storage) -> TypeGuard[RangeStorage]:
+    """Return whether files are on another machine, and come in ranges."""
+    return not storage.is_local and isinstance(storage, RangeStorage)
 
 
 class PartStorage(Storage, Protocol):

@@ -300,18 +300,6 @@ class FileMeta:
         return sum(self.group_rows)
 
 
-class FileNeeds(NamedTuple):
-    """Which bytes of a file a read takes.
-
-    Args:
-        file: which.
-        groups: for each row group, in the order of decoding, the first byte of each range and the byte after its last.
-    """
-
-    file: DataFile
-    groups: tuple[tuple[tuple[int, int], ...], ...]
-
-
 class Segment(NamedTuple):
     """The part of one row group that belongs to a split.
 

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.arrow.ranged_file import open_ranges
-from torch_table_loader.contracts import RangeStorage
+from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import StorageError
 from torch_table_loader.fetch.fetch_queue import FetchQueue, Task
 from torch_table_loader.fetch.fetch_stats import FetchStats
@@ -26,7 +26,7 @@ from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.contracts import Storage
+    from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.fetch.disk_cache import DiskCache
     from torch_table_loader.records import FileVersion
 
@@ -285,11 +285,6 @@ class ReadStorage:
     def close(self) -> None:
         """Give back what the read holds; the storage stays open for others."""
         self._ahead.end(self._task.read.lane)
-
-
-def is_far(storage: Storage) -> TypeGuard[RangeStorage]:
-    """Return whether the files are on another machine, and come in ranges."""
-    return not storage.is_local and isinstance(storage, RangeStorage)
 
 
 def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> ReadAhead | None:

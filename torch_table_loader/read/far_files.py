@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from torch_table_loader.arrow.ranged_file import open_ranges
-from torch_table_loader.contracts import RangeStorage
+from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.planning.requests import REQUEST_BYTES
 from torch_table_loader.read.failures import changed_error
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import Storage
+    from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.records import DataFile, FileVersion
 
 _LEAST_TAIL_BYTES = 64 * 1024
@@ -49,11 +49,6 @@ class _FarFile:
                 return data[start - begin : stop - begin]
         self._last = self._fetched(start, min(self._file.version.num_bytes, max(stop, start + self._ahead)))
         return self._last[1][: stop - start]
-
-
-def is_far(storage: Storage) -> TypeGuard[RangeStorage]:
-    """Return whether a storage is not on this machine and answers requests for ranges."""
-    return isinstance(storage, RangeStorage) and not storage.is_local
 
 
 @contextmanager

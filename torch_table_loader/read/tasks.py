@@ -123,6 +123,11 @@ class TaskReader:
         """The schema of what `read` yields: the columns asked for, then ``row_id``; or what the stage makes of them."""
         return self._schema
 
+    @property
+    def storage(self) -> Storage:
+        """Where the files are."""
+        return self._storage
+
     def read(self, task: ReadTask, storage: Storage | None = None) -> Iterator[pa.RecordBatch]:
         """Yield a task's live rows, in file order.
 

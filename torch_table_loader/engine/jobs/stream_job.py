@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
+from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, planner_of, strategy_of, with_padding
@@ -19,7 +20,6 @@ from torch_table_loader.engine.state import check_state, current_version, identi
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ResumeError
-from torch_table_loader.fetch.read_ahead import is_far
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch_table_loader.contracts import RangeStorage, Storage, renewing
+from torch_table_loader.contracts import Storage, is_far, renewing
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.scrubbing import shown_url
@@ -296,7 +296,7 @@ def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> byt
             return bytes(source.read())
 
     size = num_bytes or 0
-    if isinstance(storage, RangeStorage) and not storage.is_local and 0 < size <= MOST_BYTES:
+    if is_far(storage) and 0 < size <= MOST_BYTES:
         try:
             return bytes(storage.read_range(path, 0, size, FileVersion(size, immutable=True)))
         except StorageError:

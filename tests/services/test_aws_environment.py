@@ -17,7 +17,7 @@ from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import Gate, gate_before
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.source.iceberg.table_storage import IcebergStorage
-from torch_table_loader.source.s3 import configured_endpoint, proxy_of
+from torch_table_loader.source.aws import configured_endpoint
 from torch_table_loader.source.storage import open_storage
 
 WRONG = "http://127.0.0.1:9"
@@ -45,10 +45,10 @@ def table(bucket: str, s3_client: Any) -> str:
     return f"s3://{bucket}/t"
 
 
-@pytest.fixture(params=["pyarrow", "s3fs"])
+@pytest.fixture(params=["obstore", "s3fs"])
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Give options that say nothing of the endpoint, and choose the client."""
-    return {} if request.param == "pyarrow" else {"max_concurrency": 4}
+    return {} if request.param == "obstore" else {"max_concurrency": 4}
 
 
 def rows(table: str, **more: Any) -> int:
@@ -118,11 +118,6 @@ def test_one_bucket_at_two_endpoints_is_two_places(monkeypatch: pytest.MonkeyPat
             monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         places.add(open_storage("s3://bucket/t")[0].place)
     assert len(places) == 3
-
-
-def test_an_endpoint_with_a_path_goes_to_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://h/behind/a/path")
-    assert open_storage("s3://bucket/t")[0].client_name == "s3fs"
 
 
 CONFIG = """
@@ -244,27 +239,3 @@ def test_the_region_is_asked_for_through_the_proxy(proxy: Gate, monkeypatch: pyt
         storage.version(path)
     assert proxy.tunnels[0] == "s3.amazonaws.com:443"
     assert proxy.tunnels[-1].endswith(".amazonaws.com:443")
-
-
-@pytest.mark.parametrize(
-    ("url", "environ", "expected"),
-    [
-        ("https://h", {}, None),
-        ("https://h", {"HTTP_PROXY": "http://p:1"}, None),
-        ("https://h", {"HTTPS_PROXY": "http://p:1"}, {"scheme": "http", "host": "p", "port": 1}),
-        ("https://h", {"https_proxy": "p:1"}, {"scheme": "http", "host": "p", "port": 1}),
-        ("http://h", {"HTTP_PROXY": "https://p"}, {"scheme": "https", "host": "p", "port": 443}),
-        (
-            "https://h",
-            {"HTTPS_PROXY": "http://me:a%2Fb@p:1"},
-            {"scheme": "http", "host": "p", "port": 1, "username": "me", "password": "a/b"},
-        ),
-        ("https://b.s3.amazonaws.com", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".amazonaws.com"}, None),
-        ("https://h:9000", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, None),
-        ("https://h:9000", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "h:9000"}, None),
-    ],
-)
-def test_the_proxy_of_a_url(url: str, environ: dict[str, str], expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert proxy_of(url) == expected

@@ -90,7 +90,7 @@ def outer_faults(entry: Import) -> Iterator[str]:
         yield f"imports {name}"
     if name == "pyiceberg" and not module.startswith("source.iceberg"):
         yield "imports pyiceberg"
-    if name in ("fsspec", "s3fs", "boto3", "botocore") and room != "source":
+    if name in ("fsspec", "s3fs", "boto3", "botocore", "obstore") and room != "source":
         yield f"imports {name}"
     if name == "pyarrow" and level_of(module) < 3 and room != "arrow" and not entry.typing_only:
         yield "imports pyarrow at run time"

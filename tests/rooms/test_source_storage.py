@@ -137,7 +137,7 @@ def test_unknown_protocols_and_missing_packages_say_what_to_do(monkeypatch: pyte
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
     with pytest.raises(MissingExtraError, match=r"pip install torch-table-loader\[s3\]"):
-        open_storage("s3://bucket/x", {"profile": "needs-s3fs"})
+        open_storage("s3://bucket/x", {"version_aware": True})
     with pytest.raises(MissingExtraError, match="Install s3fs"):
         open_storage("other://bucket/x")
 
@@ -192,7 +192,7 @@ def test_errors_below_that_quote_a_secret_are_replaced(monkeypatch: pytest.Monke
 
 def test_options_that_do_not_fit_are_named_without_their_values() -> None:
     storage, path = open_storage("s3://bucket/t", {"key": "AKIAMEMEME", "region": "eu-west-1"})
-    with pytest.raises(ConfigError, match=r"given: key, region.*secret_key") as caught:
+    with pytest.raises(ConfigError, match="access key and secret key together") as caught:
         storage.open(path)
     assert "AKIAMEMEME" not in str(caught.value)
 

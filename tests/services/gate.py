@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ class Gate:
         refusal: how.
         refused: requests that were, so far.
         passed: requests that were let through to the server.
+        keys: access keys that requests were signed with.
         tunnels: hosts and ports that a client asked it, as its proxy, to connect to; it never does.
     """
 
@@ -37,6 +39,7 @@ class Gate:
     refusal: tuple[int, str, str] = FORBIDDEN
     refused: int = 0
     passed: int = 0
+    keys: set[str] = field(default_factory=set)
     tunnels: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -47,6 +50,7 @@ class Gate:
                 key, left = self.ending
                 self.ended |= {key} if left == 0 else set()
                 self.ending = (key, left - 1) if left else None
+            self.keys |= set(re.findall(r"Credential=(\w+)/", signed))
             ended = any(f"Credential={key}/" in signed for key in self.ended)
             self.refused += ended
             self.passed += not ended

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import pytest
 from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import Gate, gate_before
 from torch_table_loader import ConfigError, StructuredDataset
+from torch_table_loader.errors import AccessRefusedError
+from torch_table_loader.source.aws import aws_login, configured_endpoint
 from torch_table_loader.source.iceberg.table_storage import IcebergStorage
-from torch_table_loader.source.s3 import configured_endpoint, proxy_of
 from torch_table_loader.source.storage import open_storage
 
 WRONG = "http://127.0.0.1:9"
@@ -45,10 +48,10 @@ def table(bucket: str, s3_client: Any) -> str:
     return f"s3://{bucket}/t"
 
 
-@pytest.fixture(params=["pyarrow", "s3fs"])
+@pytest.fixture(params=["obstore", "s3fs"])
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Give options that say nothing of the endpoint, and choose the client."""
-    return {} if request.param == "pyarrow" else {"max_concurrency": 4}
+    return {} if request.param == "obstore" else {"max_concurrency": 4}
 
 
 def rows(table: str, **more: Any) -> int:
@@ -111,6 +114,74 @@ def test_an_option_wins_over_the_environment(
     assert rows(table, storage_options={**options, "client_kwargs": {"endpoint_url": moto_url}}) == 3
 
 
+def test_its_own_endpoint_wins_over_that_of_s3_alone(
+    table: str, moto_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", WRONG)
+    assert IcebergStorage(table, {"s3.endpoint": moto_url}).version(f"{table}/a.parquet").num_bytes > 0
+
+
+def test_keys_of_the_options_take_no_token_from_the_environment(
+    table: str, moto_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-other-keys")
+    login = aws_login({"access_key": "mine", "secret_key": "mine, too"})
+    assert login is not None
+    assert login() == {
+        "access_key_id": "mine",
+        "secret_access_key": "mine, too",
+        "token": None,
+        "expires_at": None,
+    }
+
+
+def signed_with(table: str, moto_url: str, **options: Any) -> set[str]:
+    """Read a table, and return the access keys that its requests were signed with."""
+    with gate_before(moto_url) as gate:
+        assert rows(table, storage_options={"endpoint_url": gate.url, **options}) == 3
+        return gate.keys
+
+
+def test_a_profile_is_a_login(table: str, moto_url: str, tmp_path: Path) -> None:
+    configure(tmp_path, "[dev]\naws_access_key_id = AKIADEVDEV\naws_secret_access_key = x\n", "credentials")
+    assert signed_with(table, moto_url, profile="dev") == {"AKIADEVDEV"}
+    with pytest.raises(ConfigError, match="nobody"):
+        rows(table, storage_options={"profile": "nobody", "endpoint_url": moto_url})
+
+
+@pytest.mark.parametrize("keys", [{}, {"key": "AKIAOTHER", "secret": "x"}], ids=["environment", "options"])
+def test_a_role_is_assumed(table: str, moto_url: str, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    role = {"role_arn": "arn:aws:iam::123456789012:role/reader", "session_name": "me", "external_id": "from-afar"}
+    with gate_before(moto_url) as sts:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.url)
+        (key,) = signed_with(table, moto_url, **role, **keys)
+    assert key.startswith("ASIA")
+    assert sts.keys == {keys.get("key", ACCESS_KEY)}
+
+
+def test_a_process_gives_a_login_that_ends(table: str, moto_url: str, tmp_path: Path, monkeypatch: Any) -> None:
+    answer = {"Version": 1, "AccessKeyId": "AKIAPROCESS", "SecretAccessKey": "x", "SessionToken": "t"}
+    ends = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    (tmp_path / "answer").write_text(json.dumps({**answer, "Expiration": ends}))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    configure(tmp_path, f"[default]\ncredential_process = cat {tmp_path}/answer\n")
+    assert signed_with(table, moto_url) == {"AKIAPROCESS"}
+    login = aws_login({})
+    assert login is not None
+    found: Any = login()
+    assert found["token"] == "t"
+    assert timedelta(0) < found["expires_at"] - datetime.now(UTC) <= timedelta(minutes=10)
+
+
+def test_no_login_is_a_refusal(table: str, moto_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    with pytest.raises(AccessRefusedError, match="credentials"):
+        rows(table, storage_options={"endpoint_url": moto_url})
+    assert signed_with(table, moto_url, anon=True) == set()
+
+
 def test_one_bucket_at_two_endpoints_is_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
     places = set()
     for url in (None, "http://one", "http://two"):
@@ -118,11 +189,6 @@ def test_one_bucket_at_two_endpoints_is_two_places(monkeypatch: pytest.MonkeyPat
             monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         places.add(open_storage("s3://bucket/t")[0].place)
     assert len(places) == 3
-
-
-def test_an_endpoint_with_a_path_goes_to_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://h/behind/a/path")
-    assert open_storage("s3://bucket/t")[0].client_name == "s3fs"
 
 
 CONFIG = """
@@ -244,27 +310,3 @@ def test_the_region_is_asked_for_through_the_proxy(proxy: Gate, monkeypatch: pyt
         storage.version(path)
     assert proxy.tunnels[0] == "s3.amazonaws.com:443"
     assert proxy.tunnels[-1].endswith(".amazonaws.com:443")
-
-
-@pytest.mark.parametrize(
-    ("url", "environ", "expected"),
-    [
-        ("https://h", {}, None),
-        ("https://h", {"HTTP_PROXY": "http://p:1"}, None),
-        ("https://h", {"HTTPS_PROXY": "http://p:1"}, {"scheme": "http", "host": "p", "port": 1}),
-        ("https://h", {"https_proxy": "p:1"}, {"scheme": "http", "host": "p", "port": 1}),
-        ("http://h", {"HTTP_PROXY": "https://p"}, {"scheme": "https", "host": "p", "port": 443}),
-        (
-            "https://h",
-            {"HTTPS_PROXY": "http://me:a%2Fb@p:1"},
-            {"scheme": "http", "host": "p", "port": 1, "username": "me", "password": "a/b"},
-        ),
-        ("https://b.s3.amazonaws.com", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".amazonaws.com"}, None),
-        ("https://h:9000", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, None),
-        ("https://h:9000", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "h:9000"}, None),
-    ],
-)
-def test_the_proxy_of_a_url(url: str, environ: dict[str, str], expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert proxy_of(url) == expected

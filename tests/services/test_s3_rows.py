@@ -19,7 +19,7 @@ MORE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("client", ["pyarrow", "s3fs"])
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
 @pytest.mark.parametrize("more", MORE, ids=str)
 def test_a_store_in_a_bucket_delivers_the_same(
     tmp_path: Path,

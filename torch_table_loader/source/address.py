@@ -18,6 +18,8 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtra
 from torch_table_loader.scrubbing import shown_url
 
 S3_PROTOCOLS = frozenset({"s3", "s3a", "s3n"})
+GCS_PROTOCOLS = frozenset({"gs", "gcs"})
+AZURE_PROTOCOLS = frozenset({"abfs", "abfss", "adl", "az", "azure", "wasb", "wasbs"})
 HTTP_PROTOCOLS = frozenset({"http", "https"})
 LOCAL_PROTOCOLS = frozenset({"file", "local"})
 
@@ -88,6 +90,10 @@ def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
         return Address("file", str(Path(os.path.abspath(LocalFileSystem._strip_protocol(url)))))  # noqa: PTH100
     if protocol in S3_PROTOCOLS:
         return _s3_address(url)
+    if protocol in GCS_PROTOCOLS:
+        return Address("gs", _bucket_path("gs", url.partition("://")[2]))
+    if protocol in AZURE_PROTOCOLS:
+        return _azure_address(protocol, url)
     if protocol in HTTP_PROTOCOLS:
         return _http_address(protocol, url)
     return _fsspec_address(protocol, url)
@@ -136,6 +142,34 @@ def _s3_address(url: str) -> Address:
             )
         options = {"key": unquote(access), "secret": unquote(secret)}
     return Address("s3", (bucket + slash + key).rstrip("/"), options)
+
+
+def _azure_address(protocol: str, url: str) -> Address:
+    authority, slash, rest = url.partition("://")[2].partition("/")
+    container, at, host = authority.partition("@")
+    return Address(protocol, _bucket_path(protocol, container + slash + rest), account_in(host) if at else {})
+
+
+def account_in(host: str) -> dict[str, str]:
+    """Return the options that the host of an Azure URL names: what stands behind the @.
+
+    >>> account_in("lake.dfs.core.windows.net")
+    {'account_name': 'lake'}
+    >>> account_in("lake.dfs.core.chinacloudapi.cn")["account_host"]
+    'lake.blob.core.chinacloudapi.cn'
+    """
+    account, _, rest = host.partition(".")
+    if rest in {"", "dfs.core.windows.net", "blob.core.windows.net"}:
+        return {"account_name": account}
+    return {"account_name": account, "account_host": host.replace(".dfs.", ".blob.", 1)}
+
+
+def _bucket_path(protocol: str, path: str) -> str:
+    if not path.partition("/")[0] or ":" in path.partition("/")[0]:
+        raise ConfigError(
+            f"a {protocol} URL must read {protocol}://bucket/path; pass what it takes to log in as storage_options"
+        )
+    return path.rstrip("/")
 
 
 def _http_address(protocol: str, url: str) -> Address:

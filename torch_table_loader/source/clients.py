@@ -1,4 +1,4 @@
-"""Ways to a store: this machine's files, and any fsspec file system; pyarrow's S3 client is in `s3`.
+"""Ways to a store: this machine's files, and any fsspec file system; object stores are in `object_store`.
 
 A client belongs to the process that made it. Its methods raise what the library below raises;
 `storage` turns that into this library's errors.
@@ -79,6 +79,10 @@ class Found(NamedTuple):
         return self.version
 
 
+class ChangedFile(Exception):  # noqa: N818 - storage turns it into an error
+    """A file no longer has the tag that it is asked for with, which is the argument."""
+
+
 class Client(ABC):
     """An open connection to a store."""
 
@@ -117,6 +121,9 @@ class Client(ABC):
             start: the first byte.
             stop: the byte after the last.
             etag: the tag that the file must still have, where `checks_tags`; None for any.
+
+        Raises:
+            ChangedFile: it has another.
         """
         with self.open(path) as file:
             return file.read_at(stop - start, start)

@@ -1,124 +1,118 @@
-"""S3: which client takes the options, what AWS's own tools find in the environment and ~/.aws, and pyarrow's client."""
+"""S3: what callers write for its options, in the words of s3fs, pyarrow or obstore, and how to connect."""
 
 from __future__ import annotations
 
-import configparser
-import functools
 import os
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-import pyarrow as pa
-from pyarrow import fs as arrow_fs
+from obstore.store import S3Store
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
-from torch_table_loader.records import FileVersion
-from torch_table_loader.source.clients import Client, Found
+from torch_table_loader.source.aws import aws_login, bucket_region, configured_endpoint, configured_region
+from torch_table_loader.source.object_store import NO_RETRIES, ClientChoice, agree, client_config, sort_options
 
-_REGION_TIMEOUT_S = 10
-_COPY_BYTES = 1 << 24
-_SECOND = 1_000_000_000
+if TYPE_CHECKING:
+    from obstore.store import S3Config
 
-_SHARED = {
+_NAMES = {
     "key": "access_key",
     "username": "access_key",
     "access_key": "access_key",
+    "access_key_id": "access_key",
     "aws_access_key_id": "access_key",
     "secret": "secret_key",
     "password": "secret_key",
     "secret_key": "secret_key",
+    "secret_access_key": "secret_key",
     "aws_secret_access_key": "secret_key",
     "token": "session_token",
     "session_token": "session_token",
     "aws_session_token": "session_token",
     "anon": "anonymous",
     "anonymous": "anonymous",
-    "endpoint": "endpoint_override",
-    "endpoint_url": "endpoint_override",
-    "endpoint_override": "endpoint_override",
+    "skip_signature": "anonymous",
+    "endpoint": "endpoint",
+    "endpoint_url": "endpoint",
+    "endpoint_override": "endpoint",
     "region": "region",
     "region_name": "region",
     "scheme": "scheme",
     "use_ssl": "use_ssl",
+    "profile": "profile",
+    "role_arn": "role_arn",
+    "session_name": "session_name",
+    "external_id": "external_id",
+    "requester_pays": "requester_pays",
+    "request_payer": "requester_pays",
+    "force_virtual_addressing": "virtual",
 }
-"""What both clients can do, by every name people write, to one name each."""
+"""What is said of S3, by every name people write, to one name each."""
 
-_ARROW_ONLY = frozenset(
+_LOST = frozenset(
     {
         "allow_bucket_creation",
         "allow_bucket_deletion",
         "allow_delayed_open",
         "background_writes",
         "check_directory_existence_before_creation",
-        "connect_timeout",
-        "default_metadata",
-        "external_id",
-        "force_virtual_addressing",
         "load_frequency",
-        "proxy_options",
-        "request_timeout",
         "retry_strategy",
-        "role_arn",
-        "session_name",
-        "tls_ca_file_path",
     }
 )
-_MEANINGLESS = frozenset(
-    {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "asynchronous"}
+"""pyarrow's words for what this library does not do, or settles itself for all stores: they change nothing."""
+
+_REFUSED = {"default_metadata": "no metadata is written with objects"}
+
+_REGION = "us-east-1"
+"""Where nothing says another: what stores that know no regions expect, too."""
+
+_S3FS = (
+    ("access_key", "key"),
+    ("secret_key", "secret"),
+    ("session_token", "token"),
+    ("anonymous", "anon"),
+    ("profile", "profile"),
+    ("requester_pays", "requester_pays"),
 )
-"""Of s3fs's caches, which this library does not use: a stale listing would hide a changed file."""
+_OBSTORE_ALONE = frozenset(
+    {"role_arn", "session_name", "external_id", "virtual", "proxy", "ca_file", "connect_timeout", "read_timeout"}
+)
+"""Options that s3fs has no word for, or another one in another place."""
 
 
-@dataclass(frozen=True, slots=True)
-class S3Choice:
-    """The client that takes the options, and its keyword arguments.
-
-    Args:
-        client: "pyarrow" or "s3fs".
-        options: keyword arguments of its S3FileSystem.
-    """
-
-    client: str
-    options: Mapping[str, Any] = field(repr=False)
-
-
-def choose_s3(options: Mapping[str, Any]) -> S3Choice:
-    """Translate S3 options for pyarrow's client, or, where one of them has no equal there, for s3fs.
+def choose_s3(options: Mapping[str, Any]) -> ClientChoice:
+    """Translate S3 options for obstore, or, where one of them has no equal there, for s3fs.
 
     Args:
-        options: as s3fs or as pyarrow name them, `client_kwargs` and `config_kwargs` included.
+        options: as s3fs, pyarrow or obstore name them, `client_kwargs` and `config_kwargs` included.
 
     Raises:
         ConfigError: two names of one option disagree, or two options are each for the other client.
 
-    >>> choose_s3({"key": "K", "secret": "S", "endpoint_url": "http://127.0.0.1:9000"}).options["scheme"]
-    'http'
-    >>> choose_s3({"profile": "dev"}).client
+    >>> choose_s3({"key": "K", "secret": "S", "endpoint_url": "http://127.0.0.1:9000"}).options["endpoint"]
+    'http://127.0.0.1:9000'
+    >>> choose_s3({"version_aware": True}).client
     's3fs'
     """
-    shared, arrow, s3fs = _sorted_out(options)
-    if arrow and s3fs:
+    known, s3fs = _sorted_out(options)
+    scheme = known.pop("scheme", "http" if known.get("use_ssl") is False else "https")
+    known.pop("use_ssl", None)
+    endpoint = _endpoint(known.pop("endpoint", None), scheme)
+    if endpoint is None and scheme != "https":
+        known["scheme"] = scheme
+    if known.get("anonymous"):
+        for name in ("access_key", "secret_key", "session_token"):
+            known.pop(name, None)
+    if not s3fs:
+        return ClientChoice("obstore", known if endpoint is None else {**known, "endpoint": endpoint})
+    if alone := _OBSTORE_ALONE & set(known):
         raise ConfigError(
-            f"storage_options name {', '.join(sorted(arrow))}, which pyarrow's S3 client alone takes, and "
+            f"storage_options name {', '.join(_as_written(options, alone))}, which s3fs does not take, and "
             f"{', '.join(sorted(s3fs))}, which s3fs alone takes; leave one of them out"
         )
-    endpoint = shared.pop("endpoint_override", None)
-    scheme, host, base_path = _endpoint(endpoint, shared.pop("scheme", None), shared.pop("use_ssl", None))
-    if shared.get("anonymous"):
-        for name in ("access_key", "secret_key", "session_token"):
-            shared.pop(name, None)
-    if s3fs or base_path or not _has_arrow_s3():
-        return S3Choice("s3fs", _for_s3fs(shared, s3fs, scheme, host and host + base_path))
-    if scheme is not None:
-        shared["scheme"] = scheme
-    if host is not None:
-        shared["endpoint_override"] = host
-    return S3Choice("pyarrow", {**shared, **arrow})
+    return ClientChoice("s3fs", _for_s3fs(known, s3fs, endpoint))
 
 
 def with_configured_endpoint(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -130,40 +124,86 @@ def with_configured_endpoint(options: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         ConfigError: as `choose_s3` and `configured_endpoint` do.
     """
-    shared, _, s3fs = _sorted_out(options)
-    if "endpoint_override" in shared or s3fs.get("config_kwargs", {}).get("ignore_configured_endpoint_urls"):
+    known, _ = _sorted_out(options)
+    if "endpoint" in known or (options.get("config_kwargs") or {}).get("ignore_configured_endpoint_urls"):
         return options
-    endpoint = configured_endpoint(os.environ, options.get("profile"))
+    endpoint = configured_endpoint(os.environ, known.get("profile"))
     return options if endpoint is None else {**options, "endpoint_url": endpoint}
 
 
-def _sorted_out(
-    options: Mapping[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Part options into those of both clients, of pyarrow's alone, and of s3fs alone."""
-    shared: dict[str, Any] = {}
-    arrow: dict[str, Any] = {}
-    s3fs: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is None or name in _MEANINGLESS:
-            continue
-        if name in _SHARED:
-            _agree(shared, _SHARED[name], value, name)
-        elif name in _ARROW_ONLY:
-            arrow[name] = value
-        elif name == "client_kwargs":
-            _nested(name, value)
-            for inner, entry in value.items():
-                if inner in _SHARED:
-                    _agree(shared, _SHARED[inner], entry, f"client_kwargs[{inner!r}]")
-                else:
-                    s3fs.setdefault(name, {})[inner] = entry
-        elif name != "config_kwargs":
-            s3fs[name] = value
+def s3_bucket(options: Mapping[str, Any]) -> Callable[[str], S3Store]:
+    """Return what opens a bucket by its name; of AWS, where nothing names a region, the bucket is asked for its own.
+
+    Args:
+        options: as `choose_s3` gave them for obstore.
+
+    Raises:
+        ConfigError: as `aws_login` does.
+    """
+    endpoint = options.get("endpoint")
+    network = client_config(options, http=(endpoint or f"{options.get('scheme')}:").startswith("http:"))
+    login = aws_login(options)
+
+    def connect(bucket: str) -> S3Store:
+        if bucket.startswith("arn:"):
+            raise ConfigError("an ARN is no name of a bucket here; write the access point's alias (s3://alias/path)")
+        region = options.get("region") or configured_region(os.environ, options.get("profile"))
+        if region is None and endpoint is None:
+            region = bucket_region(bucket, options)
+        region = region or _REGION
+        url, virtual = _address(bucket, region, options)
+        config: S3Config = {
+            "region": region,
+            "endpoint": url,
+            "aws_endpoint_url_s3": url,  # or the environment's wins, which may be switched off
+            "virtual_hosted_style_request": virtual,
+            "skip_signature": login is None,
+        }
+        if options.get("requester_pays"):
+            config["request_payer"] = True
+        return S3Store(
+            bucket,
+            config=config,
+            client_options=network,
+            retry_config=NO_RETRIES,
+            credential_provider=login,
+        )
+
+    return connect
+
+
+def _address(bucket: str, region: str, options: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return where a bucket is, and whether the host names it: on AWS itself, and where the caller says so."""
+    if "endpoint" in options:
+        scheme, _, host = options["endpoint"].partition("://")
+        virtual = options.get("virtual", False)
+    else:
+        scheme = options.get("scheme", "https")
+        host = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
+        virtual = options.get("virtual", "." not in bucket)  # no certificate of AWS covers a name with a dot
+    return f"{scheme}://{bucket}.{host}" if virtual else f"{scheme}://{host}", virtual
+
+
+def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part options into those that obstore can do, and those of s3fs alone."""
+    flat = {name: value for name, value in options.items() if name not in {"client_kwargs", "config_kwargs", *_LOST}}
+    for name, why in _REFUSED.items():
+        if flat.get(name) is not None:
+            raise ConfigError(f"storage_options[{name!r}] cannot be kept: {why}; leave it out")
+    known, s3fs = sort_options(flat, _NAMES)
+    inner = options.get("client_kwargs") or {}
+    _nested("client_kwargs", inner)
+    for name, value in inner.items():
+        if name in _NAMES:
+            agree(known, _NAMES[name], value, f"client_kwargs[{name!r}]")
+        elif name == "verify":
+            known["verify"] = value
+        elif value is not None:
+            s3fs.setdefault("client_kwargs", {})[name] = value
     config = options.get("config_kwargs") or {}
     _nested("config_kwargs", config)
-    _config(config, arrow, s3fs, path_style="endpoint_override" in shared)
-    return shared, arrow, s3fs
+    _config(config, known, s3fs)
+    return known, s3fs
 
 
 def _nested(name: str, value: object) -> None:
@@ -171,244 +211,49 @@ def _nested(name: str, value: object) -> None:
         raise ConfigTypeError(f"storage_options[{name!r}] must be a mapping, got {type(value).__name__}")
 
 
-def _agree(shared: dict[str, Any], canonical: str, value: Any, name: str) -> None:
-    if value is None:
-        return
-    if shared.setdefault(canonical, value) != value:
-        raise ConfigError(f"storage_options give {canonical} twice with different values ({name} is one)")
-
-
-def _config(config: Mapping[str, Any], arrow: dict[str, Any], s3fs: dict[str, Any], *, path_style: bool) -> None:
-    """Set what pyarrow can do of botocore's config; if anything remains, all of it goes to s3fs."""
+def _config(config: Mapping[str, Any], known: dict[str, Any], s3fs: dict[str, Any]) -> None:
+    """Set what obstore can do of botocore's config; if anything remains, all of it goes to s3fs."""
+    timeouts = {"connect_timeout", "read_timeout"}
     style = config.get("s3", {}).get("addressing_style", "auto")
-    style_known = style in {"auto", "virtual"} or (style == "path" and path_style)
-    rest = {key for key in config if key not in {"s3", "signature_version"}}
+    style_known = style in {"auto", "virtual"} or (style == "path" and "endpoint" in known)
+    rest = {
+        key for key in config if key not in {"s3", "signature_version", "ignore_configured_endpoint_urls", *timeouts}
+    }
     rest |= {key for key in config.get("s3", {}) if key != "addressing_style"}
     if rest or not style_known or config.get("signature_version", "s3v4") != "s3v4":
         s3fs["config_kwargs"] = dict(config)
-    elif style == "virtual":
-        arrow["force_virtual_addressing"] = True
+        return
+    for name in timeouts & set(config):
+        agree(known, name, config[name], f"config_kwargs[{name!r}]")
+    if style == "virtual":
+        known["virtual"] = True
 
 
-def _endpoint(endpoint: str | None, scheme: str | None, use_ssl: bool | None) -> tuple[str | None, str | None, str]:
-    """Return scheme, host with port, and the path behind them."""
-    if scheme is None and use_ssl is not None:
-        scheme = "https" if use_ssl else "http"
+def _endpoint(endpoint: str | None, scheme: str) -> str | None:
+    """Return the URL of the endpoint, if one is named, without a slash at its end."""
     if endpoint is None:
-        return scheme, None, ""
+        return None
     if "://" not in endpoint:
-        return scheme, endpoint, ""
+        return f"{scheme}://{endpoint}".rstrip("/")
     parts = urlsplit(endpoint)
-    return parts.scheme, parts.netloc, parts.path.rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
 
 
-def _for_s3fs(
-    shared: Mapping[str, Any], own: Mapping[str, Any], scheme: str | None, host: str | None
-) -> dict[str, Any]:
+def _for_s3fs(known: Mapping[str, Any], own: Mapping[str, Any], endpoint: str | None) -> dict[str, Any]:
     options = dict(own)
-    for ours, theirs in (
-        ("access_key", "key"),
-        ("secret_key", "secret"),
-        ("session_token", "token"),
-        ("anonymous", "anon"),
-    ):
-        if ours in shared:
-            options[theirs] = shared[ours]
-    if "region" in shared:
-        options["client_kwargs"] = {**options.get("client_kwargs", {}), "region_name": shared["region"]}
-    if host:
-        options["endpoint_url"] = f"{scheme or 'https'}://{host}"
-    elif scheme is not None:
-        options["use_ssl"] = scheme == "https"
+    options |= {theirs: known[ours] for ours, theirs in _S3FS if ours in known}
+    inner = {"region_name": known["region"]} if "region" in known else {}
+    inner |= {"verify": known["verify"]} if "verify" in known else {}
+    if inner:
+        options["client_kwargs"] = {**options.get("client_kwargs", {}), **inner}
+    if endpoint:
+        options["endpoint_url"] = endpoint
+    elif "scheme" in known:
+        options["use_ssl"] = False
     return options
 
 
-def _has_arrow_s3() -> bool:
-    try:
-        from pyarrow.fs import S3FileSystem  # noqa: F401 - pyarrow can be built without S3
-    except ImportError:
-        return False
-    return True
-
-
-class ArrowS3Client(Client):
-    """S3 through pyarrow: no Python and no GIL on the way of the bytes."""
-
-    def __init__(self, options: Mapping[str, Any], bucket: str) -> None:
-        """Connect, through the environment's proxy; where nothing names a region, the bucket is asked for its own."""
-        options = dict(options)
-        host = options.get("endpoint_override") or f"{bucket}.s3.amazonaws.com"
-        proxy = options.get("proxy_options") or proxy_of(f"{options.get('scheme', 'https')}://{host}")
-        if "region" not in options and "endpoint_override" not in options and not _region_in_environment():
-            options["region"] = region_through_proxy(bucket) if proxy else _region_of(bucket)
-        if proxy:
-            options["proxy_options"] = proxy
-        self.native = arrow_fs.S3FileSystem(**options)
-
-    def open(self, path: str) -> pa.NativeFile:
-        """Open an object; its bytes come with range requests."""
-        return self.native.open_input_file(path)
-
-    def stat(self, path: str) -> Found:
-        """Send one HEAD request (and a listing where that finds nothing)."""
-        info = self.native.get_file_info(path)
-        if info.type == arrow_fs.FileType.NotFound:
-            raise FileNotFoundError(path)
-        return _of_arrow(info)
-
-    def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
-        """List with one request for every thousand objects."""
-        selector = arrow_fs.FileSelector(root, recursive=recursive)
-        for info in self.native.get_file_info(selector):
-            if not recursive or info.type == arrow_fs.FileType.File:
-                yield _of_arrow(info)
-
-    def read(self, path: str) -> bytes:
-        """Read an object whole."""
-        with self.native.open_input_file(path) as file:
-            return bytes(file.readall())
-
-    def write(self, path: str, data: bytes) -> None:
-        """Put an object; it appears when the stream closes."""
-        with self.native.open_output_stream(path) as stream:
-            stream.write(data)
-
-    def put_file(self, local: str, path: str) -> None:
-        """Put a file of any size, in parts."""
-        with Path(local).open("rb") as source, self.native.open_output_stream(path) as stream:
-            while data := source.read(_COPY_BYTES):
-                stream.write(data)
-
-
-def _of_arrow(info: Any) -> Found:
-    if info.type != arrow_fs.FileType.File:
-        return Found(info.path, None)
-    # Listings carry milliseconds and HEAD answers carry seconds: both must name the same version.
-    mtime = None if info.mtime_ns is None else info.mtime_ns // _SECOND * _SECOND
-    return Found(info.path, FileVersion(info.size, mtime))
-
-
-def _region_in_environment() -> bool:
-    return any(os.environ.get(name) for name in ("AWS_REGION", "AWS_DEFAULT_REGION"))
-
-
-def _region_of(bucket: str) -> str | None:
-    try:
-        region: str = arrow_fs.resolve_s3_region(bucket)
-    except OSError:  # no such bucket, or no way to ask: the request itself will say so
-        return None
-    return region
-
-
-def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) -> str | None:
-    """Return the endpoint of S3 that is configured outside of the program.
-
-    The order is that of AWS's SDKs, see https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html:
-    ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the ``s3`` part of the profile's ``services`` section, and the
-    profile's ``endpoint_url``. ``AWS_IGNORE_CONFIGURED_ENDPOINT_URLS`` switches all of them off.
-
-    Args:
-        environ: the environment.
-        profile: the caller's; None for the environment's.
-
-    Raises:
-        ConfigError: a configuration file does not parse, or names a services section that it does not have.
-    """
-    name = profile or environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
-    files = _files(environ)
-    settings: dict[str, str] = {}
-    for path, section in zip(files, ("default" if name == "default" else f"profile {name}", name), strict=True):
-        settings |= _sections(path).get(section, {})
-    ignored = environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") or settings.get("ignore_configured_endpoint_urls", "")
-    if ignored.lower() == "true":
-        return None
-    given = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
-    if given or "services" not in settings:
-        return given or settings.get("endpoint_url")
-    services = _sections(files[0]).get(f"services {settings['services']}")
-    if services is None:
-        raise ConfigError(
-            f"the profile {name!r} in {files[0]} names services {settings['services']!r}, and there is no section "
-            f"[services {settings['services']}]; add it, or take the line out"
-        )
-    return _indented(services.get("s3", "")).get("endpoint_url") or settings.get("endpoint_url")
-
-
-def proxy_of(url: str) -> dict[str, Any] | None:
-    """Return the proxy for a URL that the environment names, as pyarrow's ``proxy_options``; None if there is none.
-
-    ``HTTPS_PROXY``, ``HTTP_PROXY`` and ``NO_PROXY`` count as Python's own library and botocore read them.
-    """
-    parts = urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if not proxy or urllib.request.proxy_bypass(parts.netloc):
-        return None
-    found = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    if not found.hostname:
-        raise ConfigError(f"{parts.scheme.upper()}_PROXY must read http://host:port, and names no host")
-    port = found.port or (443 if found.scheme == "https" else 80)
-    options: dict[str, Any] = {"scheme": found.scheme, "host": found.hostname, "port": port}
-    if found.username:
-        options |= {"username": unquote(found.username), "password": unquote(found.password or "")}
-    return options
-
-
-def region_through_proxy(bucket: str) -> str | None:
-    """Return what AWS says of the region of a bucket, asked through the proxy that the environment names."""
-    request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
-    opener = urllib.request.build_opener()  # urlopen keeps the proxies of its first call
-    try:
-        with opener.open(request, timeout=_REGION_TIMEOUT_S) as answer:
-            headers = answer.headers
-    except urllib.error.HTTPError as error:  # 301 and 403 name the region, too
-        headers = error.headers
-    except OSError:  # the request itself will say so
-        return None
-    region: str | None = headers.get("x-amz-bucket-region")
-    return region
-
-
-def _files(environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """Return the paths of the configuration and of the credentials."""
-    folder = Path("~/.aws")
-    config = environ.get("AWS_CONFIG_FILE") or folder / "config"
-    credentials = environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"
-    return Path(config).expanduser(), Path(credentials).expanduser()
-
-
-def _sections(path: Path) -> Mapping[str, Mapping[str, str]]:
-    try:
-        status = os.stat(path)  # noqa: PTH116 - asked for each path of a list
-    except OSError:
-        return {}
-    return _parsed(path, status.st_mtime_ns, status.st_size)
-
-
-@functools.lru_cache(maxsize=8)
-def _parsed(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, Mapping[str, str]]:
-    parser = configparser.RawConfigParser(default_section="")  # [default] is a section as any other
-    try:
-        parser.read_string(path.read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    except (configparser.Error, UnicodeDecodeError) as error:
-        # The parser quotes the line, which may be a secret.
-        raise ConfigError(
-            f"{path} does not parse as a configuration file of AWS ({type(error).__name__}); correct it"
-        ) from None
-    return {_normal(name): dict(parser.items(name)) for name in parser.sections()}
-
-
-def _normal(section: str) -> str:
-    """Return a section's name without quotes and spare spaces.
-
-    >>> _normal('profile "dev"')
-    'profile dev'
-    """
-    return " ".join(section.replace('"', "").split())
-
-
-def _indented(text: str) -> dict[str, str]:
-    """Read the indented lines behind a setting."""
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _as_written(options: Mapping[str, Any], ours: frozenset[str] | set[str]) -> list[str]:
+    """Return the caller's names of options, for messages."""
+    known = {name: next(iter(sort_options({name: value}, _NAMES)[0]), None) for name, value in options.items()}
+    return sorted(name for name, meant in known.items() if meant in ours)

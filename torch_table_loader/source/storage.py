@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
@@ -14,26 +14,38 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_table_loader.causes import store_error_type
+from torch_table_loader.arrow.ranged_file import open_ranges
+from torch_table_loader.causes import in_brief, store_error_type
 from torch_table_loader.errors import (
     AccessRefusedError,
     ConfigError,
     ConfigTypeError,
     MissingFileError,
     StorageTimeoutError,
+    TableError,
     TableLoaderError,
 )
 from torch_table_loader.records import FileVersion
 from torch_table_loader.scrubbing import public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
+    AZURE_PROTOCOLS,
     HTTP_PROTOCOLS,
-    S3_PROTOCOLS,
     filesystem_class,
     parse_address,
     shown,
 )
-from torch_table_loader.source.clients import Client, Found, FsspecClient, LocalClient
-from torch_table_loader.source.s3 import ArrowS3Client, S3Choice, choose_s3, with_configured_endpoint
+from torch_table_loader.source.azure import azure_container, choose_azure
+from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
+from torch_table_loader.source.gcs import choose_gcs, gcs_bucket
+from torch_table_loader.source.object_store import ClientChoice, Connect, ObjectStoreClient
+from torch_table_loader.source.s3 import choose_s3, s3_bucket, with_configured_endpoint
+
+_OBJECT_STORES: Mapping[str, tuple[str, Callable[..., ClientChoice], Callable[..., Connect]]] = {
+    "s3": ("s3", choose_s3, s3_bucket),
+    "gs": ("gs", choose_gcs, gcs_bucket),
+    **dict.fromkeys(AZURE_PROTOCOLS, ("abfs", choose_azure, azure_container)),
+}
+"""For each protocol fsspec's name of it, how its options are read, and what opens a bucket."""
 
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
@@ -66,10 +78,10 @@ class FileStorage:
 
     @property
     def client_name(self) -> str:
-        """Who does the requests: "local", "pyarrow", "s3fs", or the name of the fsspec protocol."""
+        """Who does the requests: "local", "obstore", "s3fs", or the name of the fsspec protocol."""
         if self.is_local:
             return "local"
-        choice = self._s3()
+        choice = self._choice()
         return self.protocol if choice is None else choice.client
 
     @property
@@ -90,7 +102,11 @@ class FileStorage:
             StorageError: the store refuses, or does not answer.
         """
         with self._own_errors(path):
-            return self._client(path).open(path)
+            client = self._client(path)
+            if not client.checks_tags:
+                return client.open(path)
+        version = self.version(path)
+        return open_ranges(lambda start, stop: self.read_range(path, start, stop, version), version.num_bytes)
 
     def version(self, path: str) -> FileVersion:
         """Return size, time and tag as they are now. Raises as `open` does."""
@@ -173,8 +189,9 @@ class FileStorage:
             raise ConfigError(_MEMORY_STAYS)
         return _restore, (self.protocol, dict(self.options), _MEMORY_OF)
 
-    def _s3(self) -> S3Choice | None:
-        return choose_s3(self.options) if self.protocol == "s3" else None
+    def _choice(self) -> ClientChoice | None:
+        chosen = _OBJECT_STORES.get(self.protocol)
+        return chosen[1](self.options) if chosen else None
 
     def _client(self, path: str) -> Client:
         pid = os.getpid()
@@ -182,7 +199,7 @@ class FileStorage:
         if client is None:
             # Two threads may both connect; one client is then dropped. A lock could be held across a fork.
             try:
-                client = connect(self.protocol, self.options, self._s3(), path)
+                client = connect(self.protocol, self.options, self._choice())
             except (TypeError, ValueError, KeyError) as error:
                 if isinstance(error, TableLoaderError):
                     raise
@@ -196,6 +213,12 @@ class FileStorage:
             yield
         except TableLoaderError:
             raise
+        except ChangedFile as changed:
+            raise TableError(
+                f"{self.shown(path)} changed under us: its etag was {changed.args[0]!r}, and the store has another "
+                "one; build the loader again on the table as it is now, and let writers add new files instead of "
+                "writing over old ones"
+            ) from None
         except TypeError as error:  # s3fs passes options on and finds out at its first request
             raise self._misfit(error) from self._scrubbed(error, path)
         except Exception as error:  # noqa: BLE001 - botocore, aiohttp and others have roots of their own
@@ -235,7 +258,7 @@ class FileStorage:
 
     def _scrub(self, text: str, path: str) -> str:
         query = path.partition("?")[2] if self.protocol in HTTP_PROTOCOLS else ""
-        return scrub(text, (*secrets_of(self.options), query))
+        return scrub(in_brief(text), (*secrets_of(self.options), query))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
         """Return the error itself, or, where it or what caused it shows a secret, a copy that does not."""
@@ -266,8 +289,8 @@ def open_storage(
 
     Args:
         path_or_url: a local path or any fsspec URL; may hold glob characters.
-        storage_options: for the file system, as fsspec takes them (for S3 also as pyarrow names them);
-            they win over a login in the URL. Local paths need none and take none.
+        storage_options: for the file system, as fsspec takes them (for S3 also as pyarrow names them); they win
+            over a login in the URL. Local paths need none and take none.
 
     Returns:
         The storage, and the path as its methods take it.
@@ -285,25 +308,27 @@ def open_storage(
         )
     address = parse_address(path_or_url)
     options = {} if address.protocol == "file" else {**address.login, **(storage_options or {})}
-    if address.protocol in S3_PROTOCOLS:
+    if address.protocol == "s3":
         options = dict(with_configured_endpoint(options))
     storage = FileStorage(address.protocol, options)
-    if address.protocol in S3_PROTOCOLS and storage.client_name == "s3fs":
-        filesystem_class("s3")
+    if address.protocol in _OBJECT_STORES and storage.client_name != "obstore":
+        filesystem_class(_OBJECT_STORES[address.protocol][0])
     return storage, address.path
 
 
-def connect(protocol: str, options: Mapping[str, Any], s3: S3Choice | None, path: str) -> Client:
+def connect(protocol: str, options: Mapping[str, Any], choice: ClientChoice | None) -> Client:
     """Open a client in this process.
 
     Args:
         protocol: of the store.
         options: for fsspec.
-        s3: for S3, which client and its options.
-        path: the first path that is asked for.
+        choice: of an object store, which client and its options.
     """
-    if s3 is not None:
-        if s3.client == "pyarrow":
-            return ArrowS3Client(s3.options, path.partition("/")[0])
-        return FsspecClient("s3", s3.options)
-    return LocalClient() if protocol == "file" else FsspecClient(protocol, options)
+    if protocol == "file":
+        return LocalClient()
+    if choice is None:
+        return FsspecClient(protocol, options)
+    family, _, open_bucket = _OBJECT_STORES[protocol]
+    if choice.client == "obstore":
+        return ObjectStoreClient(open_bucket(choice.options))
+    return FsspecClient(family, choice.options)

@@ -77,6 +77,7 @@ _REFUSALS = (
     "InvalidToken",
     *(f"HTTP {word} {code}" for word in ("status", "response code") for code in (401, 403)),
     "HTTP status 400)",
+    *(f"status code: {code} " for code in (400, 401, 403)),
 )
 """What clients write where a store answers 401 or 403; or 400, which S3 answers to tokens that have expired, and of
 which the client often shows no more: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html"""

@@ -1,0 +1,208 @@
+"""What AWS's own tools find by themselves: endpoint, region and login in the environment and ~/.aws, and regions."""
+
+from __future__ import annotations
+
+import configparser
+import functools
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.source.object_store import CONNECT_TIMEOUT_S, ca_file, proxy_url
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential, S3CredentialProvider
+
+_ASKED_AGAIN = timedelta(minutes=10)
+"""botocore renews credentials at least so long before they end; obstore asks for them when half of it is over."""
+
+
+def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) -> str | None:
+    """Return the endpoint of S3 that is configured outside of the program.
+
+    The order is that of AWS's SDKs, see https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html:
+    ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the ``s3`` part of the profile's ``services`` section, and the
+    profile's ``endpoint_url``. ``AWS_IGNORE_CONFIGURED_ENDPOINT_URLS`` switches all of them off.
+
+    Args:
+        environ: the environment.
+        profile: the caller's; None for the environment's.
+
+    Raises:
+        ConfigError: a configuration file does not parse, or names a services section that it does not have.
+    """
+    name, settings = _settings(environ, profile)
+    ignored = environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") or settings.get("ignore_configured_endpoint_urls", "")
+    if ignored.lower() == "true":
+        return None
+    given = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL")
+    if given or "services" not in settings:
+        return given or settings.get("endpoint_url")
+    services = _sections(_files(environ)[0]).get(f"services {settings['services']}")
+    if services is None:
+        raise ConfigError(
+            f"the profile {name!r} in {_files(environ)[0]} names services {settings['services']!r}, and there is no "
+            f"section [services {settings['services']}]; add it, or take the line out"
+        )
+    return _indented(services.get("s3", "")).get("endpoint_url") or settings.get("endpoint_url")
+
+
+def configured_region(environ: Mapping[str, str], profile: str | None = None) -> str | None:
+    """Return the region that the environment names, or a profile, as AWS's SDKs read them."""
+    given = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    return given or _settings(environ, profile)[1].get("region")
+
+
+def bucket_region(bucket: str, options: Mapping[str, Any]) -> str | None:
+    """Return what AWS says of the region of a bucket, which it tells anyone who asks.
+
+    Args:
+        bucket: its name.
+        options: proxy and certificates, as `sort_options` names them; the environment's proxy counts, too.
+    """
+    request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
+    context = ssl.create_default_context()
+    if options.get("verify") is False:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    elif authorities := ca_file(options):
+        context.load_verify_locations(authorities)
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    if "proxy" in options:
+        handlers.append(urllib.request.ProxyHandler({"https": proxy_url(options["proxy"])}))
+    opener = urllib.request.build_opener(*handlers)  # urlopen keeps the proxies of its first call
+    try:
+        with opener.open(request, timeout=options.get("connect_timeout", CONNECT_TIMEOUT_S)) as answer:
+            headers = answer.headers
+    except urllib.error.HTTPError as error:  # 301 and 403 name the region, too
+        headers = error.headers
+    except OSError:  # the request itself will say so
+        return None
+    region: str | None = headers.get("x-amz-bucket-region")
+    return region
+
+
+def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
+    """Return who gives obstore credentials: fixed ones, or whatever botocore finds or is sent for.
+
+    Args:
+        options: keys, profile and role, as `s3` names them.
+
+    Returns:
+        None for no login.
+
+    Raises:
+        ConfigError: half a login, or a profile that is not there.
+        botocore.exceptions.BotoCoreError: there is no login, or it cannot be had.
+    """
+    if options.get("anonymous"):
+        return None
+    key, secret, token = (options.get(name) for name in ("access_key", "secret_key", "session_token"))
+    if bool(key) != bool(secret):
+        raise ConfigError("storage_options must give access key and secret key together, or neither")
+    if key and "role_arn" not in options:
+        fixed: S3Credential = {
+            "access_key_id": key,
+            "secret_access_key": secret or "",
+            "token": token,
+            "expires_at": None,
+        }
+        return lambda: fixed
+    return _botocore_login(options, (key, secret, token) if key else None)
+
+
+def _botocore_login(options: Mapping[str, Any], keys: tuple[Any, ...] | None) -> S3CredentialProvider:
+    # Here, since it takes 0.15 s to import, which nobody needs to pay who has no table on S3.
+    from botocore import credentials, exceptions
+    from botocore.session import Session
+
+    session = Session(profile=options.get("profile"))
+    try:
+        if region := options.get("region") or configured_region(os.environ, options.get("profile")):
+            session.set_config_variable("region", region)
+        found = credentials.Credentials(*keys) if keys else session.get_credentials()
+    except exceptions.ProfileNotFound as error:
+        raise ConfigError(f"{error}; name one of ~/.aws/config as profile, or leave it out") from None
+    if found is None:
+        raise exceptions.NoCredentialsError
+    if "role_arn" in options:
+        named = {"RoleSessionName": options.get("session_name"), "ExternalId": options.get("external_id")}
+        fetcher = credentials.AssumeRoleCredentialFetcher(
+            session.create_client, found, options["role_arn"], {name: value for name, value in named.items() if value}
+        )
+        found = credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")
+    renewed = isinstance(found, credentials.RefreshableCredentials)
+
+    def provide() -> S3Credential:
+        now = found.get_frozen_credentials()
+        end = datetime.now(UTC) + _ASKED_AGAIN if renewed else None
+        return {
+            "access_key_id": now.access_key,
+            "secret_access_key": now.secret_key,
+            "token": now.token,
+            "expires_at": end,
+        }
+
+    provide()  # what fails does so here, with botocore's own error
+    return provide
+
+
+def _settings(environ: Mapping[str, str], profile: str | None) -> tuple[str, Mapping[str, str]]:
+    """Return the name of the profile, and what both of AWS's files say of it."""
+    name = profile or environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
+    settings: dict[str, str] = {}
+    sections = ("default" if name == "default" else f"profile {name}", name)
+    for path, section in zip(_files(environ), sections, strict=True):
+        settings |= _sections(path).get(section, {})
+    return name, settings
+
+
+def _files(environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """Return the paths of the configuration and of the credentials."""
+    folder = Path("~/.aws")
+    config = environ.get("AWS_CONFIG_FILE") or folder / "config"
+    credentials = environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"
+    return Path(config).expanduser(), Path(credentials).expanduser()
+
+
+def _sections(path: Path) -> Mapping[str, Mapping[str, str]]:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - asked for each path of a list
+    except OSError:
+        return {}
+    return _parsed(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, Mapping[str, str]]:
+    parser = configparser.RawConfigParser(default_section="")  # [default] is a section as any other
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+    except (configparser.Error, UnicodeDecodeError) as error:
+        # The parser quotes the line, which may be a secret.
+        raise ConfigError(
+            f"{path} does not parse as a configuration file of AWS ({type(error).__name__}); correct it"
+        ) from None
+    return {_normal(name): dict(parser.items(name)) for name in parser.sections()}
+
+
+def _normal(section: str) -> str:
+    """Return a section's name without quotes and spare spaces.
+
+    >>> _normal('profile "dev"')
+    'profile dev'
+    """
+    return " ".join(section.replace('"', "").split())
+
+
+def _indented(text: str) -> dict[str, str]:
+    """Read the indented lines behind a setting."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}

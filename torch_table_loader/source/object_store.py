@@ -1,0 +1,292 @@
+"""S3, Google Cloud Storage and Azure through obstore: neither Python nor its GIL is on the way of the bytes.
+
+What callers name for each store is in `s3`, `gcs` and `azure`; what all three take is here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
+
+from obstore.exceptions import GenericError, PreconditionError
+
+from torch_table_loader.arrow.ranged_file import open_ranges
+from torch_table_loader.causes import store_error_type
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError
+from torch_table_loader.records import FileVersion
+from torch_table_loader.source.clients import PART_THREADS, ChangedFile, Client, Found
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from obstore import GetOptions
+    from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
+
+    Bucket = S3Store | GCSStore | AzureStore
+
+Connect: TypeAlias = "Callable[[str], Bucket]"
+"""Opens a bucket (or container) by its name."""
+
+CONNECT_TIMEOUT_S = 10.0
+"""Seconds to connect in, where ``connect_timeout`` says nothing else."""
+
+READ_TIMEOUT_S = 30.0
+"""Seconds without a byte after which a request has failed, where ``request_timeout`` says nothing else."""
+
+NO_RETRIES: RetryConfig = {"max_retries": 0}
+"""Who asks decides whether to ask again: one policy for all clients."""
+
+_NO_LIMIT = "30 days"
+"""For a whole request: a slow line is no failure while bytes arrive. obstore takes no "never" here."""
+
+_PART_BYTES = 16 << 20
+_PARTS_IN_FLIGHT = 4
+_LIST_CHUNK = 1000
+_SECOND = 1_000_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_NETWORK = {
+    "connect_timeout": "connect_timeout",
+    "request_timeout": "read_timeout",
+    "read_timeout": "read_timeout",
+    "proxy_options": "proxy",
+    "proxy_url": "proxy",
+    "tls_ca_file_path": "ca_file",
+    "verify": "verify",
+}
+"""What is said of the network to any store, by every name people write, to one name each."""
+
+_MEANINGLESS = frozenset(
+    {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "asynchronous"}
+)
+"""Of fsspec's caches, which this library does not use: a stale listing would hide a changed file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientChoice:
+    """The client that takes the caller's options, and the options by that client's names.
+
+    Args:
+        client: "obstore", or the fsspec package that takes an option which obstore lacks: "s3fs", "gcsfs", "adlfs".
+        options: of obstore as `s3`, `gcs` or `azure` read them; else keyword arguments of the fsspec file system.
+    """
+
+    client: str
+    options: Mapping[str, Any] = field(repr=False)
+
+
+def sort_options(options: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part options into those that obstore can do, by one name each, and the others.
+
+    Args:
+        options: the caller's; None counts as not given.
+        names: what people write for this kind of store, and what we call it.
+
+    Raises:
+        ConfigError: two names of one option disagree.
+
+    >>> sort_options({"anon": True, "request_timeout": 5, "mystery": 1}, {"anon": "anonymous"})
+    ({'anonymous': True, 'read_timeout': 5}, {'mystery': 1})
+    """
+    known: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or name in _MEANINGLESS:
+            continue
+        ours = names.get(name) or _NETWORK.get(name)
+        if ours is None:
+            others[name] = value
+        else:
+            agree(known, ours, value, name)
+    return known, others
+
+
+def agree(known: dict[str, Any], ours: str, value: Any, name: str) -> None:
+    """Add an option, which another name of it may have given already.
+
+    Raises:
+        ConfigError: with another value.
+    """
+    if value is not None and known.setdefault(ours, value) != value:
+        raise ConfigError(f"storage_options give {ours} twice with different values ({name} is one)")
+
+
+def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
+    """Return what obstore is told of the network; proxies of the environment it finds by itself.
+
+    Args:
+        options: as `sort_options` names them.
+        http: whether the endpoint is one without TLS.
+
+    Raises:
+        ConfigError: a proxy or a timeout that cannot be read.
+        OSError: the file of certificates cannot be read.
+    """
+    config: ClientConfig = {
+        "allow_http": http,
+        "connect_timeout": _duration(options, "connect_timeout", CONNECT_TIMEOUT_S),
+        "read_timeout": _duration(options, "read_timeout", READ_TIMEOUT_S),
+        "timeout": _NO_LIMIT,
+    }
+    if "proxy" in options:
+        config["proxy_url"] = proxy_url(options["proxy"])
+    if options.get("verify") is False:
+        config["allow_invalid_certificates"] = True
+    authorities = ca_file(options)
+    if authorities is not None:
+        config["root_certificate"] = Path(authorities).read_bytes()
+    return config
+
+
+def ca_file(options: Mapping[str, Any]) -> str | None:
+    """Return the file of the certificate authorities that are trusted besides the system's."""
+    verify = options.get("verify")
+    given = options.get("ca_file") or (verify if isinstance(verify, str | os.PathLike) else None)
+    return os.fspath(given) if given else os.environ.get("AWS_CA_BUNDLE")
+
+
+def proxy_url(proxy: Any) -> str:
+    """Write a proxy as a URL.
+
+    Args:
+        proxy: a URL; or scheme, host, port, username and password, as pyarrow's ``proxy_options`` have them.
+
+    >>> proxy_url({"scheme": "http", "host": "proxy", "port": 8080, "username": "me", "password": "a/b"})
+    'http://me:a%2Fb@proxy:8080'
+    """
+    if isinstance(proxy, str):
+        return proxy if "://" in proxy else f"http://{proxy}"
+    if not isinstance(proxy, Mapping):
+        raise ConfigTypeError(f"a proxy must be a URL, or a mapping with host and port, got {type(proxy).__name__}")
+    if not proxy.get("host"):
+        raise ConfigError("proxy_options must name a host")
+    login = ""
+    if proxy.get("username"):
+        login = f"{quote(proxy['username'], safe='')}:{quote(proxy.get('password') or '', safe='')}@"
+    port = f":{proxy['port']}" if proxy.get("port") else ""
+    return f"{proxy.get('scheme') or 'http'}://{login}{proxy['host']}{port}"
+
+
+def _duration(options: Mapping[str, Any], name: str, otherwise: float) -> str:
+    value = options.get(name, otherwise)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise ConfigError(f"storage_options[{name!r}] must be a number of seconds above 0, got {value!r}")
+    return f"{max(1, round(value * 1000))}ms"
+
+
+class ObjectStoreClient(Client):
+    """Buckets (or containers) of one kind of store; a path is the bucket's name, a slash and the object's."""
+
+    checks_tags = True
+
+    def __init__(self, connect: Connect) -> None:
+        """Connect to a bucket when it is first asked for.
+
+        Args:
+            connect: opens one by its name.
+        """
+        self._connect = connect
+        self._buckets: dict[str, Bucket] = {}
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open an object: one HEAD for its size; all its bytes are of the version that this names."""
+        version = self.stat(path).file_version()
+        return open_ranges(lambda start, stop: self.read_range(path, start, stop, version.etag), version.num_bytes)
+
+    def stat(self, path: str) -> Found:
+        """Send one HEAD request, and a listing where that finds nothing: it may be a directory."""
+        bucket, key = self._at(path)
+        if key:
+            try:
+                return Found(path, _version(bucket.head(key)))
+            except FileNotFoundError:
+                pass
+        with _missing_bucket(path):
+            page = next(iter(bucket.list(key or None, chunk_size=1)), ())
+        if not page:
+            raise FileNotFoundError(path)
+        return Found(path, None)
+
+    def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
+        """List with one request for every thousand objects; the empty objects that mark directories are left out."""
+        bucket, key = self._at(root)
+        name = root.partition("/")[0]
+        with _missing_bucket(root):
+            if recursive:
+                objects = [meta for page in bucket.list(key or None, chunk_size=_LIST_CHUNK) for meta in page]
+                folders = {meta["path"].rpartition("/")[0] for meta in objects}
+            else:
+                listed = bucket.list_with_delimiter(key or None)
+                objects, folders = list(listed["objects"]), set(listed["common_prefixes"])
+        if not recursive:
+            yield from (Found(f"{name}/{folder}", None) for folder in sorted(folders))
+        for meta in objects:
+            marker = meta["size"] == 0 and (meta["path"] == key or meta["path"] in folders)
+            if not marker:
+                yield Found(f"{name}/{meta['path']}", _version(meta))
+
+    def read(self, path: str) -> bytes:
+        """Read an object whole."""
+        bucket, key = self._at(path)
+        return bytes(bucket.get(key).bytes())
+
+    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
+        """Send one GET request, which the store answers only while the object has that tag (If-Match)."""
+        bucket, key = self._at(path)
+        options: GetOptions = {"range": (start, stop)}
+        if etag is not None:
+            options["if_match"] = f'"{etag}"'  # with quotes, as the header has it; Azure lists tags without them
+        try:
+            return bucket.get(key, options=options).bytes()
+        except PreconditionError:
+            raise ChangedFile(etag) from None
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put an object with one request."""
+        bucket, key = self._at(path)
+        bucket.put(key, data, use_multipart=False)
+
+    def put_file(self, local: str, path: str) -> None:
+        """Put a file of any size, a large one in parts."""
+        bucket, key = self._at(path)
+        bucket.put(key, Path(local), chunk_size=_PART_BYTES, max_concurrency=_PARTS_IN_FLIGHT)
+
+    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
+        def read(part: tuple[int, int]) -> Any:
+            return self.read_range(path, *part, None) if part[0] < part[1] else b""
+
+        with ThreadPoolExecutor(min(PART_THREADS, len(parts) or 1)) as pool:
+            return list(pool.map(read, parts))
+
+    def _at(self, path: str) -> tuple[Bucket, str]:
+        name, _, key = path.partition("/")
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._buckets.setdefault(name, self._connect(name))
+        return bucket, key
+
+
+@contextmanager
+def _missing_bucket(path: str) -> Iterator[None]:
+    """Raise FileNotFoundError where there is no bucket to list: of objects obstore does so by itself."""
+    try:
+        yield
+    except GenericError as error:
+        if store_error_type(error) is MissingFileError:
+            raise FileNotFoundError(path) from error
+        raise
+
+
+def _version(meta: Any) -> FileVersion:
+    """Return what a listing or a HEAD says of an object: both must name the same version."""
+    etag = meta["e_tag"]
+    if etag is not None:
+        etag = etag.removeprefix("W/").strip('"')
+    seconds = (meta["last_modified"] - _EPOCH).total_seconds()  # listings of S3 carry milliseconds, HEAD seconds
+    return FileVersion(meta["size"], int(seconds) * _SECOND, etag)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.records import ReadTask, Segment
 from torch_table_loader.source.plan_cache import CacheEntry
@@ -35,6 +38,7 @@ class LiveCounter:
         cache: PlanCache | None,
         threads: int,
         progress: Progress,
+        read_ahead_bytes: int,
     ) -> None:
         """Prepare.
 
@@ -45,6 +49,7 @@ class LiveCounter:
             cache: counts that were made before, and where new ones go; or None.
             threads: how many read.
             progress: shows how the pass goes.
+            read_ahead_bytes: that are fetched ahead of decoding, where files are far away.
         """
         self._table = table
         self._reader = reader
@@ -52,6 +57,7 @@ class LiveCounter:
         self._cache = cache
         self._threads = threads
         self._progress = progress
+        self._read_ahead_bytes = read_ahead_bytes
         self._group_live = np.full(len(table.layout.group_rows), -1, dtype=np.int64)
         self._parts: dict[tuple[int, int, int], int] = {}
         self._part_starts: dict[tuple[int, int], int] = {}
@@ -123,17 +129,24 @@ class LiveCounter:
         file = np.searchsorted(layout.group_offsets, segments.group[missing], side="right") - 1
         order = np.lexsort((segments.row_start[missing], file))
         parts = np.split(missing[order], np.flatnonzero(np.diff(file[order])) + 1)
+        reader = self._reader
 
-        def count(part: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
+        def task_of(part: NDArray[np.int64]) -> ReadTask:
             number = int(np.searchsorted(layout.group_offsets, segments.group[part[0]], side="right")) - 1
             groups = segments.group[part] - int(layout.group_offsets[number])
             rows = zip(
                 groups.tolist(), segments.row_start[part].tolist(), segments.row_stop[part].tolist(), strict=True
             )
-            return part, self._reader.count(ReadTask(number, tuple(Segment(*row, -1) for row in rows)))
+            return ReadTask(number, tuple(Segment(*row, -1) for row in rows))
 
-        with ThreadPoolExecutor(self._threads, "table-loader-count") as pool:
-            yield from self._progress(pool.map(count, parts), len(parts))
+        def count(place: int) -> tuple[NDArray[np.int64], list[int]]:
+            with tasks.storage_of(place) as storage:
+                return parts[place], reader.count(task_of(parts[place]), storage)
+
+        needs = (partial(reader.needs_of_count, task_of(part)) for part in parts)
+        tasks = TasksAhead(reader.storage, needs, self._read_ahead_bytes)
+        with closing(tasks), ThreadPoolExecutor(self._threads, "table-loader-count") as pool:
+            yield from self._progress(pool.map(count, range(len(parts))), len(parts))
 
     def _remember(self, segments: SegmentTable, part: NDArray[np.int64], counts: list[int]) -> None:
         rows = self._table.layout.group_rows

@@ -7,8 +7,9 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from torch.utils.data import get_worker_info
 from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
+from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
@@ -141,6 +143,8 @@ class RowStoreHandle:
         self._lock = threading.Lock()
         self._rows: StoredRows | RemoteRows | None = None
         self._memory = parse_bytes(options.row_store_memory)
+        self._read_ahead_bytes = options.target_read_ahead_bytes // usable_cpus()
+        """Bytes that are fetched ahead for a chunk: each thread builds one."""
         self._lanes = options.lanes
         self._threaded = options.worker_type == "thread" or options.num_workers == 0
         self.url = _store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
@@ -286,8 +290,12 @@ class RowStoreHandle:
 
     def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:
         self.built.append(chunk)
-        for task in self._chunks.tasks(chunk):
-            yield from self._reader.read(task)
+        reader, tasks = self._reader, self._chunks.tasks(chunk)
+        ahead = TasksAhead(reader.storage, [partial(reader.needs, task) for task in tasks], self._read_ahead_bytes)
+        with closing(ahead):
+            for number, task in enumerate(tasks):
+                with ahead.storage_of(number) as storage:
+                    yield from reader.read(task, storage)
 
     def build_share(self, place: Path, threads: int) -> list[int]:
         """Build the store in a folder together with all who are at it; return the chunks that this process built.

@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.arrow.datatypes import decoded_type, is_string
 from torch_table_loader.arrow.reserved import PATH_FIELD, POSITION_FIELD
-from torch_table_loader.contracts import renewing
-from torch_table_loader.contracts import is_far
+from torch_table_loader.contracts import is_far, renewing
 from torch_table_loader.errors import MissingExtraError, TableError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.read.by_id import plan_by_id

@@ -118,6 +118,7 @@ def counter_of(
         None if table.estimated else cache,  # what is counted of estimated row groups fits no entry
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress),
+        read_ahead_bytes=options.target_read_ahead_bytes,
     )
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.fetch.read_ahead import ReadAhead
     from torch_table_loader.engine.row_store import RowStoreHandle
+    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.mixture import Mixture, Place
@@ -197,7 +197,7 @@ class IndexedWork(LaneWork):
     items: ItemStream
     gather_batches: int
 
-    def rows(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:  # noqa: ARG002 stores have their own
+    def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:  # noqa: ARG002 stores have their own
         """Gather a lane's rows, some batches at a time.
 
         Args:

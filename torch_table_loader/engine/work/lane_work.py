@@ -14,7 +14,7 @@ from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, RowsCodec
-    from torch_table_loader.fetch.read_ahead import ReadAhead
+    from torch_table_loader.fetch.fetcher import Fetcher
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -45,7 +45,7 @@ class LaneWork(ABC):
     block_batches: int
     blocks_ahead: int
 
-    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> ReadAhead | None:  # noqa: ARG002 most has no need
+    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:  # noqa: ARG002 most has no need
         """Begin to fetch what some lanes read, ahead of them; None where nothing is far away.
 
         Args:
@@ -55,7 +55,7 @@ class LaneWork(ABC):
         return None
 
     @abstractmethod
-    def rows(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
+    def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
         """Yield a lane's rows in the order in which they are delivered.
 
         Args:
@@ -72,7 +72,7 @@ class LaneWork(ABC):
         """
         return False
 
-    def rows_to_the_end(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
+    def rows_to_the_end(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
         """Yield a lane's rows, its tail included; see `joins_tails`."""
         return self.rows(lane, start, ahead)
 
@@ -163,7 +163,7 @@ class LaneBatches:
         work: LaneWork,
         lane: int,
         start: int = 0,
-        ahead: ReadAhead | None = None,
+        ahead: Fetcher | None = None,
         *,
         joins: bool = False,
         unit: int = 1,

@@ -15,8 +15,8 @@ from torch_table_loader.batching.rebatching import WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
 from torch_table_loader.fetch.fetch_queue import in_order
+from torch_table_loader.fetch.fetcher import fetch_ahead
 from torch_table_loader.fetch.planned_read import PlannedRead
-from torch_table_loader.fetch.read_ahead import fetch_ahead
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.windows import Stretch, permuted, stretches
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.rows import Rows
-    from torch_table_loader.fetch.read_ahead import ReadAhead
+    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
@@ -58,7 +58,7 @@ class StreamWork(LaneWork):
     window: int | None
     read_ahead_bytes: int
 
-    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> ReadAhead | None:
+    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
         """Begin to fetch what some lanes read, in the order of delivery; see `LaneWork.fetch_ahead`."""
         plans = [self._planned_reads(lane, start, joins=joins) for lane, start in begun.items()]
         return fetch_ahead(self.reader.storage, in_order(plans), self.read_ahead_bytes)
@@ -71,7 +71,7 @@ class StreamWork(LaneWork):
                 if (found := read.find()) is not None:
                     yield found
 
-    def rows(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
+    def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
         """Read a lane's rows in the order in which they are delivered.
 
         Args:
@@ -99,7 +99,7 @@ class StreamWork(LaneWork):
         plan = self.plan
         return plan.counted and not self.windows and start <= sum(plan.body_batches) < plan.steps
 
-    def rows_to_the_end(self, lane: int, start: int, ahead: ReadAhead | None = None) -> Iterator[Rows]:
+    def rows_to_the_end(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
         """Read a lane's rows, its tail included, so that a row group is decoded once.
 
         Args:
@@ -154,7 +154,7 @@ class StreamWork(LaneWork):
                     yield PlannedRead(before, lane, end - begin, partial(self.reader.needs, task))
                     before += end - begin
 
-    def _lane_reader(self, lane: int, ahead: ReadAhead | None) -> Read:
+    def _lane_reader(self, lane: int, ahead: Fetcher | None) -> Read:
         """Return what reads a lane's tasks, one after the other: through what is fetched ahead, if anything is."""
         if ahead is None:
             return self.reader.read

@@ -12,7 +12,7 @@ from torch_table_loader.fetch.fetch_stats import FetchStats
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
-    from torch_table_loader.fetch.read_ahead import ReadAhead
+    from torch_table_loader.fetch.fetcher import Fetcher
 
 
 _NOTHING_FETCHED = FetchStats()
@@ -95,7 +95,7 @@ class CallerExecutor(LaneExecutor):
             self._ahead.close()
 
 
-def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], ReadAhead | None]:
+def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], Fetcher | None]:
     """Begin every lane where the plan is after `start` steps; where rows are not counted, at the lanes' start.
 
     Returns:

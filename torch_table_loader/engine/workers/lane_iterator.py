@@ -13,7 +13,7 @@ from torch_table_loader.errors import ResumeError
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
-    from torch_table_loader.fetch.read_ahead import ReadAhead
+    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.stages import Position
 
 
@@ -78,7 +78,7 @@ class LaneIterator(Iterator[Any]):
         return [self._work.collated(batch, self._lane, self._taken.batches) for batch in batches]
 
 
-def _close(source: LaneBatches, ahead: ReadAhead | None) -> None:
+def _close(source: LaneBatches, ahead: Fetcher | None) -> None:
     source.close()
     if ahead is not None:
         ahead.close()

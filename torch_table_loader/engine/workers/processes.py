@@ -30,7 +30,7 @@ from torch_table_loader.fetch.fetch_stats import FetchStats
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work.lane_work import LaneWork
-    from torch_table_loader.fetch.read_ahead import ReadAhead
+    from torch_table_loader.fetch.fetcher import Fetcher
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
             if ahead is not None:
                 ahead.close()
 
-    def _rounds(self, lanes: range, slots: int, ahead: ReadAhead | None) -> Iterator[_Message | None]:
+    def _rounds(self, lanes: range, slots: int, ahead: Fetcher | None) -> Iterator[_Message | None]:
         sources: list[Iterator[_Message] | None] = [self._messages(lane, ahead) for lane in lanes]
         sources += [None] * (slots - len(sources))
         working = [0.0] * slots
@@ -90,7 +90,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
                     message.clock = replace(message.clock, working=working[slot])
                 yield message
 
-    def _messages(self, lane: int, ahead: ReadAhead | None) -> Iterator[_Message]:
+    def _messages(self, lane: int, ahead: Fetcher | None) -> Iterator[_Message]:
         """With a `collate_fn` each result crosses alone; else several batches cross as one shared block.
 
         All blocks are of one size, so that no lane runs ahead.

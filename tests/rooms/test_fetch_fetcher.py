@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from torch_table_loader.errors import MissingFileError, StorageError
+from torch_table_loader.fetch.fetcher import Fetcher
 from torch_table_loader.fetch.hedging import HedgePolicy
 from torch_table_loader.fetch.limit import InFlightLimit
 from torch_table_loader.fetch.planned_read import PlannedRead
-from torch_table_loader.fetch.read_ahead import ReadAhead
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
 MIB = 1 << 20
@@ -61,9 +61,9 @@ def plan(store: Store, reads: int, groups: int = 4, lane: int = 0) -> Iterator[P
         yield PlannedRead(number * 100, lane, 100, lambda needs=needs: needs)
 
 
-def begin(store: Store, reads: int, budget: int = 64 * MIB, **more: Any) -> ReadAhead:
+def begin(store: Store, reads: int, budget: int = 64 * MIB, **more: Any) -> Fetcher:
     limit, hedging = more.get("limit", InFlightLimit()), more.get("hedging", HedgePolicy())
-    return ReadAhead(store, plan(store, reads), budget, limit, hedging)
+    return Fetcher(store, plan(store, reads), budget, limit, hedging)
 
 
 def fetching_threads() -> int:

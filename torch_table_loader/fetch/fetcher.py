@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.fetch.disk_cache import DiskCache
-    from torch_table_loader.records import FileVersion
+    from torch_table_loader.records import FileNeeds, FileVersion
 
 _log = logging.getLogger(__name__)
 
 
-class ReadAhead:
+class Fetcher:
     """Fetches what planned reads need, in order, within a budget of bytes; lanes share it."""
 
     def __init__(
@@ -248,7 +249,7 @@ class ReadStorage:
 
     is_local = False
 
-    def __init__(self, ahead: ReadAhead, storage: RangeStorage, task: Task) -> None:
+    def __init__(self, ahead: Fetcher, storage: RangeStorage, task: Task) -> None:
         """Serve a read.
 
         Args:
@@ -287,7 +288,7 @@ class ReadStorage:
         self._ahead.end(self._task.read.lane)
 
 
-def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> ReadAhead | None:
+def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> Fetcher | None:
     """Begin to fetch what reads need; None where the files are on this machine, or come in no ranges.
 
     Args:
@@ -297,7 +298,36 @@ def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> R
     """
     if not budget or not is_far(storage):
         return None
-    return ReadAhead(storage, plan, budget, limit_of(str(getattr(storage, "place", ""))), HedgePolicy())
+    return Fetcher(storage, plan, budget, limit_of(str(getattr(storage, "place", ""))), HedgePolicy())
+
+
+class TasksAhead:
+    """Fetches what many tasks need ahead of the threads that do them, in the order of their numbers."""
+
+    def __init__(self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], budget: int) -> None:
+        """Begin to fetch.
+
+        Args:
+            storage: where the files are.
+            needs: of each task, what returns which bytes it takes.
+            budget: bytes that are fetched ahead at most.
+        """
+        plan = (PlannedRead(number, number, 1, find) for number, find in enumerate(needs))
+        self._ahead = fetch_ahead(storage, plan, budget)
+
+    @contextmanager
+    def storage_of(self, number: int) -> Iterator[ReadStorage | None]:
+        """Return the storage that a task reads through, which is given back at the end; None for the files' own."""
+        if self._ahead is None:
+            yield None
+            return
+        with closing(self._ahead.next_read(number)) as storage:
+            yield storage
+
+    def close(self) -> None:
+        """End fetching."""
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 _LOOK_AGAIN_S = 0.05

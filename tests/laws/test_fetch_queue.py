@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,10 +36,12 @@ def groups(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     return found
 
 
+Groups = list[list[tuple[int, int]]]
+Lanes = list[list[Groups | None]]
 LANES = st.lists(st.lists(st.one_of(st.none(), groups()), max_size=5), min_size=1, max_size=4)
 
 
-def plans(lanes: list[list[list[list[tuple[int, int]]] | None]]) -> list[Iterator[PlannedRead]]:
+def plans(lanes: Lanes) -> list[Iterator[PlannedRead]]:
     def plan(lane: int) -> Iterator[PlannedRead]:
         for number, each in enumerate(lanes[lane]):
             needs = None if each is None else needs_of(f"{lane}/{number}", each)
@@ -47,52 +50,65 @@ def plans(lanes: list[list[list[list[tuple[int, int]]] | None]]) -> list[Iterato
     return [plan(lane) for lane in range(len(lanes))]
 
 
-@settings(max_examples=examples(100), deadline=None)
-@given(LANES, st.integers(1, 30_000), st.randoms(use_true_random=False))
-def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(lanes, budget, random) -> None:  # type: ignore[no-untyped-def]
-    queue = FetchQueue(in_order(plans(lanes)), budget)
-    flying: list[Request] = []
-    largest = 0
+class Line:
+    """Does what a queue says; requests arrive in any order."""
 
-    def work() -> bool:
-        """Begin what there is to do, and let something arrive; whether anything happened."""
-        nonlocal largest
+    def __init__(self, queue: FetchQueue, random: Random) -> None:
+        self.queue = queue
+        self.random = random
+        self.flying: list[Request] = []
+
+    def work(self) -> bool:
+        """Begin what there is to do, and let one request arrive; whether anything happened."""
         did = False
-        while (job := queue.next_job(may_send=len(flying) < 3)) is not None:
+        while (job := self.queue.next_job(may_send=len(self.flying) < 3)) is not None:
             did = True
             if isinstance(job, Task):
-                queue.found(job, job.read.find())
+                self.queue.found(job, job.read.find())
             else:
-                flying.append(job)
-                largest = max(largest, job.num_bytes)
-        if flying:
-            request = flying.pop(random.randrange(len(flying)))
-            queue.arrived(request, CONTENT[request.start : request.stop], None)
-        return did or bool(flying)
+                self.flying.append(job)
+        if self.flying:
+            request = self.flying.pop(self.random.randrange(len(self.flying)))
+            self.queue.arrived(request, CONTENT[request.start : request.stop], None)
+        return did or bool(self.flying)
 
+    def task(self, lane: int) -> Task:
+        """A lane's next read, once it is known what it needs."""
+        task = self.queue.take(lane)
+        if not task.found:
+            self.queue.want(task)
+        while not task.found:
+            self.work()
+        return task
+
+    def read(self, task: Task, start: int, stop: int) -> bytes:
+        assert task.requests is not None
+        covering = task.requests.covering(start, stop)
+        assert covering is not None
+        self.queue.drop(task.requests.left_behind(covering[0].piece))
+        for request in covering:
+            if request.stage is Stage.QUEUED:
+                self.queue.want(request)
+            while request.waits:
+                self.work()
+        return bytes(joined(covering, start, stop))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(LANES, st.integers(1, 30_000), st.randoms(use_true_random=False))
+def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
+    lanes: Lanes, budget: int, random: Random
+) -> None:
+    queue = FetchQueue(in_order(plans(lanes)), budget)
+    line = Line(queue, random)
     for number in range(max(map(len, lanes))):
         for lane in [lane for lane in range(len(lanes)) if number < len(lanes[lane])]:
-            task = queue.take(lane)
-            if not task.found:
-                queue.want(task)
-            while not task.found:
-                work()
-            given_groups = lanes[lane][number]
-            if given_groups is None:
+            task, wanted = line.task(lane), lanes[lane][number]
+            if wanted is None:
                 assert task.requests is None
-                continue
-            assert task.requests is not None
-            for start, stop in [each for group in given_groups for each in group]:
-                covering = task.requests.covering(start, stop)
-                assert covering is not None
-                queue.drop(task.requests.left_behind(covering[0].piece))
-                for request in covering:
-                    if request.stage is Stage.QUEUED:
-                        queue.want(request)
-                    while request.waits:
-                        work()
-                assert bytes(joined(covering, start, stop)) == CONTENT[start:stop]
-    while work():
+            for start, stop in [each for group in wanted or () for each in group]:
+                assert line.read(task, start, stop) == CONTENT[start:stop]
+    while line.work():
         pass
     queue.close()
     assert queue.held == 0
@@ -101,7 +117,7 @@ def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(LANES, st.integers(1, 30_000))
-def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes, budget) -> None:  # type: ignore[no-untyped-def]
+def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes: Lanes, budget: int) -> None:
     queue = FetchQueue(in_order(plans(lanes)), budget)
     sent: list[Request] = []
     while (job := queue.next_job(may_send=True)) is not None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import fastavro
 import fsspec
-import pyarrow as pa
 import pytest
 
 from tests.iceberg import IcebergWriter
@@ -117,13 +116,14 @@ def test_a_table_far_away_reads_no_file_of_this_machine(
     rewrite(lake, lambda path: path if PARTS[part] in path else path.replace(f"file://{lake}", own.url))
     where = f"{own.url}/metadata/{location.rpartition('/')[2]}"
     opened: list[str] = []
-    real = IcebergStorage.open
+    real = IcebergStorage._at
 
-    def noting(self: IcebergStorage, path: str) -> pa.NativeFile:
+    def noting(self: IcebergStorage, path: str) -> Any:
+        store = real(self, path)
         opened.append(path)
-        return real(self, path)
+        return store
 
-    monkeypatch.setattr(IcebergStorage, "open", noting)
+    monkeypatch.setattr(IcebergStorage, "_at", noting)
     with pytest.raises(TableError, match="lies elsewhere") as refused:
         read(where)
     assert str(tmp_path) in str(refused.value)

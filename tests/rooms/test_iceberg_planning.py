@@ -112,15 +112,20 @@ def newest(table: IcebergWriter) -> dict[str, Any]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts the files that are opened of a table that is far away, as its storage says."""
+    """Counts how often the files are read of a table that is far away, as its storage says."""
     counts: Counter[str] = Counter()
-    real = IcebergStorage.open
 
-    def counting(self: IcebergStorage, path: str) -> pa.NativeFile:
-        counts[path.rpartition("/")[2]] += 1
-        return real(self, path)
+    def count(name: str) -> None:
+        real = getattr(IcebergStorage, name)
 
-    monkeypatch.setattr(IcebergStorage, "open", counting)
+        def counting(self: IcebergStorage, path: str, *more: Any) -> Any:
+            counts[path.rpartition("/")[2]] += 1
+            return real(self, path, *more)
+
+        monkeypatch.setattr(IcebergStorage, name, counting)
+
+    for name in ("open", "read_range"):
+        count(name)
     monkeypatch.setattr(IcebergStorage, "is_local", property(lambda _: False))
     return counts
 

@@ -140,7 +140,7 @@ def check(reader: TaskReader, task: ReadTask, columns: Sequence[str]) -> FileNee
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_reading_asks_for_what_it_says(
     written: dict[str, tuple[DataFile, FileMeta]], name: str, data: st.DataObject

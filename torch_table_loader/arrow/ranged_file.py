@@ -28,7 +28,10 @@ class RangedFile:
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move, as files do."""
-        self._place = offset + (0, self._place, self._size)[whence]
+        place = offset + (0, self._place, self._size)[whence]
+        if place < 0:
+            raise ValueError(f"negative seek position {place}")
+        self._place = place
         return self._place
 
     def tell(self) -> int:

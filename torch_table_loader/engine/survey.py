@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta
     from torch_table_loader.source.plan_cache import PlanCache
 
-FAR_REQUESTS = 32
-"""Footers that are asked for at once where the store is far away."""
+FAR_REQUESTS = 64
+"""Footers that are asked for at once where the store is far away: stores answer small requests in tens of
+milliseconds, and a footer takes less than one of them to check."""
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -60,14 +60,12 @@ def read_records(
             return MissingExtraError(f"the {what} {shown}: {error}")
         return torn(f"the {what} {shown} must be an Avro file of records, and does not parse", error, REMEDY)
 
-    source = io.BytesIO(data)
     try:
-        reader = fastavro.reader(source)
-        header = cast("Mapping[str, str]", reader.metadata)
-        _check_schema(json.loads(header["avro.schema"]))
-        _check_blocks(data, source.tell(), header.get("avro.codec", "null"))
+        reader = _reader_of(data)
     except Exception as error:  # fastavro raises errors of many kinds for bytes that are not Avro
-        raise broken(error) from error
+        if num_bytes is None or storage.version(path).num_bytes == len(data):
+            raise broken(error) from error
+        return read_records(storage, path, what)  # what rewrote the file may have left its old size in the list
 
     def records() -> Iterator[dict[str, Any]]:
         try:
@@ -75,7 +73,17 @@ def read_records(
         except Exception as error:
             raise broken(error) from error
 
-    return records(), header, len(data)
+    return records(), cast("Mapping[str, str]", reader.metadata), len(data)
+
+
+def _reader_of(data: bytes) -> Any:
+    """Open an Avro file, and check that its schema and blocks can be trusted."""
+    source = io.BytesIO(data)
+    reader = fastavro.reader(source)
+    header = cast("Mapping[str, str]", reader.metadata)
+    _check_schema(json.loads(header["avro.schema"]))
+    _check_blocks(data, source.tell(), header.get("avro.codec", "null"))
+    return reader
 
 
 def _check_blocks(data: bytes, start: int, codec: str) -> None:

@@ -245,7 +245,10 @@ class Fetcher:
 
 
 class ReadStorage:
-    """The storage of one read: its file is served from what was fetched, all else comes from the storage itself."""
+    """The storage of one read (implements `contracts.Storage`): its file is served from what was fetched.
+
+    All else comes from the storage itself.
+    """
 
     is_local = False
 
@@ -267,17 +270,6 @@ class ReadStorage:
         if requests is None or requests.file.path != path:
             return self._storage.open(path)
         return open_ranges(partial(self._ahead.read, requests), requests.file.version.num_bytes)
-
-    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
-        """Read bytes of a file: see `RangeStorage.read_range`."""
-        requests = self._ahead.requests_of(self._task)
-        if requests is None or requests.file.path != path:
-            return self._storage.read_range(path, start, stop, version)
-        return self._ahead.read(requests, start, stop)
-
-    def checks(self, version: FileVersion) -> bool:
-        """Whether a request for a range refuses a file that is no longer this version."""
-        return self._storage.checks(version)
 
     def version(self, path: str) -> FileVersion:
         """Return size, time and tag as they are now: see `Storage.version`."""

@@ -133,10 +133,13 @@ class Requests:
 
 
 def joined(requests: Sequence[Request], start: int, stop: int) -> memoryview:
-    """Return bytes of requests that are done and follow one another; those of one request are not copied."""
+    """Return bytes of requests that are done and follow one another; those of one request are not copied.
+
+    Nobody may write to them: a decoder may hand out what it reads as it is.
+    """
     if len(requests) == 1:
         (only,) = requests
-        return memoryview(only.data)[start - only.start : stop - only.start]
+        return memoryview(only.data).toreadonly()[start - only.start : stop - only.start]
     parts = [
         memoryview(each.data)[max(start, each.start) - each.start : min(stop, each.stop) - each.start]
         for each in requests

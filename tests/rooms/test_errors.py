@@ -14,6 +14,7 @@ import botocore.exceptions
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError
 from torch.utils.data import DataLoader, Dataset
 
 from torch_table_loader import StructuredDataset, errors
@@ -128,6 +129,13 @@ CAUSES: list[tuple[Exception, type[TableLoaderError]]] = [
     (_http_error(408), StorageTimeoutError),
     (botocore.exceptions.ConnectTimeoutError(endpoint_url="http://h"), StorageTimeoutError),
     (botocore.exceptions.ReadTimeoutError(endpoint_url="http://h"), StorageTimeoutError),
+    (GenericError("Generic S3 error: error sending request\n\nDebug source:\nkind: Timeout,"), StorageTimeoutError),
+    (GenericError("Generic S3 error - Server returned non-2xx status code: 504 Gateway Timeout"), StorageTimeoutError),
+    (GenericError("... status code: 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>"), AccessRefusedError),
+    (GenericError("Server returned non-2xx status code: 404 Not Found: <Error/>"), MissingFileError),
+    (GenericError("Server returned non-2xx status code: 503 Slow Down"), StorageError),
+    (PermissionDeniedError("The operation lacked the necessary privileges"), AccessRefusedError),
+    (UnauthenticatedError("The operation lacked valid authentication credentials"), AccessRefusedError),
     (OSError("AWS Error NETWORK_CONNECTION: curlCode: 28, Timeout was reached"), StorageTimeoutError),
     (_caused(OSError("reading failed"), TimeoutError()), StorageTimeoutError),
     (_caused(RuntimeError("reading failed"), _http_error(403)), AccessRefusedError),

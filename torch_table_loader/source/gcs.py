@@ -33,10 +33,10 @@ _NAMES = {
 _PASSED_ON = frozenset(
     {"base_url", "service_account", "service_account_key", "application_credentials", "bearer_token"}
 )
-_FOUND = frozenset({"google_default", "cloud"})
+_FOUND = ("google_default", "cloud")
 """gcsfs's words for logins that obstore finds by itself."""
 
-_OWN = frozenset({"cache", "browser"})
+_OWN = ("cache", "browser")
 """gcsfs's words for logins of its own."""
 
 _NOBODY = "anonymous"
@@ -127,9 +127,9 @@ def _tokens(credentials: Any) -> GCSCredentialProvider:
     """Ask credentials of google-auth for tokens."""
 
     def provide() -> Any:
-        from google.auth.transport.requests import Request
-
         if not credentials.valid:
+            from google.auth.transport.requests import Request
+
             credentials.refresh(Request())
         expiry = credentials.expiry
         return {"token": credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}

@@ -1,0 +1,105 @@
+"""What a store may answer, or not: each is the error that fits, names the file, and shows no more than it needs to."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import traceback
+from collections.abc import Iterator
+
+import pytest
+from obstore.exceptions import GenericError
+
+from torch_table_loader.errors import AccessRefusedError, StorageError, StorageTimeoutError
+from torch_table_loader.source.storage import FileStorage, open_storage
+
+HEAD = 'Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: "a"\r\nConnection: close\r\n'
+PART = f"HTTP/1.1 206 Partial Content\r\n{HEAD}Content-Range: bytes 0-7/100\r\nContent-Length: 8\r\n\r\n"
+DENIED = (
+    "<?xml version='1.0'?>\n<Error><Code>SignatureDoesNotMatch</Code><Message>differs</Message>"
+    "<AWSAccessKeyId>AKIAHUNTER2</AWSAccessKeyId><StringToSign>hunter2</StringToSign></Error>"
+)
+
+
+class Server:
+    """Answers each request with the same bytes, or keeps silent after them."""
+
+    def __init__(self) -> None:
+        self.answer = ""
+        self.silent = False
+        self.asked = 0
+        self.kept: list[socket.socket] = []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:  # closed
+                return
+            connection.recv(1 << 16)
+            self.asked += 1
+            connection.sendall(self.answer.encode())
+            if self.silent:
+                self.kept.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        for each in (self.listener, *self.kept):
+            each.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.close()
+
+
+def storage(server: Server) -> FileStorage:
+    options = {"endpoint_url": server.url, "key": "AKIAHUNTER2", "secret": "hunter2hunter2", "region": "us-east-1"}
+    found, _ = open_storage("s3://bucket/a", {**options, "request_timeout": 0.2})
+    return found
+
+
+@pytest.mark.parametrize("answer", ["", PART, f"{PART}abc"])
+def test_silence_is_a_timeout(server: Server, answer: str) -> None:
+    server.answer, server.silent = answer, True
+    with pytest.raises(StorageTimeoutError, match="s3://bucket/a: the store did not answer in time"):
+        storage(server).read_range("bucket/a", 0, 8)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"{PART}abc",
+        f"HTTP/1.1 200 OK\r\n{HEAD}Content-Length: 8\r\n\r\nabcdefgh",
+        PART.replace("0-7", "4-11") + "abcdefgh",
+        PART.replace("0-7", "0-3").replace("Length: 8", "Length: 4") + "abcd",
+        f"HTTP/1.1 503 Slow Down\r\n{HEAD}Content-Length: 0\r\n\r\n",
+        "",
+    ],
+    ids=["torn", "whole", "other range", "short", "busy", "closed"],
+)
+def test_other_bytes_than_were_asked_for(server: Server, answer: str) -> None:
+    server.answer = answer
+    with pytest.raises(StorageError, match="s3://bucket/a: the store did not do what was asked"):
+        storage(server).read_range("bucket/a", 0, 8)
+
+
+def test_a_refusal_says_its_code_and_nothing_of_the_keys(server: Server) -> None:
+    server.answer = f"HTTP/1.1 403 Forbidden\r\n{HEAD}Content-Length: {len(DENIED)}\r\n\r\n{DENIED}"
+    with pytest.raises(AccessRefusedError, match=r"403 Forbidden: SignatureDoesNotMatch\)") as caught:
+        storage(server).read_range("bucket/a", 0, 8)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value)).lower()
+
+
+@pytest.mark.parametrize("answer", [f"HTTP/1.1 500 Oops\r\n{HEAD}Content-Length: 0\r\n\r\n", f"{PART}abc", ""])
+def test_obstore_itself_asks_once(server: Server, answer: str) -> None:
+    server.answer = answer
+    with pytest.raises(GenericError):
+        storage(server)._client("bucket/a").read_range("bucket/a", 0, 8, None)
+    assert server.asked == 1

@@ -213,16 +213,20 @@ def chosen(duels: Sequence[Duel], only: str | None) -> list[Duel]:
     return [duel for duel in duels if only is None or only in f"{duel.table} {duel.batch_size} {duel.right}"]
 
 
-def main() -> None:
-    """Read the command line, measure, write the report; exit with 1 where a bar was missed."""
+def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="*", choices=[*_WHAT, []], help="all, if none is named")
     parser.add_argument("--only", help="only duels of which 'TABLE BATCH_SIZE RIGHT' holds this text")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of a duel")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of a duel; of distant a third")
     parser.add_argument("--root", type=Path, default=Path("build/bench"), help="folder of the tables")
     parser.add_argument("--out", type=Path, default=Path("bench/RESULTS.md"))
     parser.add_argument("--against", type=Path, help="another checkout, which distant measures too")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Read the command line, measure, write the report; exit with 1 where a bar was missed."""
+    options = _asked()
     what = options.what or _WHAT
     bench = Bench(options.root, options.rounds)
     rows: list[Row] = []

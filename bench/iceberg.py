@@ -41,19 +41,25 @@ _SEED = 20_260_102
 _VERSION = 1
 
 
-def location(table: BenchTable, kind: str) -> str:
+def location(table: BenchTable, kind: str, url: str | None = None) -> str:
     """Write the metadata of a table over a bench table's files if it is not there, and say where it is.
 
     Args:
         table: whose files become data files, by a name mapping.
         kind: one of `KINDS`.
+        url: of the folder of all tables, where these are served; None for local files.
     """
-    root = table.folder.parent.resolve() / f"iceberg-{table.folder.name}-{kind}-v{_VERSION}"
+    tables = table.folder.parent.resolve()
+    root = tables / f"iceberg-{table.folder.name}-{kind}{'' if url is None else '-served'}-v{_VERSION}"
     said = root / "location"
     if not said.exists():
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
-        said.write_text(_write_plain(table, root) if kind == "plain" else _write_deletes(table, kind, root))
+        if url is None and kind == "plain":
+            said.write_text(_write_plain(table, root))
+        else:
+            served = ("/", "file:///") if url is None else (f"{tables}/", f"{url}/")
+            said.write_text(_write_deletes(table, kind, root, served))
     return said.read_text()
 
 
@@ -68,14 +74,17 @@ def _write_plain(table: BenchTable, root: Path) -> str:
     return made.metadata_location
 
 
-def _write_deletes(table: BenchTable, kind: str, root: Path) -> str:
+def _write_deletes(table: BenchTable, kind: str, root: Path, served: tuple[str, str]) -> str:
     schema = pq.read_schema(table.files[0])
     columns = [column(at + 1, entry.name, _TYPES[str(entry.type)]) for at, entry in enumerate(schema)]
     mapping = json.dumps([{"field-id": each["id"], "names": [each["name"]]} for each in columns])
     version = 3 if kind == "vector" else 2
-    writer = IcebergWriter(root, columns, version=version, properties={"schema.name-mapping.default": mapping})
+    properties = {"schema.name-mapping.default": mapping}
+    writer = IcebergWriter(root, columns, version=version, properties=properties, served=served)
     counts = {writer.adopt(file): pq.read_metadata(file).num_rows for file in table.files}
     writer.commit()
+    if kind == "plain":
+        return writer.metadata
     rng = np.random.default_rng(_SEED)
     rows = {path: places.tolist() for path, places in zip(counts, _deleted(rng, counts.values()), strict=True)}
     if kind == "position":

@@ -5,22 +5,16 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import re
 import sys
 from pathlib import Path
 
 import torch
 
 from bench.duel import contender
+from bench.pairing import peak_mib
 from bench.tables import build
 
-_STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
-
-
-def peak_mib() -> float:
-    """Give this process's peak resident set since it was last reset, in MiB."""
-    return int(re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text())[1]) / 1024  # type: ignore[index]
 
 
 def reset_peak() -> None:

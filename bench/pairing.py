@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import re
 import resource
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 ROUNDS = 9
 """Paired ratios behind every median, at least."""
@@ -69,9 +71,9 @@ class Pairs:
 def measure(run: Callable[[], int]) -> Sample:
     """Time one run, which returns the rows that it delivered."""
     gc.collect()
-    cpu, wall = _cpu_seconds(), time.perf_counter()
+    cpu, wall = cpu_seconds(), time.perf_counter()
     rows = run()
-    return Sample(time.perf_counter() - wall, _cpu_seconds() - cpu, rows)
+    return Sample(time.perf_counter() - wall, cpu_seconds() - cpu, rows)
 
 
 def interleave(
@@ -101,6 +103,11 @@ def interleave(
     return Pairs(tuple(mine), tuple(other))
 
 
+def peak_mib() -> float:
+    """Give this process's peak resident set in MiB, since it began or was last reset; ru_maxrss knows the parent's."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024  # type: ignore[index]
+
+
 def best_rate(samples: tuple[Sample, ...]) -> float:
     """Give the best rows per second."""
     return max(sample.rows / sample.seconds for sample in samples)
@@ -111,9 +118,10 @@ def cpu_micros(samples: tuple[Sample, ...]) -> float:
     return statistics.median(sample.cpu_seconds / sample.rows for sample in samples) * 1e6
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Give the user and system time of this process and of the children that it has waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-__all__ = ["ROUNDS", "Pairs", "Sample", "best_rate", "cpu_micros", "interleave", "measure"]
+__all__ = ["ROUNDS", "Pairs", "Sample", "best_rate", "cpu_micros", "cpu_seconds", "interleave", "measure", "peak_mib"]

@@ -13,13 +13,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench import bars
+from bench import bars, distant
 from bench.bars import DUELS, ICEBERG_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
-from bench.report import Outcome, Row, duel_row, write
+from bench.report import FarRow, Outcome, Row, duel_row, write, write_distant
 from bench.tables import build
 
-_WHAT = ("duels", "checksums", "planning", "first-batch", "resume", "memory", "iceberg", "rows")
+_WHAT = ("duels", "checksums", "planning", "first-batch", "resume", "memory", "iceberg", "rows", "distant")
 
 
 class Bench:
@@ -182,6 +182,10 @@ class Bench:
             outcomes.append(Outcome(name, cost["rows_per_second"] / 1e6, None))
         return rows, outcomes
 
+    def distant(self, before: Path | None) -> tuple[list[FarRow], list[Outcome]]:
+        """Read tables on an object store side by side with others; a third of the rounds, for each has two runs."""
+        return distant.measure(self._root, max(1, self._rounds // 3), before)
+
     def _rows(self, what: str, *arguments: str) -> Any:
         rounds = str(max(3, self._rounds // 2))
         return self._child("bench.rows", what, "--root", str(self._root), "--rounds", rounds, *arguments)
@@ -209,15 +213,20 @@ def chosen(duels: Sequence[Duel], only: str | None) -> list[Duel]:
     return [duel for duel in duels if only is None or only in f"{duel.table} {duel.batch_size} {duel.right}"]
 
 
-def main() -> None:
-    """Read the command line, measure, write the report; exit with 1 where a bar was missed."""
+def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="*", choices=[*_WHAT, []], help="all, if none is named")
     parser.add_argument("--only", help="only duels of which 'TABLE BATCH_SIZE RIGHT' holds this text")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of a duel")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of a duel; of distant a third")
     parser.add_argument("--root", type=Path, default=Path("build/bench"), help="folder of the tables")
     parser.add_argument("--out", type=Path, default=Path("bench/RESULTS.md"))
-    options = parser.parse_args()
+    parser.add_argument("--against", type=Path, help="another checkout, which distant measures too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Read the command line, measure, write the report; exit with 1 where a bar was missed."""
+    options = _asked()
     what = options.what or _WHAT
     bench = Bench(options.root, options.rounds)
     rows: list[Row] = []
@@ -241,11 +250,18 @@ def main() -> None:
         if name in what:
             outcomes += measure()
     row_mode: tuple[list[Row], list[Outcome]] = bench.rows() if "rows" in what else ([], [])
-    for outcome in (*outcomes, *row_mode[1]):
+    far: tuple[list[FarRow], list[Outcome]] = bench.distant(options.against) if "distant" in what else ([], [])
+    outcomes_of_all = (*outcomes, *row_mode[1], *far[1])
+    for reader in far[0]:
+        print(reader.line())
+    for outcome in outcomes_of_all:
         print(outcome.line())
-    write(options.out, rows, outcomes, bench.sweeps, options.rounds, row_mode)
+    if set(what) == {"distant"}:
+        write_distant(options.out, *far)
+    else:
+        write(options.out, rows, outcomes, bench.sweeps, options.rounds, row_mode, far)
     print(f"written: {options.out}")
-    if False in {*(row.met for row in (*rows, *row_mode[0])), *(entry.met for entry in (*outcomes, *row_mode[1]))}:
+    if False in {*(row.met for row in (*rows, *row_mode[0])), *(entry.met for entry in outcomes_of_all)}:
         sys.exit(1)
 
 

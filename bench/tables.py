@@ -133,13 +133,29 @@ def _many_small(folder: Path, _root: Path) -> None:
         _write(pa.table(columns), folder, place, "snappy", row_group_rows=10_000)
 
 
+def _noise(folder: Path, _root: Path) -> None:
+    """Forty columns that hardly compress, each row group's chunk of half a MiB."""
+    for place, rng in _seeded(4):
+        columns = {f"f{i}": rng.standard_normal(393_216, dtype=np.float32) for i in range(40)}
+        _write(pa.table(columns), folder, place, "snappy", use_dictionary=False)
+
+
+def _four_hundred(folder: Path, _root: Path) -> None:
+    """Files of one row group and 190 kB."""
+    for place, rng in _seeded(400):
+        columns = {f"f{i}": rng.standard_normal(5_900, dtype=np.float32) for i in range(8)}
+        _write(pa.table(columns), folder, place, "snappy", use_dictionary=False)
+
+
 def _seeded(count: int) -> Iterator[tuple[int, np.random.Generator]]:
     return ((place, np.random.default_rng([_SEED, place])) for place in range(count))
 
 
-def _write(table: pa.Table, folder: Path, place: int, codec: str, row_group_rows: int = _ROW_GROUP_ROWS) -> None:
+def _write(
+    table: pa.Table, folder: Path, place: int, codec: str, row_group_rows: int = _ROW_GROUP_ROWS, **how: Any
+) -> None:
     path = folder / f"part-{place:03d}.parquet"
-    pq.write_table(table, path, compression=codec, row_group_size=row_group_rows)
+    pq.write_table(table, path, compression=codec, row_group_size=row_group_rows, **how)
 
 
 TABLES: dict[str, Callable[[Path, Path], None]] = {
@@ -150,6 +166,8 @@ TABLES: dict[str, Callable[[Path, Path], None]] = {
     "D": _documents,
     "E": _large_files,
     "fifty-files": _many_small,
+    "noise": _noise,
+    "400-files": _four_hundred,
 }
 """How each table is written: given an empty folder, and the folder of all tables."""
 

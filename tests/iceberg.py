@@ -77,13 +77,18 @@ class Deleted:
 
 @dataclass
 class IcebergWriter:
-    """A table that grows by commits; `partition_by` is the id of an identity partition column."""
+    """A table that grows by commits.
+
+    `partition_by` is the id of an identity partition column; `served` is a folder above all files, and its URL, which
+    metadata name files by.
+    """
 
     root: Path
     columns: Sequence[Mapping[str, Any]] = COLUMNS
     partition_by: int | None = None
     version: int = 2
     properties: dict[str, str] = field(default_factory=dict)
+    served: tuple[str, str] = ("/", "file:///")
     data: list[Written] = field(default_factory=list)
     deletes: list[Deleted] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
@@ -95,6 +100,15 @@ class IcebergWriter:
         for name in ("data", "metadata"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         self.evolve(self.columns)
+
+    def url(self, path: Path | str) -> str:
+        """Give the URL of a local path."""
+        folder, url = self.served
+        return url + str(path).removeprefix(folder)
+
+    def _local(self, url: str) -> Path:
+        folder, start = self.served
+        return Path(folder + url.removeprefix(start))
 
     @property
     def sequence(self) -> int:
@@ -121,13 +135,13 @@ class IcebergWriter:
         entry = self._entry(path, form, len(rows), partition)
         if form == "parquet" and "bounds" not in how:
             self._add_bounds(entry, by_id)
-            entry["split_offsets"] = _group_starts(path)
+            entry["split_offsets"] = _group_starts(self._local(path))
         self.data.append(Written(path, by_id, self.sequence, partition, entry))
         return path
 
     def adopt(self, file: Path) -> str:
         """Make a Parquet file that lies elsewhere a data file, unread; returns its path."""
-        path = f"file://{file.resolve()}"
+        path = self.url(file.resolve())
         self.data.append(
             Written(path, [], self.sequence, None, self._entry(path, "parquet", pq.read_metadata(file).num_rows, None))
         )
@@ -155,7 +169,7 @@ class IcebergWriter:
         footer = json.dumps({"blobs": []}).encode()
         path = self._new("puffin")
         Path(path).write_bytes(b"PFA1" + blob + b"PFA1" + footer + struct.pack("<iI", len(footer), 0) + b"PFA1")
-        entry = self._entry(path, "puffin", len(rows), partition, content=1)
+        entry = self._entry(self.url(path), "puffin", len(rows), partition, content=1)
         entry |= {"referenced_data_file": target, "content_offset": 4, "content_size_in_bytes": len(blob)}
         self.deletes = [each for each in self.deletes if each.path != target or each.entry["file_format"] != "PUFFIN"]
         self.deletes.append(Deleted(self.sequence, partition, entry, target, rows))
@@ -194,7 +208,7 @@ class IcebergWriter:
                 "snapshot-id": snapshot_id,
                 "sequence-number": self.sequence,
                 "timestamp-ms": 1_700_000_000_000 + 1000 * self.sequence,
-                "manifest-list": f"file://{path}",
+                "manifest-list": self.url(path),
                 "schema-id": len(self.schemas) - 1,
                 "summary": {"operation": "append"},
             }
@@ -216,7 +230,7 @@ class IcebergWriter:
                 {
                     "format-version": self.version,
                     "table-uuid": "11111111-2222-3333-4444-555555555555",
-                    "location": f"file://{self.root}",
+                    "location": self.url(self.root),
                     "last-sequence-number": len(self.snapshots),
                     "last-updated-ms": 1_700_000_000_000,
                     "last-column-id": 1000,
@@ -238,7 +252,7 @@ class IcebergWriter:
                 }
             )
         )
-        return f"file://{path}"
+        return self.url(path)
 
     def live(self) -> list[Row]:
         """The rows of the newest snapshot, by the rules of the spec, one by one."""
@@ -276,21 +290,20 @@ class IcebergWriter:
             pyarrow.orc.write_table(_orc(table), path)
         else:
             _write_avro(Path(path), _avro_schema(table.schema), table.to_pylist())
-        return f"file://{path}"
+        return self.url(path)
 
     def _new(self, form: str) -> str:
         self._count += 1
         return str(self.root / "data" / f"{self._count:04}.{form}")
 
     def _entry(self, path: str, form: str, count: int, partition: Any, content: int = 0) -> dict[str, Any]:
-        plain = path.removeprefix("file://")
         return {
             "content": content,
-            "file_path": f"file://{plain}",
+            "file_path": path,
             "file_format": form.upper(),
             "partition": {} if self.partition_by is None else {"p": partition},
             "record_count": count,
-            "file_size_in_bytes": Path(plain).stat().st_size,
+            "file_size_in_bytes": self._local(path).stat().st_size,
         }
 
     def _add_bounds(self, entry: dict[str, Any], rows: list[dict[int, Any]]) -> None:
@@ -328,7 +341,7 @@ class IcebergWriter:
         }
         _write_avro(path, _manifest_entry(kind), rows, header)
         return {
-            "manifest_path": f"file://{path}",
+            "manifest_path": self.url(path),
             "manifest_length": path.stat().st_size,
             "partition_spec_id": 0,
             "content": int(deletes),
@@ -343,9 +356,9 @@ class IcebergWriter:
         }
 
 
-def _group_starts(path: str) -> list[int]:
+def _group_starts(path: Path) -> list[int]:
     """Say at which bytes the row groups of a Parquet file begin."""
-    meta = pq.read_metadata(path.removeprefix("file://"))
+    meta = pq.read_metadata(path)
     columns = [meta.row_group(group).column(0) for group in range(meta.num_row_groups)]
     return [first.dictionary_page_offset or first.data_page_offset for first in columns]
 

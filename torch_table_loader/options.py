@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from os import PathLike
 from typing import Any, Literal, TypedDict, get_args
 
@@ -26,6 +27,9 @@ START_METHODS = ("fork", "spawn", "forkserver")
 DEFAULT_SPLIT_BYTES = 128 * 1024 * 1024
 
 DEFAULT_ROW_STORE_MEMORY = "1GiB"
+
+DEFAULT_RETRY_SECONDS = 120.0
+"""Outages of stores, and restarts of those that one runs oneself, are mostly over by then."""
 
 _SWITCHES = (
     "show_progress",
@@ -98,6 +102,7 @@ class LoaderOptions:
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
         raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, instead of refusing them.
         verify_checksums: check the pages of Parquet files that have checksums, and refuse those that differ.
+        retry_seconds: how long to try a request that the store does not serve; 0: once.
     """
 
     batch_size: int = 1024
@@ -141,6 +146,7 @@ class LoaderOptions:
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
     raw_files: bool = False
     verify_checksums: bool = True
+    retry_seconds: float = DEFAULT_RETRY_SECONDS
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -166,6 +172,7 @@ class LoaderOptions:
         if self.split_bytes is not None:
             self._take_size("split_bytes")
         self._take_size("row_store_memory")
+        object.__setattr__(self, "retry_seconds", _seconds("retry_seconds", self.retry_seconds))
         self._check_ranks()
 
     def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
@@ -336,6 +343,7 @@ class LoaderKeywords(TypedDict, total=False):
     row_store_memory: int | str
     raw_files: bool
     verify_checksums: bool
+    retry_seconds: float
 
 
 def defaults() -> dict[str, Any]:
@@ -356,6 +364,21 @@ def _shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"
     return repr(shown_url(value) if isinstance(value, str) else value)
+
+
+def _seconds(name: str, value: Any) -> float:
+    """Return a duration of any kind of number as a float.
+
+    Args:
+        name: of the option.
+        value: what came.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigTypeError(f"{name} must be a number of seconds, got {type(value).__name__} {value!r}")
+    seconds = float(value)
+    if not seconds >= 0:
+        raise ConfigError(f"{name} must be at least 0, got {value!r}")
+    return seconds
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:

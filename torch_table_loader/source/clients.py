@@ -12,7 +12,7 @@ import shutil
 import socket
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -121,29 +121,6 @@ class Client(ABC):
         with self.open(path) as file:
             return file.read_at(stop - start, start)
 
-    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        """Read parts of a file, several at once.
-
-        Args:
-            path: which file.
-            parts: first byte of each, and the byte after its last.
-
-        Raises:
-            OSError: a part came with another length; a server that ignores ranges sends the whole file.
-        """
-        found = self._read_parts(path, parts)
-        for data, (start, stop) in zip(found, parts, strict=True):
-            if len(data) != stop - start:
-                raise OSError(
-                    f"bytes {start} to {stop} were asked for, and {len(data)} bytes came; the server must answer "
-                    "requests for ranges, and the file must be as long as it was"
-                )
-        return found
-
-    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        with self.open(path) as file, ThreadPoolExecutor(min(PART_THREADS, len(parts) or 1)) as pool:
-            return list(pool.map(lambda part: file.read_at(part[1] - part[0], part[0]), parts))
-
 
 class LocalClient(Client):
     """Files of this machine."""
@@ -207,13 +184,6 @@ class LocalClient(Client):
             copy.close()
             unfinished.replace(target)
 
-    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            return [os.pread(file, stop - start, start) for start, stop in parts]
-        finally:
-            os.close(file)
-
 
 class FsspecClient(Client):
     """Any fsspec file system."""
@@ -275,12 +245,9 @@ class FsspecClient(Client):
             self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
             self.native.put_file(local, path)
 
-    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
-        found: list[Any] = self.native.cat_ranges(
-            [path] * len(parts), starts, stops, on_error="raise", batch_size=PART_THREADS
-        )
-        return found
+    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG002 - few take one
+        """Read bytes of a file with one request."""
+        return self.native.cat_file(path, start, stop)
 
 
 def _local(path: str, status: os.stat_result) -> Found:

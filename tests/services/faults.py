@@ -138,7 +138,7 @@ class _Server:
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open.add(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while (request := await _read_request(reader)) is not None and await self._serve(request, writer):
+            while (request := await _read_request(reader, writer)) is not None and await self._serve(request, writer):
                 pass
         self.open.discard(writer)
         writer.close()
@@ -273,7 +273,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> _Request | None:
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Request | None:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -282,6 +282,8 @@ async def _read_request(reader: asyncio.StreamReader) -> _Request | None:
     method, target, _ = first.split(" ")
     pairs = (line.partition(":") for line in lines if ":" in line)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    if "expect" in headers:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     body = await reader.readexactly(int(headers.get("content-length", 0)))
     parts = urlsplit(target)
     return _Request(method, unquote(parts.path), parse_qs(parts.query, keep_blank_values=True), headers, body)

@@ -40,6 +40,10 @@ _COPY_BYTES = 1 << 24
 _READ_AHEAD = 1 << 20
 """Bytes that fsspec reads beyond a request: s3fs's own 50 MiB would read most of a file for one column."""
 
+_CONNECT_S = 10
+_SILENCE_S = 30
+"""An HTTP server that sends nothing for so long does not answer; how long a whole answer takes does not matter."""
+
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -192,7 +196,7 @@ class FsspecClient(Client):
         """Make an instance of our own: fsspec's shared ones may hold stale listings and other logins."""
         self._protocol = protocol
         if protocol in HTTP_PROTOCOLS:
-            options = _without_secrets_elsewhere(options)
+            options = _without_secrets_elsewhere(_with_timeout(options))
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         tuned = {"block_size", "default_block_size"} & set(options)
         self._open_options = {} if tuned else {"block_size": _READ_AHEAD}
@@ -348,6 +352,14 @@ def _machine() -> str:
     except OSError:
         boot = ""
     return f"{socket.gethostname()} {boot}"
+
+
+def _with_timeout(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options for fsspec's HTTP file system with limits of time, unless the caller set some."""
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    return {**options, "client_kwargs": {"timeout": timeout, **(options.get("client_kwargs") or {})}}
 
 
 def _without_secrets_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
-    from torch_table_loader.options import DEFAULT_RETRY_SECONDS
-from torch_table_loader.records import DataFile
+    from torch_table_loader.records import DataFile
 
 _VERSION = 1
 

@@ -28,6 +28,9 @@ WARN_AFTER_S = 5.0
 _SLICE_S = 0.1
 """How soon a wait ends that nobody wants any more."""
 
+_LEAST_S = 0.001
+"""What is left of the time is not worth a try."""
+
 _log = logging.getLogger(__name__)
 _random = random.SystemRandom()  # the caller's random numbers stay as they are, and ranks differ
 
@@ -162,7 +165,7 @@ class Attempts:
             passes = self._wrong < error.most_tries
         else:
             passes = may_pass(error)
-        if not passes or left <= 0 or cancelled():
+        if not passes or left < _LEAST_S or cancelled():
             return False
         said = self._say(error)
         if (seconds := self._counter.failed(began, now, WARN_AFTER_S)) is not None:

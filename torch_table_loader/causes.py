@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
+import ssl
 from collections.abc import Iterator
 
 from torch_table_loader.errors import (
@@ -38,10 +41,73 @@ _OBSTORE_REFUSED = frozenset({"PermissionDeniedError", "UnauthenticatedError"})
 _OBSTORE_STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _OBSTORE_CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _OBSTORE_DETAILS = "\n\nDebug source:"
-_OBSTORE_TIMEOUT = "kind: Timeout"
+_OBSTORE_TIMEOUT = re.compile(r"non-2xx status code: (408|504)\b|kind: Timeout")
 """What obstore's errors, which carry nothing but a text, say of the answer; of time that ran out only the details."""
 
 _XML = re.compile(r"(<\?xml|<Error>).*</Error>", re.DOTALL)
+
+_PASSING_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 509, *range(520, 528), 529, 530, 598, 599})
+"""Beside the standard ones, those of Cloudflare and other proxies before stores."""
+
+_PASSING_CODES = frozenset(
+    {"SlowDown", "SlowDownRead", "SlowDownWrite", "RequestTimeout", "RequestTimeoutException", "InternalError"}
+    | {"InternalFailure", "ServiceUnavailable", "ServerBusy", "ServiceUnavailableException", "OperationTimedOut"}
+    | {"Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException"}
+    | {"TooManyRequests", "TooManyRequestsException", "RequestLimitExceeded", "BandwidthLimitExceeded"}
+    | {"ProvisionedThroughputExceededException", "PriorRequestNotComplete", "TransactionInProgressException"}
+)
+"""Of AWS's services, some of which come with HTTP status 400; as botocore's own retries have them."""
+
+_PASSING_ERRNO = frozenset(
+    {errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH}
+    | {errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET, errno.EHOSTDOWN, errno.EAGAIN, errno.EBUSY}
+    | {getattr(errno, "EREMOTEIO", errno.ECONNRESET)}
+)
+"""EBUSY and EREMOTEIO are what s3fs makes of the statuses 503 and 500."""
+
+_PASSING_NAMES = frozenset(
+    # botocore
+    {"ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseParserError"}
+    # aiohttp
+    | {"ClientConnectionError", "ClientPayloadError"}
+    # requests, urllib3, http.client
+    | {"ChunkedEncodingError", "ProtocolError", "IncompleteRead", "RemoteDisconnected", "BadStatusLine"}
+    # azure, google, thrift
+    | {"ServiceRequestError", "ServiceResponseError", "TransportError", "TTransportException"}
+)
+"""Exceptions by name, since none of their packages need be installed; subclasses count as well."""
+
+_LASTING_NAMES = frozenset(
+    # obstore
+    {"PermissionDeniedError", "UnauthenticatedError", "PreconditionError", "NotModifiedError", "NotSupportedError"}
+    | {"InvalidPathError", "AlreadyExistsError", "UnknownConfigurationKeyError"}
+    # others
+    | {"SSLError", "ClientSSLError", "ClientConnectorCertificateError", "InvalidURL", "NoCredentialsError"}
+)
+
+_LASTING = (
+    TableLoaderError,
+    PermissionError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+)
+_TEXT_LASTS = re.compile(
+    r"Name or service not known|nodename nor servname|No address associated|No such host is known|curlCode: 60?\b"
+    r"|invalid peer certificate|certificate verify failed|RequestTimeTooSkewed"
+)
+_TEXT_STATUS = re.compile(r"(?:non-2xx status code|HTTP status|HTTP response code):? (\d{3})\b")
+_TEXT_BUSY = re.compile(
+    r"\b(SlowDown|RequestTimeout|ServerBusy)\b|[Rr]educe your request rate"
+    r"|AWS Error (SLOW_DOWN|NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|THROTTLING|REQUEST_TIMEOUT)\b"
+)
+_TEXT_NETWORK = re.compile(
+    r"kind: (Timeout|Interrupted|Connect|Request)\b|error sending request|request or response body error"
+    r"|connection closed before message completed|[Cc]onnection (reset|refused|closed|aborted)"
+    r"|curlCode: (5|7|16|18|28|35|52|55|56|92)\b|Temporary failure in name resolution"
+)
+"""What obstore and pyarrow write into the text of an error, which carries nothing else."""
 
 
 def store_error_type(
@@ -71,6 +137,64 @@ def store_error_type(
     return StorageError
 
 
+def may_pass(error: BaseException) -> bool:
+    """Return whether the same request may be served later: the store is busy, or the network failed.
+
+    Args:
+        error: what the client of a store or service raised; what caused it counts as well.
+
+    >>> may_pass(ConnectionResetError()), may_pass(FileNotFoundError()), may_pass(OSError("AWS Error SLOW_DOWN"))
+    (True, False, True)
+    """
+    links = list(_chain(error))
+    if any(_never_passes(link) for link in links):
+        return False
+    return next((known for link in links if (known := _passes(link)) is not None), False)
+
+
+def _never_passes(error: BaseException) -> bool:
+    """Whether there is no such host, or none that may be trusted: what is raised on top of that says less."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return True
+    says_why = isinstance(error, OSError) or _is_plain(error)
+    return says_why and _TEXT_LASTS.search(str(error)) is not None
+
+
+def _passes(error: BaseException) -> bool | None:
+    """Return whether what one error says may pass; None where it does not say."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, _LASTING) or names & _LASTING_NAMES:
+        return False
+    if _code(error) in _PASSING_CODES:
+        return True
+    if (status := _status(error)) is not None and status >= 400:
+        return status in _PASSING_STATUS
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    if _is_of_network(error, names):
+        return True
+    return _text_passes(str(error)) if _is_plain(error) else None
+
+
+def _is_of_network(error: BaseException, names: set[str]) -> bool:
+    """Whether no answer came, or half of one."""
+    known = isinstance(error, ConnectionError | TimeoutError) or any("Timeout" in name for name in names)
+    return known or bool(names & _PASSING_NAMES) or (isinstance(error, OSError) and error.errno in _PASSING_ERRNO)
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Whether an error says what happened in its text alone: obstore's and pyarrow's."""
+    return type(error) is OSError or "GenericError" in {kind.__name__ for kind in type(error).__mro__}
+
+
+def _text_passes(text: str) -> bool | None:
+    if _TEXT_BUSY.search(text):
+        return True
+    if (status := _TEXT_STATUS.search(text)) is not None and int(status[1]) >= 400:
+        return int(status[1]) in _PASSING_STATUS
+    return True if _TEXT_NETWORK.search(text) else None
+
+
 def _is_refusal(error: BaseException) -> bool:
     names = _REFUSED_NAMES | _OBSTORE_REFUSED if _is_obstore(error) else _REFUSED_NAMES
     known = isinstance(error, PermissionError) or type(error).__name__ in names
@@ -81,7 +205,7 @@ def _is_refusal(error: BaseException) -> bool:
 def _is_timeout(error: BaseException) -> bool:
     # botocore, requests, urllib3 and httpx have roots of their own, and "Timeout" in the names.
     named = isinstance(error, TimeoutError) or any("Timeout" in kind.__name__ for kind in type(error).__mro__)
-    said = _status(error) in _TIMEOUT_STATUS or (_is_obstore(error) and _OBSTORE_TIMEOUT in str(error))
+    said = _status(error) in _TIMEOUT_STATUS or (_is_obstore(error) and _OBSTORE_TIMEOUT.search(str(error)) is not None)
     return named or said or (type(error) is OSError and _ARROW_TIMEOUT.search(str(error)) is not None)
 
 

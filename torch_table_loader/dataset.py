@@ -209,7 +209,7 @@ class TableDataset(RankDataset):
         Args:
             path: where, on any fsspec file system; `storage_options` are used if it is the table's.
         """
-        write_files(path, self.table.files, self.options.storage_options)
+        write_files(path, self.table.files, self.options.storage_options, self.options.retry_seconds)
 
     def exclude(self, row_ids: Any) -> None:
         """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.

@@ -116,7 +116,7 @@ def _open_source(
         raise MissingExtraError(
             f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
         ) from error
-    at = TableAddress(**address, storage_options=options.storage_options)
+    at = TableAddress(**address, storage_options=options.storage_options, retry_seconds=options.retry_seconds)
     request = TableRequest(at, options.columns, options.filters, scan_filter, options.plan_cache)
     return request.open(chosen, agree)
 

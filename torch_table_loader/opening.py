@@ -88,6 +88,7 @@ def list_files(
         schema=schema,
         files=options.files,
         raw_files=options.raw_files,
+        retry_seconds=options.retry_seconds,
     )
 
 
@@ -118,7 +119,8 @@ def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | Non
         )
     same_store = parse_address(options.plan_cache).protocol == getattr(storage, "protocol", None)
     scope = f"{place} {options.schema or ''}"
-    return PlanCache.open(options.plan_cache, options.storage_options if same_store else None, scope)
+    storage_options = options.storage_options if same_store else None
+    return PlanCache.open(options.plan_cache, storage_options, scope, options.retry_seconds)
 
 
 def check_source(source: Any, path: Any, format: Any, storage: Any, options: LoaderOptions) -> None:  # noqa: A002

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Real
 from os import PathLike
 from typing import Any, Literal, TypedDict, get_args
 
@@ -29,6 +30,9 @@ DEFAULT_ROW_STORE_MEMORY = "1GiB"
 
 DEFAULT_READ_AHEAD = "128MiB"
 """Enough for a line of 10 Gbit/s over 100 ms."""
+
+DEFAULT_RETRY_SECONDS = 120.0
+"""Outages of stores, and restarts of those that one runs oneself, are mostly over by then."""
 
 _SWITCHES = (
     "show_progress",
@@ -103,6 +107,7 @@ class LoaderOptions:
         verify_checksums: check the pages of Parquet files that have checksums, and refuse those that differ.
         read_ahead_bytes: compressed bytes of an object store's files that each process fetches ahead of decoding:
             int or "128MiB"; 0 fetches nothing ahead.
+        retry_seconds: how long to try a request that the store does not serve; 0: once.
     """
 
     batch_size: int = 1024
@@ -147,6 +152,7 @@ class LoaderOptions:
     raw_files: bool = False
     verify_checksums: bool = True
     read_ahead_bytes: int | str = DEFAULT_READ_AHEAD
+    retry_seconds: float = DEFAULT_RETRY_SECONDS
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -174,6 +180,7 @@ class LoaderOptions:
         self._take_size("row_store_memory")
         if whole(self.read_ahead_bytes) != 0:
             self._take_size("read_ahead_bytes")
+        object.__setattr__(self, "retry_seconds", _seconds("retry_seconds", self.retry_seconds))
         self._check_ranks()
 
     def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
@@ -350,6 +357,7 @@ class LoaderKeywords(TypedDict, total=False):
     raw_files: bool
     verify_checksums: bool
     read_ahead_bytes: int | str
+    retry_seconds: float
 
 
 def defaults() -> dict[str, Any]:
@@ -370,6 +378,21 @@ def _shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"
     return repr(shown_url(value) if isinstance(value, str) else value)
+
+
+def _seconds(name: str, value: Any) -> float:
+    """Return a duration of any kind of number as a float.
+
+    Args:
+        name: of the option.
+        value: what came.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigTypeError(f"{name} must be a number of seconds, got {type(value).__name__} {value!r}")
+    seconds = float(value)
+    if not seconds >= 0:
+        raise ConfigError(f"{name} must be at least 0, got {value!r}")
+    return seconds
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:

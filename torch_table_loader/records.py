@@ -341,3 +341,32 @@ class FileNeeds(NamedTuple):
 
     file: DataFile
     groups: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a process asked of a store so far.
+
+    Args:
+        requests: operations that were asked of the store's client, repeated ones included.
+        num_bytes: that came.
+        retries: operations that were repeated, since the store had not served them.
+        seconds_waiting: seconds between two tries, of all threads together.
+
+    >>> Traffic(requests=2, retries=1) + Traffic(requests=1, num_bytes=5)
+    Traffic(requests=3, num_bytes=5, retries=1, seconds_waiting=0.0)
+    """
+
+    requests: int = 0
+    num_bytes: int = 0
+    retries: int = 0
+    seconds_waiting: float = 0.0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """Return what both are together."""
+        return Traffic(
+            self.requests + other.requests,
+            self.num_bytes + other.num_bytes,
+            self.retries + other.retries,
+            self.seconds_waiting + other.seconds_waiting,
+        )

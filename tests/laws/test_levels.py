@@ -13,6 +13,7 @@ from tests.laws.imports import Import, Sources
 ROOT = Path(__file__).parents[2] / "torch_table_loader"
 
 LEVELS = {
+    "cancellation": 0,
     "causes": 0,
     "errors": 0,
     "local_files": 0,

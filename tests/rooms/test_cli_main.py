@@ -73,7 +73,7 @@ def test_debug_shows_the_traceback(table: Path) -> None:
     [
         ["inspect", "s3://bucket/t", "--storage-option", "secret=hunter2", "--storage-option", "key=K",
          "--storage-option", "endpoint_url=http://127.0.0.1:9", "--storage-option", "connect_timeout:=1",
-         "--storage-option", "retry_strategy:=\"hunter2\""],
+         "--storage-option", "retry_strategy:=\"hunter2\"", "--retry-seconds", "0.1"],
         ["inspect", "s3://bucket/t", "--storage-option", "hunter2"],
         ["inspect", "s3://bucket/t", "--storage-option", "secret:=hunter2"],
         ["inspect", "s3://bucket/t", "--storage-option", "key=K", "secret=hunter2"],

@@ -46,6 +46,7 @@ PROMISED = {
     "check_plan": True,
     "count_filtered": True,
     "verify_checksums": True,
+    "retry_seconds": 120.0,
 }
 """Of the facade; `rank` is 0 where it is left out, and `prefetch_batches` has no promised default."""
 
@@ -137,6 +138,11 @@ def test_secrets_are_not_shown() -> None:
         ("pin_memory", None, ConfigTypeError, "pin_memory must be True or False"),
         ("check_plan", 0, ConfigTypeError, "check_plan must be True or False"),
         ("verify_checksums", "no", ConfigTypeError, "verify_checksums must be True or False"),
+        ("retry_seconds", "60", ConfigTypeError, "retry_seconds must be a number of seconds, got str '60'"),
+        ("retry_seconds", True, ConfigTypeError, "retry_seconds must be a number of seconds, got bool True"),
+        ("retry_seconds", None, ConfigTypeError, "retry_seconds must be a number of seconds"),
+        ("retry_seconds", -1, ConfigError, "retry_seconds must be at least 0, got -1"),
+        ("retry_seconds", float("nan"), ConfigError, "retry_seconds must be at least 0, got nan"),
         ("count_filtered", "yes", ConfigTypeError, "count_filtered must be True or False"),
         ("show_progress", 1, ConfigTypeError, "show_progress must be True or False"),
         ("plan_cache", 5, ConfigTypeError, "plan_cache must be"),

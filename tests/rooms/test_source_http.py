@@ -71,4 +71,4 @@ def test_missing_is_told_from_unreachable(site: str) -> None:
     with pytest.raises(TableError, match=r"gone\.csv"):
         source.storage.open(f"{site}/t/gone.csv")
     with pytest.raises(StorageError, match="Cannot connect"):
-        PathSource.open("http://127.0.0.1:9/b.csv", "csv")
+        PathSource.open("http://127.0.0.1:9/b.csv", "csv", retry_seconds=0)

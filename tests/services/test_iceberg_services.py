@@ -199,4 +199,4 @@ def test_an_in_memory_catalog(tmp_path: Path) -> None:
 
 def test_a_hive_metastore_that_is_not_there() -> None:
     with pytest.raises((ConfigError, StorageError)):
-        rows("db.clicks", {"type": "hive", "uri": "thrift://127.0.0.1:1"})
+        rows("db.clicks", {"type": "hive", "uri": "thrift://127.0.0.1:1"}, retry_seconds=0)

@@ -118,6 +118,12 @@ TABLE = (
         "for the file system: NAME=TEXT or NAME:=JSON; never printed",
         {"action": "append", "type": storage_option, "metavar": "NAME=TEXT"},
     ),
+    Argument(
+        "--retry-seconds",
+        "retry_seconds",
+        "how long to try a request that the store does not serve (default: 120)",
+        {"type": float, "metavar": "S"},
+    ),
     Argument("--raw-files", "raw_files", "read an Iceberg, Delta Lake or Hudi table's files as they are", _SWITCH),
     Argument("--plan-cache", "plan_cache", "a directory that keeps footers and counts", {"metavar": "DIR"}),
     Argument("--batch-size", "batch_size", "rows of a batch (default: 1024)", _WHOLE),

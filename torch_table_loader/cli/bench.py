@@ -30,6 +30,7 @@ KEYWORDS = frozenset(
         "columns",
         "partitioning",
         "storage_options",
+        "retry_seconds",
         "plan_cache",
         "raw_files",
         "worker_type",

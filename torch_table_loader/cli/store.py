@@ -21,7 +21,7 @@ from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray, ray_cluster
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
-from torch_table_loader.options import LoaderOptions
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 
@@ -30,7 +30,17 @@ if TYPE_CHECKING:
 
 Keywords = Mapping[str, Any]
 
-_KEYWORDS = ("path", "format", "columns", "filters", "partitioning", "storage_options", "plan_cache", "raw_files")
+_KEYWORDS = (
+    "path",
+    "format",
+    "columns",
+    "filters",
+    "partitioning",
+    "storage_options",
+    "retry_seconds",
+    "plan_cache",
+    "raw_files",
+)
 _PREFIX = "rows-"
 
 
@@ -197,6 +207,7 @@ def _names(keywords: Keywords) -> list[str]:
         storage_options=keywords.get("storage_options"),
         partitioning=keywords.get("partitioning"),
         raw_files=keywords.get("raw_files", False),
+        retry_seconds=keywords.get("retry_seconds", DEFAULT_RETRY_SECONDS),
     )
     source.storage.close()
     return [file.name for file in source.files]

@@ -397,7 +397,7 @@ def _store_url(options: LoaderOptions, table_protocol: str | None, name: str) ->
             f"row_store must be the URL of a folder, got {address.shown} with a query; pass headers in storage_options"
         )
     same = table_protocol in (None, "file", address.protocol)
-    storage, root = open_storage(options.row_store, options.storage_options if same else None)
+    storage, root = open_storage(options.row_store, options.storage_options if same else None, options.retry_seconds)
     return StoreUrl(storage, f"{root.rstrip('/')}/{name}")
 
 

@@ -12,7 +12,7 @@ import shutil
 import socket
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -39,6 +39,10 @@ _COPY_BYTES = 1 << 24
 
 _READ_AHEAD = 1 << 20
 """Bytes that fsspec reads beyond a request: s3fs's own 50 MiB would read most of a file for one column."""
+
+_CONNECT_S = 10
+_SILENCE_S = 30
+"""An HTTP server that sends nothing for so long does not answer; how long a whole answer takes does not matter."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -128,29 +132,6 @@ class Client(ABC):
         with self.open(path) as file:
             return file.read_at(stop - start, start)
 
-    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        """Read parts of a file, several at once.
-
-        Args:
-            path: which file.
-            parts: first byte of each, and the byte after its last.
-
-        Raises:
-            OSError: a part came with another length; a server that ignores ranges sends the whole file.
-        """
-        found = self._read_parts(path, parts)
-        for data, (start, stop) in zip(found, parts, strict=True):
-            if len(data) != stop - start:
-                raise OSError(
-                    f"bytes {start} to {stop} were asked for, and {len(data)} bytes came; the server must answer "
-                    "requests for ranges, and the file must be as long as it was"
-                )
-        return found
-
-    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        with self.open(path) as file, ThreadPoolExecutor(min(PART_THREADS, len(parts) or 1)) as pool:
-            return list(pool.map(lambda part: file.read_at(part[1] - part[0], part[0]), parts))
-
 
 class LocalClient(Client):
     """Files of this machine."""
@@ -214,13 +195,6 @@ class LocalClient(Client):
             copy.close()
             unfinished.replace(target)
 
-    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            return [os.pread(file, stop - start, start) for start, stop in parts]
-        finally:
-            os.close(file)
-
 
 class FsspecClient(Client):
     """Any fsspec file system."""
@@ -229,7 +203,7 @@ class FsspecClient(Client):
         """Make an instance of our own: fsspec's shared ones may hold stale listings and other logins."""
         self._protocol = protocol
         if protocol in HTTP_PROTOCOLS:
-            options = _without_secrets_elsewhere(options)
+            options = _without_secrets_elsewhere(_with_timeout(options))
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         tuned = {"block_size", "default_block_size"} & set(options)
         self._open_options = {} if tuned else {"block_size": _READ_AHEAD}
@@ -282,12 +256,9 @@ class FsspecClient(Client):
             self.native.makedirs(path.rpartition("/")[0], exist_ok=True)
             self.native.put_file(local, path)
 
-    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
-        found: list[Any] = self.native.cat_ranges(
-            [path] * len(parts), starts, stops, on_error="raise", batch_size=PART_THREADS
-        )
-        return found
+    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG002 - few take one
+        """Read bytes of a file with one request."""
+        return self.native.cat_file(path, start, stop)
 
 
 def _local(path: str, status: os.stat_result) -> Found:
@@ -388,6 +359,14 @@ def _machine() -> str:
     except OSError:
         boot = ""
     return f"{socket.gethostname()} {boot}"
+
+
+def _with_timeout(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options for fsspec's HTTP file system with limits of time, unless the caller set some."""
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    return {**options, "client_kwargs": {"timeout": timeout, **(options.get("client_kwargs") or {})}}
 
 
 def _without_secrets_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.storage import FileStorage, open_storage
 
@@ -35,27 +36,32 @@ class FileSource:
     partition_schema: pa.Schema
 
 
-def write_files(path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None) -> None:
+def write_files(
+    path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None, retry_seconds: float
+) -> None:
     """Write the names of files, relative to the table's root, with their sizes for the reader's eye.
 
     Args:
         path: where; written whole.
         files: the table's, in canonical order.
         storage_options: the table's.
+        retry_seconds: how long to try a request that the store does not serve.
     """
-    storage, place = _open(path, storage_options)
+    storage, place = _open(path, storage_options, retry_seconds)
     listed = [{"name": file.name, "num_bytes": file.version.num_bytes} for file in files]
     storage.write_bytes(place, json.dumps({"version": _VERSION, "files": listed}, indent=1).encode())
 
 
-def read_files(path: str, storage_options: Mapping[str, Any] | None) -> list[str]:
+def read_files(
+    path: str, storage_options: Mapping[str, Any] | None = None, retry_seconds: float = DEFAULT_RETRY_SECONDS
+) -> list[str]:
     """Read the names that `write_files` wrote.
 
     Raises:
         ConfigError: it is something else.
         TableError: it is not there.
     """
-    storage, place = _open(path, storage_options)
+    storage, place = _open(path, storage_options, retry_seconds)
     try:
         content = json.loads(storage.read_bytes(place))
         if content["version"] != _VERSION:
@@ -69,7 +75,7 @@ def read_files(path: str, storage_options: Mapping[str, Any] | None) -> list[str
         ) from error
 
 
-def _open(path: str, storage_options: Mapping[str, Any] | None) -> tuple[FileStorage, str]:
+def _open(path: str, storage_options: Mapping[str, Any] | None, retry_seconds: float) -> tuple[FileStorage, str]:
     """Open the place of a list; storage options are for remote ones."""
     options = None if parse_address(path).protocol == "file" else storage_options
-    return open_storage(path, options)
+    return open_storage(path, options, retry_seconds)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from fsspec.utils import glob_translate
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, TableError
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
@@ -59,6 +60,7 @@ class PathSource:
         schema: pa.Schema | None = None,
         files: Sequence[str] | str | None = None,
         raw_files: bool = False,
+        retry_seconds: float = DEFAULT_RETRY_SECONDS,
     ) -> PathSource:
         """List the files of a table.
 
@@ -76,6 +78,7 @@ class PathSource:
             files: names relative to the root, or full paths below it: taken as they are, instead of listing; or the
                 path of a list that `write_files` wrote.
             raw_files: read the files of a table of another format as they are, instead of refusing them.
+            retry_seconds: how long to try a request that the store does not serve.
 
         Raises:
             MissingPathError: nothing is there.
@@ -86,8 +89,9 @@ class PathSource:
             StorageError: the store refuses, or does not answer.
         """
         if isinstance(files, str):
-            files = read_files(files, storage_options)
-        storage, root, found = _listed(_entries(path), storage_options, files, raw_files=raw_files)
+            files = read_files(files, storage_options, retry_seconds)
+        storage, paths = _one_storage(_entries(path), storage_options, retry_seconds)
+        root, found = _listed(storage, paths, files, raw_files=raw_files)
         data_files, partition_schema = _data_files(storage, root, found, format_name, reader, partitioning, schema)
         return cls(storage, root, data_files, partition_schema)
 
@@ -120,7 +124,7 @@ def named_files(
         root = _common_root([_parent(entry) for entry in paths])
     else:
         root = _common_root([entry.rstrip("/") for entry in paths])
-        names = read_files(files, None) if isinstance(files, str) else files
+        names = read_files(files) if isinstance(files, str) else files
         paths = [f"{root}/{name}" if root else name for name in names]
     found = _versions(storage, paths)
     return FileSource(storage, *_data_files(storage, root, found, format_name, reader, partitioning, schema))
@@ -185,18 +189,17 @@ def _entries(path: PathLike | Sequence[PathLike] | None) -> Sequence[PathLike]:
 
 
 def _listed(
-    entries: Sequence[PathLike],
-    storage_options: Mapping[str, Any] | None,
+    storage: FileStorage,
+    paths: Sequence[str],
     files: Sequence[str] | None,
     *,
     raw_files: bool,
-) -> tuple[FileStorage, str, list[Found]]:
+) -> tuple[str, list[Found]]:
     """List what paths and globs hold, or look up the files that are named; see `PathSource.open`.
 
     Returns:
-        The storage, what names are relative to, and the files.
+        What names are relative to, and the files.
     """
-    storage, paths = _one_storage(entries, storage_options)
     if files is not None:
         listings = [_Listing(_root_of(storage, entry), []) for entry in paths]
         root = _common_root([listing.root for listing in listings])
@@ -213,13 +216,13 @@ def _listed(
             chain.from_iterable(listing.listed for listing in listings),
             {entry.path for entry in found},
         )
-    return storage, root, found
+    return root, found
 
 
 def _one_storage(
-    entries: Sequence[PathLike], storage_options: Mapping[str, Any] | None
+    entries: Sequence[PathLike], storage_options: Mapping[str, Any] | None, retry_seconds: float
 ) -> tuple[FileStorage, list[str]]:
-    opened = [open_storage(entry, storage_options) for entry in entries]
+    opened = [open_storage(entry, storage_options, retry_seconds) for entry in entries]
     storage = opened[0][0]
     for other, where in opened:
         if other != storage:

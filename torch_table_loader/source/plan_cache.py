@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, StorageError, TableError
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import DataFile, FileMeta, LocalVersion, same_local
 from torch_table_loader.source.clients import STAT_THREADS
 from torch_table_loader.source.storage import FileStorage, open_storage
@@ -22,6 +23,9 @@ _MAGIC = b"TTLPLAN1"
 _NOTE_MAGIC = b"TTLNOTE1"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
+
+_MOST_RETRY_SECONDS = 15.0
+"""Reading the footers again takes less time than waiting for long, and always works."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +76,15 @@ class PlanCache:
     _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False, hash=False)
 
     @classmethod
-    def open(cls, url: str, storage_options: Mapping[str, Any] | None = None, scope: str = "") -> PlanCache:
+    def open(
+        cls,
+        url: str,
+        storage_options: Mapping[str, Any] | None = None,
+        scope: str = "",
+        retry_seconds: float = DEFAULT_RETRY_SECONDS,
+    ) -> PlanCache:
         """Return the cache of a directory, which need not exist. Connects to nothing. Raises as `open_storage`."""
-        storage, root = open_storage(url, storage_options)
+        storage, root = open_storage(url, storage_options, min(retry_seconds, _MOST_RETRY_SECONDS))
         return cls(storage, root.rstrip("/"), scope)
 
     def get(self, file: DataFile) -> CacheEntry | None:
@@ -129,6 +139,8 @@ class PlanCache:
         return hashlib.sha256(json.dumps(["note", self.scope, key]).encode("utf-8")).digest()
 
     def _read(self, key: bytes) -> bytes | None:
+        if self._given_up("read"):
+            return None
         try:
             return self.storage.read_bytes(self._path(key))
         except TableError:  # there is none
@@ -138,10 +150,16 @@ class PlanCache:
             return None
 
     def _write(self, key: bytes, data: bytes) -> None:
+        if self._given_up("write"):
+            return
         try:
             self.storage.write_bytes(self._path(key), data)
         except (StorageError, TableError) as error:
             self._warn("write", f"the plan cache cannot be written and stays as it is: {error}")
+
+    def _given_up(self, what: str) -> bool:
+        """Whether a store did not answer before: each entry would wait for it anew."""
+        return what in self._warned and not self.storage.is_local
 
     def _key(self, file: DataFile) -> bytes | None:
         """Hash what tells this file from any other; a store that gives neither time nor tag cannot tell."""

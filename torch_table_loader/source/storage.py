@@ -7,10 +7,11 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -25,7 +26,8 @@ from torch_table_loader.errors import (
     TableError,
     TableLoaderError,
 )
-from torch_table_loader.records import FileVersion
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS
+from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
     AZURE_PROTOCOLS,
@@ -35,10 +37,15 @@ from torch_table_loader.source.address import (
     shown,
 )
 from torch_table_loader.source.azure import azure_container, choose_azure
-from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
+from torch_table_loader.source.clients import PART_THREADS, ChangedFile, Client, Found, FsspecClient, LocalClient
 from torch_table_loader.source.gcs import choose_gcs, gcs_bucket
 from torch_table_loader.source.object_store import ClientChoice, Connect, ObjectStoreClient
+from torch_table_loader.source.reopened_file import ReopenedFile
+from torch_table_loader.source.retrying import Attempts, RetryPolicy, of_length
 from torch_table_loader.source.s3 import choose_s3, s3_bucket, with_configured_endpoint
+from torch_table_loader.source.traffic import TrafficCounter
+
+T = TypeVar("T")
 
 _OBJECT_STORES: Mapping[str, tuple[str, Callable[..., ClientChoice], Callable[..., Connect]]] = {
     "s3": ("s3", choose_s3, s3_bucket),
@@ -60,11 +67,16 @@ class FileStorage:
     Args:
         protocol: "file", "s3", "memory", or any that fsspec knows.
         options: storage options, logins from the URL included; never shown.
+        retry_seconds: how long to try a request that the store does not serve.
     """
 
     protocol: str
     options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+    retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
     _clients: dict[int, Client] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _counters: dict[int, TrafficCounter] = field(
+        default_factory=dict, init=False, repr=False, compare=False, hash=False
+    )
 
     @property
     def is_local(self) -> bool:
@@ -101,26 +113,30 @@ class FileStorage:
             TableError: the file is gone.
             StorageError: the store refuses, or does not answer.
         """
-        with self._own_errors(path):
-            client = self._client(path)
-            if not client.checks_tags:
-                return client.open(path)
-        version = self.version(path)
-        return open_ranges(lambda start, stop: self.read_range(path, start, stop, version), version.num_bytes)
+        if self._client(path).checks_tags:
+            version = self.version(path)
+            return open_ranges(lambda start, stop: self.read_range(path, start, stop, version), version.num_bytes)
+        opened = self._ask(path, lambda client: client.open(path))
+        if not self._is_far or not opened.seekable():
+            return opened
+        file = ReopenedFile(opened, lambda: self._client(path).open(path), self.shown(path))
+        return file.as_file(lambda start, stop: self._ask(path, lambda _: file.read(start, stop), len))
 
     def version(self, path: str) -> FileVersion:
         """Return size, time and tag as they are now. Raises as `open` does."""
-        with self._own_errors(path):
-            found = self._client(path).stat(path)
+        found = self._ask(path, lambda client: client.stat(path))
         return found._replace(path=self.shown(path)).file_version()
 
     def stat(self, path: str) -> Found | None:
         """Return what is at a path: a file, a directory, or nothing (None)."""
-        with self._own_errors(path):
+
+        def look(client: Client) -> Found | None:
             try:
-                return self._client(path).stat(path)
+                return client.stat(path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+
+        return self._ask(path, look)
 
     def walk(self, root: str, *, recursive: bool = True) -> list[Found]:
         """List a directory in one go, in the store's order.
@@ -129,39 +145,34 @@ class FileStorage:
             root: the directory.
             recursive: all files below it; else its files and directories.
         """
-        with self._own_errors(root):
-            return list(self._client(root).walk(root, recursive=recursive))
+        return self._ask(root, lambda client: list(client.walk(root, recursive=recursive)))
 
     def read_bytes(self, path: str) -> bytes:
         """Read a small file whole. Raises as `open` does."""
-        with self._own_errors(path):
-            return self._client(path).read(path)
+        return self._ask(path, lambda client: client.read(path), len)
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Write a small file whole: whoever reads sees all of it or none. Raises StorageError."""
-        with self._own_errors(path):
-            self._client(path).write(path, data)
+        self._ask(path, lambda client: client.write(path, data))
 
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
         """Read bytes of a file with one request; see `contracts.RangeStorage`."""
         etag = None if version is None else version.etag
-        with self._own_errors(path):
-            data = self._client(path).read_range(path, start, stop, etag)
-            if len(data) != stop - start:
-                raise OSError(
-                    f"bytes {start} to {stop} were asked for, and {len(data)} bytes came; the server must answer "
-                    "requests for ranges, and the file must be as long as it was"
-                )
-        return data
+        return self._ask(path, lambda client: of_length(client.read_range(path, start, stop, etag), start, stop), len)
 
     def checks(self, version: FileVersion) -> bool:
         """Whether a request for a range refuses a file that is no longer this version."""
-        return version.etag is not None and self._client("").checks_tags
+        if version.etag is None:
+            return False
+        with self._own_errors("", None):
+            return self._client("").checks_tags
 
     def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
         """Read parts of a file, several requests at once; see `contracts.PartStorage`."""
-        with self._own_errors(path):
-            return self._client(path).read_parts(path, parts)
+        if self.is_local or len(parts) < 2:
+            return [self.read_range(path, start, stop) for start, stop in parts]
+        with ThreadPoolExecutor(min(PART_THREADS, len(parts))) as pool:
+            return list(pool.map(lambda part: self.read_range(path, *part), parts))
 
     def put_file(self, local: str, path: str) -> None:
         """Copy a file of this machine there.
@@ -170,12 +181,15 @@ class FileStorage:
             ConfigError: the store takes no files.
             StorageError: it refuses, or does not answer.
         """
-        with self._own_errors(path):
-            self._client(path).put_file(local, path)
+        self._ask(path, lambda client: client.put_file(local, path))
 
     def close(self) -> None:
         """Drop this process's client; the next call opens a new one."""
         self._clients.pop(os.getpid(), None)
+
+    def traffic(self) -> Traffic:
+        """Return what this process asked of the store so far; nothing where no network is between."""
+        return self._counter.total()
 
     def shown(self, path: str) -> str:
         """Write a path as messages may show it: with its protocol, without login or query."""
@@ -184,10 +198,20 @@ class FileStorage:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it takes to connect again; memory:// cannot leave its process."""
         if self.protocol != "memory":
-            return _restore, (self.protocol, dict(self.options), None)
+            return _restore, (self.protocol, dict(self.options), None, self.retry_seconds)
         if get_spawning_popen() is not None:
             raise ConfigError(_MEMORY_STAYS)
-        return _restore, (self.protocol, dict(self.options), _MEMORY_OF)
+        return _restore, (self.protocol, dict(self.options), _MEMORY_OF, self.retry_seconds)
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether requests go over a network."""
+        return self.protocol not in {"file", "memory"}
+
+    @property
+    def _counter(self) -> TrafficCounter:
+        pid = os.getpid()
+        return self._counters.get(pid) or self._counters.setdefault(pid, TrafficCounter())
 
     def _choice(self) -> ClientChoice | None:
         chosen = _OBJECT_STORES.get(self.protocol)
@@ -207,8 +231,24 @@ class FileStorage:
             client = self._clients.setdefault(pid, client)
         return client
 
+    def _ask(self, path: str, ask: Callable[[Client], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
+        """Return what the store gives, in the end or at once.
+
+        Args:
+            path: which file, for messages.
+            ask: does something that may be repeated.
+            num_bytes: of what came.
+        """
+        if not self._is_far:
+            with self._own_errors(path, None):
+                return ask(self._client(path))
+        policy = RetryPolicy(self.retry_seconds)
+        attempts = Attempts(policy, self._counter, self.shown(path), lambda error: self._said(error, path))
+        with self._own_errors(path, attempts):
+            return attempts.make(lambda: ask(self._client(path)), num_bytes)
+
     @contextmanager
-    def _own_errors(self, path: str) -> Iterator[None]:
+    def _own_errors(self, path: str, attempts: Attempts | None) -> Iterator[None]:
         try:
             yield
         except TableLoaderError:
@@ -222,17 +262,29 @@ class FileStorage:
         except TypeError as error:  # s3fs passes options on and finds out at its first request
             raise self._misfit(error) from self._scrubbed(error, path)
         except Exception as error:  # noqa: BLE001 - botocore, aiohttp and others have roots of their own
-            raise self._failure(error, path) from self._scrubbed(error, path)
+            tried = "" if attempts is None else attempts.note
+            raise self._failure(error, path, tried) from self._scrubbed(error, path)
 
-    def _failure(self, error: Exception, path: str) -> TableLoaderError:
-        """Return the error that fits what the client raised."""
+    def _said(self, error: BaseException, path: str) -> str:
+        """Return the first line of what the client raised."""
+        lines = self._scrub(str(error), path).splitlines()
+        return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+
+    def _failure(self, error: Exception, path: str, tried: str) -> TableLoaderError:
+        """Return the error that fits what the client raised.
+
+        Args:
+            error: that.
+            path: of which file.
+            tried: how often, if more than once.
+        """
         shown, kind = self.shown(path), store_error_type(error)
         if kind is MissingFileError:
             return MissingFileError(
                 f"{shown}: expected a file, found none; restore it, or make a new loader, which lists the table again",
                 shown,
             )
-        details = f"{type(error).__name__}: {self._scrub(str(error), path)}"
+        details = f"{type(error).__name__}: {self._scrub(str(error), path)}{tried}"
         if kind is AccessRefusedError:
             return AccessRefusedError(
                 f"{shown}: the store refuses access ({details}); grant it, or pass credentials in storage_options",
@@ -276,14 +328,16 @@ _MEMORY_STAYS = (
 )
 
 
-def _restore(protocol: str, options: Mapping[str, Any], memory_of: str | None) -> FileStorage:
+def _restore(protocol: str, options: Mapping[str, Any], memory_of: str | None, retry_seconds: float) -> FileStorage:
     if protocol == "memory" and memory_of != _MEMORY_OF:
         raise ConfigError(_MEMORY_STAYS)
-    return FileStorage(protocol, options)
+    return FileStorage(protocol, options, retry_seconds)
 
 
 def open_storage(
-    path_or_url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    path_or_url: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
+    retry_seconds: float = DEFAULT_RETRY_SECONDS,
 ) -> tuple[FileStorage, str]:
     """Return which storage a path is on, and what the storage calls the path. Connects to nothing.
 
@@ -291,6 +345,7 @@ def open_storage(
         path_or_url: a local path or any fsspec URL; may hold glob characters.
         storage_options: for the file system, as fsspec takes them (for S3 also as pyarrow names them); they win
             over a login in the URL. Local paths need none and take none.
+        retry_seconds: how long to try a request that the store does not serve; 0: once.
 
     Returns:
         The storage, and the path as its methods take it.
@@ -310,7 +365,7 @@ def open_storage(
     options = {} if address.protocol == "file" else {**address.login, **(storage_options or {})}
     if address.protocol == "s3":
         options = dict(with_configured_endpoint(options))
-    storage = FileStorage(address.protocol, options)
+    storage = FileStorage(address.protocol, options, retry_seconds)
     if address.protocol in _OBJECT_STORES and storage.client_name != "obstore":
         filesystem_class(_OBJECT_STORES[address.protocol][0])
     return storage, address.path

@@ -21,10 +21,13 @@ from pyiceberg.utils.config import Config
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
 from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.places import read_areas
 from torch_table_loader.source.iceberg.table_storage import IcebergStorage, read_overrides
+from torch_table_loader.source.retrying import Attempts, RetryPolicy
+from torch_table_loader.source.traffic import TrafficCounter
 
 _SHORT = {
     "region_name": ("glue.region", "s3.region"),
@@ -90,6 +93,7 @@ class TableAddress:
         storage_options: for the file system; they win over the catalog's.
         credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
         allow_locations: URLs of other places where the table's files may lie.
+        retry_seconds: how long to try a request that the catalog or a store does not serve.
     """
 
     table: Any = None
@@ -99,6 +103,7 @@ class TableAddress:
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     credentials: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
     allow_locations: Sequence[str] | None = None
+    retry_seconds: float = DEFAULT_RETRY_SECONDS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,17 +141,18 @@ def open_table(at: TableAddress) -> OpenTable:
     if at.metadata_location is not None:
         properties = {**(_properties(catalog_config) if isinstance(catalog_config, Mapping) else {}), **given}
         location = os.fspath(at.metadata_location)
-        storage = IcebergStorage(location, properties, options, overrides, credentials, allowed)
+        storage = IcebergStorage(location, properties, options, overrides, credentials, allowed, at.retry_seconds)
         metadata = read_metadata(storage, location)
         name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
         return OpenTable(name, metadata, storage)
-    found = table if isinstance(table, Table) else _from_catalog(table, catalog_config)
+    found = table if isinstance(table, Table) else _from_catalog(table, catalog_config, at.retry_seconds)
     # pyiceberg reads metadata of version 3, and refuses to write it: its base class does.
     raw = json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True))
     metadata = TableMetadata(raw, shown_url(found.metadata_location))
-    provider = credentials or _reloading(table, catalog_config)
+    provider = credentials or _reloading(table, catalog_config, at.retry_seconds)
     location = found.metadata_location or metadata.location
-    storage = IcebergStorage(location, {**_storage_properties(found), **given}, options, overrides, provider, allowed)
+    known = {**_storage_properties(found), **given}
+    storage = IcebergStorage(location, known, options, overrides, provider, allowed, at.retry_seconds)
     return OpenTable(".".join(found.name()), metadata, storage)
 
 
@@ -154,7 +160,7 @@ def as_it_is_now(at: TableAddress) -> TableAddress:
     """Load a pyiceberg Table anew, where it has a catalog; a name stays a name."""
     table = at.table
     known = isinstance(table, Table) and not isinstance(table, StaticTable)
-    return replace(at, table=_from_catalog(table.name(), table.catalog)) if known else at
+    return replace(at, table=_from_catalog(table.name(), table.catalog, at.retry_seconds)) if known else at
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +169,16 @@ class _Reloading:
 
     table: Any
     catalog_config: Any = field(repr=False)
+    retry_seconds: float
 
     def __call__(self) -> Mapping[str, Any]:
-        return _storage_properties(_from_catalog(self.table, self.catalog_config))
+        return _storage_properties(_from_catalog(self.table, self.catalog_config, self.retry_seconds))
 
 
-def _reloading(table: Any, catalog_config: Any) -> _Reloading | None:
+def _reloading(table: Any, catalog_config: Any, retry_seconds: float) -> _Reloading | None:
     known = isinstance(table, str | tuple) and isinstance(catalog_config, str | Mapping)
-    return (
-        _Reloading(table, dict(catalog_config) if isinstance(catalog_config, Mapping) else catalog_config)
-        if known
-        else None
-    )
+    config = dict(catalog_config) if isinstance(catalog_config, Mapping) else catalog_config
+    return _Reloading(table, config, retry_seconds) if known else None
 
 
 def _storage_properties(found: Table) -> dict[str, Any]:
@@ -190,7 +194,7 @@ def _storage_properties(found: Table) -> dict[str, Any]:
     return {**own, **found.catalog.properties}
 
 
-def _from_catalog(table: Any, catalog_config: Any) -> Table:
+def _from_catalog(table: Any, catalog_config: Any, retry_seconds: float) -> Table:
     if not isinstance(table, str | tuple) or not table:
         raise ConfigTypeError(
             f'table must be a name such as "db.table" or a pyiceberg Table, got {type(table).__name__}'
@@ -206,8 +210,8 @@ def _from_catalog(table: Any, catalog_config: Any) -> Table:
         raise ConfigError(f'a table has a name of two or more parts, such as "db.table", got {table!r}')
     # A catalog that is made here is closed again, and with it its connections.
     given = isinstance(catalog_config, Catalog)
-    with nullcontext(catalog_config) if given else closing(_made(catalog_config)) as catalog:
-        return _loaded_table(catalog, name)
+    with nullcontext(catalog_config) if given else closing(_made(catalog_config, retry_seconds)) as catalog:
+        return _loaded_table(catalog, name, retry_seconds)
 
 
 def _is_path(table: str) -> bool:
@@ -215,14 +219,19 @@ def _is_path(table: str) -> bool:
     return slashes or table.endswith(".metadata.json") or ("." not in table and Path(table).is_dir())
 
 
-def _loaded_table(catalog: Catalog, name: tuple[str, ...]) -> Table:
-    try:
+def _loaded_table(catalog: Catalog, name: tuple[str, ...], retry_seconds: float) -> Table:
+    attempts = _attempts(catalog.properties, retry_seconds)
+
+    def load() -> Table:
         try:
             return catalog.load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
             if len(name) < 3 or name[0] != catalog.name:
                 raise
             return catalog.load_table(name[1:])  # a name as SQL engines write it begins with the catalog's
+
+    try:
+        return attempts.make(load)
     except (NoSuchTableError, NoSuchNamespaceError) as error:
         raise ConfigError(_missing(catalog, name, error)) from None
     except (ValueError, TypeError) as error:
@@ -232,12 +241,18 @@ def _loaded_table(catalog: Catalog, name: tuple[str, ...]) -> Table:
         ) from None
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
         raise store_error_type(error, missing=StorageError)(
-            f"the catalog did not give the table {'.'.join(name)!r}: {_error_text(error, catalog.properties)}; "
-            "check that the name has two or more parts, the catalog's address, and the credentials"
+            f"the catalog did not give the table {'.'.join(name)!r}: {_error_text(error, catalog.properties)}"
+            f"{attempts.note}; check that the name has two or more parts, the catalog's address, and the credentials"
         ) from None
 
 
-def _made(config: Any) -> Catalog:
+def _attempts(properties: Mapping[str, Any], retry_seconds: float) -> Attempts:
+    """Prepare a request to a catalog that may be repeated."""
+    policy = RetryPolicy(retry_seconds)
+    return Attempts(policy, TrafficCounter(), "the catalog", lambda error: _error_text(error, properties))
+
+
+def _made(config: Any, retry_seconds: float) -> Catalog:
     if isinstance(config, str):
         known = list_catalogs()
         if config.lower() not in known:
@@ -245,7 +260,7 @@ def _made(config: Any) -> Catalog:
             named = repr(config) if did_you_mean(config, known) else "of that name"
             near = the_nearest(config, sorted(known))
             raise ConfigError(f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {near}")
-        return _loaded(config, {})
+        return _loaded(config, {}, retry_seconds)
     if not isinstance(config, Mapping) or not config:
         raise ConfigTypeError(
             'catalog_config must be a mapping such as {"type": "sql", "uri": …}, the name of a catalog in '
@@ -254,23 +269,26 @@ def _made(config: Any) -> Catalog:
             else 'catalog_config is empty; pass {"type": "sql", "uri": …}, or metadata_location='
         )
     properties = _properties(config)
-    return _loaded(str(properties.pop("name", "default")), properties)
+    return _loaded(str(properties.pop("name", "default")), properties, retry_seconds)
 
 
-def _loaded(name: str, properties: Mapping[str, Any]) -> Catalog:
+def _loaded(name: str, properties: Mapping[str, Any], retry_seconds: float) -> Catalog:
+    known = {**(Config().get_catalog_config(name) or {}), **properties}
+    attempts = _attempts(known, retry_seconds)
     try:
-        return load_catalog(name, **properties)
+        return attempts.make(lambda: load_catalog(name, **properties))
     except ImportError as error:
         raise MissingExtraError(f"the catalog needs a package that is not installed ({error})") from error
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
-        known = {**(Config().get_catalog_config(name) or {}), **properties}
         kinds = [kind.value for kind in CatalogType]
         kind = known.get("type", "of .pyiceberg.yaml")
         shown = kind if kind in (*kinds, "of .pyiceberg.yaml") else f"of an unknown type; known are {', '.join(kinds)}"
         text = _error_text(error, {**known, "type-token": kind, "name-token": name})
         if isinstance(error, ValueError | TypeError | KeyError):
             raise ConfigError(f"catalog_config does not make a catalog ({shown}): {text}") from None
-        raise store_error_type(error, missing=StorageError)(f"the catalog ({shown}) does not answer: {text}") from None
+        raise store_error_type(error, missing=StorageError)(
+            f"the catalog ({shown}) does not answer: {text}{attempts.note}"
+        ) from None
 
 
 def _properties(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class TableRequest:
             if not found.metadata.has(snapshot_id, schema_id):
                 found = open_table(as_it_is_now(self.at))  # rank 0 came later, and saw a commit that this rank did not
             snapshot = found.metadata.snapshot_as(snapshot_id, schema_id)
-        options, place = self.at.storage_options, found.storage.place
+        options, place, seconds = self.at.storage_options, found.storage.place, self.at.retry_seconds
         source = IcebergSource.open(
             found.metadata,
             found.storage,
@@ -177,7 +177,7 @@ class TableRequest:
             columns=self.columns,
             filters=self.filters,
             scan_filter=self.scan_filter,
-            cache=None if self.plan_cache is None else PlanCache.open(self.plan_cache, options, place),
+            cache=None if self.plan_cache is None else PlanCache.open(self.plan_cache, options, place, seconds),
         )
         return replace(source, pinned=any(value is not None for value in chosen.values()), request=self)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_table_loader.contracts import Storage, is_far, renewing
 from torch_table_loader.errors import ConfigError, ConfigTypeError, StorageError, TableError
-from torch_table_loader.records import FileVersion
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS
+from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.address import HTTP_PROTOCOLS
 from torch_table_loader.source.iceberg.places import Area, Place, areas_of, locate, refusal
@@ -124,6 +125,7 @@ class IcebergStorage:
         overrides: prefixes that paths in the metadata begin with, and what replaces them.
         provider: gives fresh properties where credentials end; or None.
         allowed: where files may lie besides.
+        retry_seconds: how long to try a request that a store does not serve.
     """
 
     location: str = field(repr=False)
@@ -132,8 +134,10 @@ class IcebergStorage:
     overrides: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     provider: Provider | None = field(default=None, repr=False, compare=False)
     allowed: tuple[Area, ...] = ()
+    retry_seconds: float = field(default=DEFAULT_RETRY_SECONDS, repr=False, compare=False)
     _fresh: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
     _stores: dict[Place, FileStorage] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _earlier: dict[int, Traffic] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @property
     def is_local(self) -> bool:
@@ -170,6 +174,11 @@ class IcebergStorage:
         """Drop this process's clients."""
         for store in self._stores.values():
             store.close()
+
+    def traffic(self) -> Traffic:
+        """Return what this process asked of all stores so far."""
+        earlier = self._earlier.get(os.getpid(), Traffic())
+        return sum((store.traffic() for store in list(self._stores.values())), start=earlier)
 
     def moved(self, path: str) -> str:
         """Return where a path of the metadata is now."""
@@ -237,6 +246,7 @@ class IcebergStorage:
             if self.provider is None or self.known() != known:
                 return
             self._fresh.update(self.provider())
+            self._earlier[os.getpid()] = self.traffic()
             self._stores.clear()
 
     def _at(self, path: str) -> tuple[FileStorage, str]:
@@ -245,7 +255,7 @@ class IcebergStorage:
         place, inner = locate(path)
         if place.is_local:
             return self._stores.setdefault(place, FileStorage("file")), inner
-        store, inner = open_storage(path, self._options_of(place))
+        store, inner = open_storage(path, self._options_of(place), self.retry_seconds)
         return self._stores.setdefault(place, store), inner
 
     def _options_of(self, place: Place) -> dict[str, Any]:
@@ -269,6 +279,7 @@ class IcebergStorage:
             self.overrides,
             self.provider,
             self.allowed,
+            self.retry_seconds,
         )
 
 

@@ -1,0 +1,254 @@
+"""A store that fails: whatever is read of it is right, or an error names the file and what was tried."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.services.faults import BUCKET, FaultyStore, serving_faults
+from torch_table_loader import StorageError, StructuredDataset, TableError
+from torch_table_loader.cancellation import cancellable
+from torch_table_loader.source.storage import FileStorage, open_storage
+
+ROWS, FILES = 4_000, 4
+CLIENTS = ("default", "s3fs", "http")
+
+FLAKY: dict[str, dict[str, Any]] = {
+    "statuses": {"kinds": ("503", "429", "500"), "share": 1 / 3},
+    "resets": {"kinds": ("reset",), "share": 1 / 3, "methods": ("GET",)},
+    "truncated": {"kinds": ("truncated",), "share": 1 / 3, "methods": ("GET",)},
+    "short": {"kinds": ("short",), "share": 1 / 5, "methods": ("GET",)},
+}
+STORMS: dict[str, dict[str, Any]] = {
+    "storm of 503": {"kinds": ("503",), "seconds": 2.0},
+    "storm of 429": {"kinds": ("429",), "seconds": 2.0},
+    "gone": {"gone": 2.0},
+}
+LONG_STORMS: dict[str, dict[str, Any]] = {
+    "storm of 503": {"kinds": ("503",), "seconds": 15.0},
+    "storm of 429": {"kinds": ("429",), "seconds": 15.0},
+    "gone": {"gone": 20.0},
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyStore]:
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "t").mkdir()
+    for number in range(FILES):
+        x = pa.array(range(number * ROWS, (number + 1) * ROWS), pa.int64())
+        path = folder / "t" / f"{number}.parquet"
+        pq.write_table(pa.table({"x": x}), path, row_group_size=1_000, compression=None, use_dictionary=False,
+                       write_page_checksum=True)  # fmt: skip
+    (folder / "plain").write_bytes(PLAIN)
+    with serving_faults(folder) as serving:
+        yield serving
+
+
+PLAIN = bytes(itertools.islice(itertools.cycle(range(251)), 300_000))
+
+
+@pytest.fixture(autouse=True)
+def sound_again(store: FaultyStore) -> Iterator[None]:
+    store.fail()
+    yield
+    store.fail()
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def options(store: FaultyStore, client: str, timeout: float | None = None) -> dict[str, Any]:
+    """Give the storage options that choose a client, and how long it waits for an answer."""
+    if client == "default":
+        limits = {} if timeout is None else {"connect_timeout": timeout, "request_timeout": timeout}
+        return {**store.options, **limits}
+    if client == "s3fs":
+        config: dict[str, Any] = {"retries": {"max_attempts": 0}}
+        if timeout is not None:
+            config |= {"connect_timeout": timeout, "read_timeout": timeout}
+        return {**store.options, "config_kwargs": config, "max_concurrency": 4}
+    if timeout is None:
+        return {}
+    from aiohttp import ClientTimeout
+
+    return {"client_kwargs": {"timeout": ClientTimeout(total=timeout)}}
+
+
+def url(store: FaultyStore, client: str, key: str) -> str:
+    return f"{store.url}/{BUCKET}/{key}" if client == "http" else f"s3://{BUCKET}/{key}"
+
+
+def opened(
+    store: FaultyStore, client: str, key: str = "plain", retry_seconds: float = 60, timeout: float | None = None
+) -> tuple[FileStorage, str]:
+    return open_storage(url(store, client, key), options(store, client, timeout), retry_seconds)
+
+
+def check_reads(storage: FileStorage, path: str) -> None:
+    """Read a file in every way."""
+    assert storage.version(path).num_bytes == len(PLAIN)
+    assert bytes(storage.read_bytes(path)) == PLAIN
+    for start, stop in ((0, 1), (1_000, 90_000), (len(PLAIN) - 7, len(PLAIN))):
+        assert bytes(storage.read_range(path, start, stop)) == PLAIN[start:stop]
+    parts = [(start, start + 500) for start in range(0, 60_000, 4_000)]
+    assert [bytes(data) for data in storage.read_parts(path, parts)] == [PLAIN[slice(*part)] for part in parts]
+    with storage.open(path) as file:
+        for start in (0, 200_000, 100_000):
+            assert file.read_at(50_000, start) == PLAIN[start : start + 50_000]
+
+
+def epoch(store: FaultyStore, client: str, **more: Any) -> list[int]:
+    paths = [url(store, client, f"t/{number}.parquet") for number in range(FILES)]
+    loader, _ = StructuredDataset.create_dataloader(
+        paths if client == "http" else url(store, client, "t"),
+        **{"batch_size": 700, "num_workers": 2, "storage_options": options(store, client), **more},
+    )
+    return sorted(int(x) for batch in loader for x in batch["x"])
+
+
+EVERY_ROW = list(range(FILES * ROWS))
+
+
+@pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
+def test_reads_are_right_however_often_they_fail(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
+    storage, path = opened(store, client)
+    store.fail(*faults["kinds"], **{name: value for name, value in faults.items() if name != "kinds"})
+    check_reads(storage, path)
+    assert store.seen()["faults"] > 0
+    assert storage.traffic().num_bytes >= len(PLAIN)
+
+
+@pytest.mark.parametrize("faults", FLAKY.values(), ids=FLAKY)
+def test_an_epoch_has_every_row_once(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
+    store.fail(*faults["kinds"], **{name: value for name, value in faults.items() if name != "kinds"})
+    assert epoch(store, client) == EVERY_ROW
+    assert store.seen()["faults"] > 0
+
+
+def check_storm(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
+    rest = {name: value for name, value in faults.items() if name != "kinds"}
+    loaders = [
+        StructuredDataset.create_dataloader(
+            [url(store, client, f"t/{number}.parquet") for number in range(FILES)],
+            batch_size=700,
+            num_workers=2,
+            storage_options=options(store, client),
+        )[0]
+    ]
+    store.fail(*faults.get("kinds", ()), **rest)
+    assert sorted(int(x) for batch in loaders[0] for x in batch["x"]) == EVERY_ROW
+    store.fail(*faults.get("kinds", ()), **rest)
+    assert epoch(store, client) == EVERY_ROW  # planned while the store does not answer
+
+
+@pytest.mark.parametrize("faults", STORMS.values(), ids=STORMS)
+def test_a_storm_passes(store: FaultyStore, client: str, faults: Mapping[str, Any]) -> None:
+    check_storm(store, client, faults)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("faults", LONG_STORMS.values(), ids=LONG_STORMS)
+def test_a_long_storm_passes_and_is_said(
+    store: FaultyStore, client: str, faults: Mapping[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    check_storm(store, client, faults)
+    assert "still waiting for the store" in caplog.text
+    assert "faulty/secret" not in caplog.text
+
+
+def test_writes_are_repeated(store: FaultyStore, tmp_path: Path) -> None:
+    storage, path = opened(store, "s3fs", "new")
+    (tmp_path / "local").write_bytes(b"copied")
+    store.fail("503", methods=("PUT",), share=0.5)
+    storage.write_bytes(path, b"written")
+    storage.put_file(str(tmp_path / "local"), f"{path}-2")
+    store.fail()
+    assert (storage.read_bytes(path), storage.read_bytes(f"{path}-2")) == (b"written", b"copied")
+
+
+def test_a_request_that_hangs_ends(store: FaultyStore, client: str) -> None:
+    storage, path = opened(store, client, timeout=0.5, retry_seconds=1)
+    storage.version(path)
+    store.fail("hang")
+    with pytest.raises(StorageError, match=r"plain.*tried \d+ times over \d+ s"):
+        storage.read_range(path, 0, 10)
+    store.fail("hang", seconds=1)
+    assert bytes(opened(store, client, timeout=0.5)[0].read_range(path, 0, 10)) == PLAIN[:10]
+
+
+def test_a_range_that_is_ignored_is_found(store: FaultyStore, client: str) -> None:
+    storage, path = opened(store, client)
+    store.fail("ignored", methods=("GET",))
+    for ask in (
+        lambda: storage.read_range(path, 1_000, 2_000),
+        lambda: storage.read_parts(path, [(0, 10), (50, 90)]),
+        lambda: storage.open(path).read_at(1_000, 100_000),
+    ):
+        with pytest.raises(StorageError, match=r"plain"):
+            ask()
+    assert store.seen()["GET"] < 60
+
+
+def test_a_body_that_stays_short_is_found(store: FaultyStore, client: str) -> None:
+    storage, path = opened(store, client, retry_seconds=1)
+    store.fail("short", methods=("GET",))
+    with pytest.raises(StorageError, match=r"plain"):
+        storage.read_range(path, 1_000, 2_000)
+
+
+def test_the_error_names_the_file_and_what_was_tried(store: FaultyStore, client: str) -> None:
+    store.fail("503", methods=("GET",), suffix="2.parquet")
+    with pytest.raises(StorageError, match=r"t/2\.parquet: .*; tried \d+ times over \d s") as caught:
+        epoch(store, client, retry_seconds=1.0)
+    assert "faulty/secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lasting", ["404", "412"])
+def test_what_lasts_is_asked_once(store: FaultyStore, client: str, lasting: str) -> None:
+    storage, path = opened(store, client, "gone" if lasting == "404" else "plain")
+    if lasting == "404":
+        with pytest.raises(TableError, match="gone"):
+            storage.version(path)
+    else:
+        version = storage.version(path)
+        if not storage.checks(version):
+            pytest.skip("this client cannot ask for a version")
+        with pytest.raises(TableError, match="plain"):
+            storage.read_range(path, 0, 10, type(version)(version.num_bytes, etag="another"))
+    assert storage.traffic().retries == 0
+
+
+def test_a_flipped_bit_is_found(store: FaultyStore, client: str) -> None:
+    store.fail("flipped", methods=("GET",), suffix="1.parquet", place=5_000)
+    with pytest.raises(TableError, match=r"1\.parquet.*checksum|checksum.*1\.parquet"):
+        epoch(store, client)
+
+
+def test_a_wait_ends_when_nobody_wants_the_answer(store: FaultyStore, client: str) -> None:
+    storage, path = opened(store, client)
+    store.fail("503")
+    left = threading.Event()
+    threading.Timer(0.5, left.set).start()
+    with cancellable(left.is_set), pytest.raises(StorageError, match="tried"):
+        storage.read_range(path, 0, 10)
+
+
+def test_single_retries_are_no_warning(store: FaultyStore, client: str, caplog: pytest.LogCaptureFixture) -> None:
+    storage, path = opened(store, client)
+    store.fail("503", share=0.3)
+    caplog.set_level(logging.INFO, "torch_table_loader")
+    for start in range(0, 3_000, 100):
+        assert bytes(storage.read_range(path, start, start + 100)) == PLAIN[start : start + 100]
+    assert [record for record in caplog.records if record.name.startswith("torch_table_loader")] == []

@@ -1,0 +1,182 @@
+"""Asks a store again that does not serve a request: one policy, above whatever the store's client does by itself."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch_table_loader.cancellation import cancelled
+from torch_table_loader.causes import may_pass
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS
+from torch_table_loader.source.traffic import TrafficCounter
+
+T = TypeVar("T")
+
+FIRST_WAIT_S = 0.1
+"""The most that is waited before the second try; twice as much before each further one."""
+
+LONGEST_WAIT_S = 8.0
+
+WARN_AFTER_S = 5.0
+"""The caller hears of a store that has served no request for so long."""
+
+_SLICE_S = 0.1
+"""How soon a wait ends that nobody wants any more."""
+
+_LEAST_S = 0.001
+"""What is left of the time is not worth a try."""
+
+_log = logging.getLogger(__name__)
+_random = random.SystemRandom()  # the caller's random numbers stay as they are, and ranks differ
+
+
+class WrongLengthError(OSError):
+    """Another number of bytes came than was asked for.
+
+    Args:
+        start: the first byte that was asked for.
+        stop: the byte after the last.
+        num_bytes: how many came.
+    """
+
+    def __init__(self, start: int, stop: int, num_bytes: int) -> None:
+        """Say what came."""
+        super().__init__(
+            f"bytes {start} to {stop} were asked for, and {num_bytes} bytes came; the server must answer requests for "
+            "ranges, and the file must be as long as it was"
+        )
+        # A server that ignores ranges will go on to do so; a body that was cut may come whole.
+        self.most_tries = 3 if num_bytes > stop - start else 10
+
+
+def of_length(data: Any, start: int, stop: int) -> Any:
+    """Return what came for a range.
+
+    Args:
+        data: a buffer.
+        start: the first byte that was asked for.
+        stop: the byte after the last.
+
+    Raises:
+        WrongLengthError: it is not as long as the range.
+
+    >>> of_length(b"abc", 5, 8)
+    b'abc'
+    """
+    if len(data) != stop - start:
+        raise WrongLengthError(start, stop, len(data))
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long, and how often, a request is repeated that a store does not serve.
+
+    Waits are random and grow (exponential backoff with full jitter), so that many ranks do not come back at once.
+
+    Args:
+        retry_seconds: from the first failure of a request to the last time that it is sent.
+        now: tells the time.
+        sleep: waits.
+        fraction: a random number in [0, 1): how much of the longest wait is waited.
+    """
+
+    retry_seconds: float = DEFAULT_RETRY_SECONDS
+    now: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
+    fraction: Callable[[], float] = field(default=_random.random, repr=False, compare=False)
+
+    def wait_after(self, tries: int, left: float) -> float:
+        """Return the seconds to wait after so many tries, of which `left` are left."""
+        most = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(tries - 1, 30))
+        return min(most * self.fraction(), left)
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, and return whether to go on: no longer once nobody wants the answer."""
+        end = self.now() + seconds
+        while not (over := cancelled()) and (left := end - self.now()) > 0:
+            self.sleep(min(left, _SLICE_S))
+        return not over
+
+
+class Attempts:
+    """The tries of one request."""
+
+    def __init__(
+        self, policy: RetryPolicy, counter: TrafficCounter, what: str, say: Callable[[BaseException], str]
+    ) -> None:
+        """Try nothing yet.
+
+        Args:
+            policy: how long to try.
+            counter: of the store.
+            what: is asked for, as messages may show it.
+            say: what an error says, without secrets.
+        """
+        self._policy, self._counter, self._what, self._say = policy, counter, what, say
+        self._tries = 0
+        self._wrong = 0
+        self._failing_since = math.inf
+        self._seconds = 0.0
+
+    @property
+    def note(self) -> str:
+        """What was tried, for the message of an error."""
+        return f"; tried {self._tries} times over {self._seconds:.0f} s" if self._tries > 1 else ""
+
+    def make(self, ask: Callable[[], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
+        """Return what a request gives, which is repeated while its failure may pass.
+
+        Args:
+            ask: sends it.
+            num_bytes: of an answer.
+
+        Raises:
+            Exception: what the last try raised.
+        """
+        while True:
+            began = self._policy.now()
+            self._counter.tried(again=self._tries > 0)
+            self._tries += 1
+            try:
+                answer = ask()
+            except Exception as error:
+                if not self._goes_on(error, began):
+                    raise
+            else:
+                outage = self._counter.served(num_bytes(answer), self._policy.now())
+                if outage is not None:
+                    _log.info("%s: the store answers again, after %.0f s", self._what, outage)
+                return answer
+
+    def _goes_on(self, error: Exception, began: float) -> bool:
+        """Wait after a try that failed, and return whether there is another."""
+        now = self._policy.now()
+        self._failing_since = min(self._failing_since, now)
+        self._seconds = now - self._failing_since
+        left = self._policy.retry_seconds - self._seconds
+        if isinstance(error, WrongLengthError):
+            self._wrong += 1
+            passes = self._wrong < error.most_tries
+        else:
+            passes = may_pass(error)
+        if not passes or left < _LEAST_S or cancelled():
+            return False
+        said = self._say(error)
+        if (seconds := self._counter.failed(began, now, WARN_AFTER_S)) is not None:
+            _log.warning(
+                "still waiting for the store: %s: %s, for %.0f s; gives up after %.0f s",
+                *(self._what, said, seconds, self._policy.retry_seconds),
+            )
+        wait = self._policy.wait_after(self._tries, left)
+        _log.debug("%s: %s; try %d comes in %.1f s", self._what, said, self._tries + 1, wait)
+        goes_on = self._policy.pause(wait)
+        waited = self._policy.now() - now
+        self._seconds += waited
+        self._counter.waited(waited)
+        return goes_on

@@ -93,7 +93,7 @@ class _Simulation:
         self.latent: list[tuple[float, int, Flight, bool]] = []
         self.moving: list[tuple[float, int, Flight]] = []
         self.result = Run()
-        self.serial = 0
+        self.serial = self.taken = 0
 
     def run(self) -> Run:
         self.fill()
@@ -109,8 +109,9 @@ class _Simulation:
             refused = (
                 self.store.refuses_above is not None
                 and self.now < self.store.until
-                and len(self.latent) + len(self.moving) >= self.store.refuses_above
+                and self.taken >= self.store.refuses_above
             )
+            self.taken += not refused
             late = self.store.latency * math.exp(self.rng.gauss(0, self.store.sigma))
             heapq.heappush(self.latent, (self.now + late, self.serial, flight, refused))
         self.result.flying.append((self.now, len(self.latent) + len(self.moving)))
@@ -134,6 +135,7 @@ class _Simulation:
                 heapq.heappush(self.moving, (self.served + flight.num_bytes, serial, flight))
         else:
             _, _, flight = heapq.heappop(self.moving)
+            self.taken -= 1
             self.result.ends.append((self.now, flight.num_bytes))
             self.limit.ended(flight, self.now)
 

@@ -8,14 +8,16 @@ MIB = 1024 * 1024
 LEAST_WEIGHT = MIB
 """A request of fewer bytes counts as this many: what it costs is its latency, not its bytes."""
 
-WINDOWS = tuple(size * MIB for k in range(4, 11) for size in (1 << k, 3 << (k - 1)))
-"""The sizes that the window can have: 16 MiB, 24, 32, 48, ... 1.5 GiB."""
+WINDOWS = tuple(size * MIB for k in range(3, 11) for size in (1 << k, 3 << (k - 1)))
+"""The sizes that the window can have: 8 MiB, 12, 16, 24, 32, 48, ... 1.5 GiB."""
+FIRST = 2
+"""Where it begins: two requests of 8 MiB, or 16 small ones."""
 
 MOST_REQUESTS = 256
 
-CLIMB_GAIN = 1.2
-"""While it climbs, throughput must grow by this factor whenever the window has doubled."""
-ENOUGH = 0.92
+CLIMB_GAIN = 1.1
+"""While it climbs, throughput must grow by this factor for each step that the window grew by; a doubling is two."""
+ENOUGH = 0.96
 """The smallest window is taken that gives this share of the best throughput that any gave."""
 ROUNDS_BETWEEN_PROBES = 8
 PATIENCE = 2
@@ -51,9 +53,9 @@ class InFlightLimit:
 
     def __init__(self) -> None:
         """Begin low."""
-        self._level = 0
+        self._level = FIRST
         self._rates: dict[int, float] = {}
-        self._climbing = True
+        self._step = 2
         self._misses = 0
         self._rounds = 0
         self._count = 0
@@ -109,7 +111,7 @@ class InFlightLimit:
             return
         self._level = max(0, self._level - 2)
         self._rates = {level: rate for level, rate in self._rates.items() if level < self._level}
-        self._climbing, self._misses, self._rounds = False, 0, 0
+        self._step, self._misses, self._rounds = 1, 0, 0
         self._new_round(now)
 
     def cancelled(self, flight: Flight) -> None:
@@ -129,19 +131,21 @@ class InFlightLimit:
         """Choose the window of the next round by what this one gave."""
         known = self._rates.get(self._level)
         self._rates[self._level] = rate if known is None else (known + rate) / 2
-        if self._climbing:
-            before = self._rates.get(self._level - 2)
-            grew = before is None or rate >= CLIMB_GAIN * before
-            self._misses = 0 if grew else self._misses + 1
-            if self._misses < PATIENCE and self._level + 2 < len(WINDOWS):
-                self._level += 2
-                return
-            self._climbing = False
+        if self._step and self._climbs(rate):
+            self._level += self._step
+            return
+        self._step = 0
         self._rounds += 1
         self._level = self._best()
         if self._rounds % ROUNDS_BETWEEN_PROBES == 0:
             up = self._rounds % (2 * ROUNDS_BETWEEN_PROBES) or self._level == 0
             self._level = min(self._level + 1, len(WINDOWS) - 1) if up else self._level - 1
+
+    def _climbs(self, rate: float) -> bool:
+        before = self._rates.get(self._level - self._step)
+        grew = before is None or rate >= CLIMB_GAIN**self._step * before
+        self._misses = 0 if grew else self._misses + 1
+        return self._misses < PATIENCE and self._level + self._step < len(WINDOWS)
 
     def _best(self) -> int:
         enough = ENOUGH * max(self._rates.values())

@@ -99,10 +99,12 @@ class InFlightLimit:
         self._ended += 1
         self._seconds += now - flight.began
         self._moved += flight.num_bytes
-        if self._ended >= self._peak:
+        if self._ended >= (1 if self._step else 2) * self._peak:
+            before = self._level
             if self._full and self._seconds > 0:
                 self._learn(self._peak * self._moved / self._seconds)
-            self._new_round(now)
+            # Slow requests of a round end in the next: they count as long as the window stays.
+            self._new_round(self._since if self._level == before else now)
 
     def failed(self, flight: Flight, now: float) -> None:
         """Halve the window, since the store refused a request; once for all that were in flight then."""

@@ -60,6 +60,7 @@ class InFlightLimit:
         self._rounds = 0
         self._count = 0
         self._weight = 0
+        self._peak = 0
         self._new_round(float("-inf"))
 
     @property

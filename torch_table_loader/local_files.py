@@ -122,8 +122,12 @@ def make_folder(folder: Path) -> None:
     os.close(_open_folder(folder))
 
 
-def check_owned(folder: Path) -> None:
+def check_owned(folder: Path, option: str = "row_store= or TORCH_TABLE_LOADER_CACHE") -> None:
     """Refuse a folder, if it is there, that somebody else owns or may write to.
+
+    Args:
+        folder: that this library keeps things in.
+        option: with which the caller names another one, for messages.
 
     Raises:
         StorageError: with the remedy.
@@ -137,12 +141,12 @@ def check_owned(folder: Path) -> None:
     if found.st_uid not in (os.geteuid(), 0):
         raise StorageError(
             f"{str(folder)!r} belongs to user {found.st_uid}, who decides what is in it; remove it, or name a folder "
-            "of your own with row_store= or TORCH_TABLE_LOADER_CACHE"
+            f"of your own with {option}"
         )
     if found.st_mode & 0o022:
         raise StorageError(
             f"others may write to {str(folder)!r} (mode {found.st_mode & 0o7777:04o}), and so decide what is in it; "
-            "run `chmod go-w` on it, or name a shared folder with row_store= or TORCH_TABLE_LOADER_CACHE"
+            f"run `chmod go-w` on it, or name another folder with {option}"
         )
 
 

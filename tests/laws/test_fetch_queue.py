@@ -61,7 +61,7 @@ class Line:
     def work(self) -> bool:
         """Begin what there is to do, and let one request arrive; whether anything happened."""
         did = False
-        while (job := self.queue.next_job(may_send=len(self.flying) < 3)) is not None:
+        while (job := self.queue.next_job(lambda _: len(self.flying) < 3)) is not None:
             did = True
             if isinstance(job, Task):
                 self.queue.found(job, job.read.find())
@@ -112,7 +112,7 @@ def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
         pass
     queue.close()
     assert queue.held == 0
-    assert queue.next_job(may_send=True) is None
+    assert queue.next_job(lambda _: True) is None
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -120,7 +120,7 @@ def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
 def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes: Lanes, budget: int) -> None:
     queue = FetchQueue(in_order(plans(lanes)), budget)
     sent: list[Request] = []
-    while (job := queue.next_job(may_send=True)) is not None:
+    while (job := queue.next_job(lambda _: True)) is not None:
         if isinstance(job, Task):
             queue.found(job, job.read.find())
         else:
@@ -136,12 +136,12 @@ def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes: Lanes
 def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:
     queue = FetchQueue(iter([PlannedRead(0, 0, 1, lambda: needs_of("a", [[(0, 10)]]))]), 1000)
     task = queue.take(0)
-    assert queue.next_job(may_send=True) is task
+    assert queue.next_job(lambda _: True) is task
     queue.found(task, task.read.find())
-    request = queue.next_job(may_send=True)
+    request = queue.next_job(lambda _: True)
     assert isinstance(request, Request)
     queue.want(request)
-    assert queue.next_job(may_send=False) is request
+    assert queue.next_job(lambda _: False) is request
     assert (request.running, queue.held) == (2, 10)
     queue.arrived(request, None, OSError("lost"))
     assert request.waits
@@ -154,7 +154,7 @@ def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:
 def test_a_read_that_its_lane_left_before_it_was_found_holds_nothing() -> None:
     queue = FetchQueue(iter([PlannedRead(0, 0, 1, lambda: needs_of("a", [[(0, 10)]]))]), 1000)
     task = queue.take(0)
-    assert queue.next_job(may_send=True) is task
+    assert queue.next_job(lambda _: True) is task
     queue.end(0)
     queue.found(task, task.read.find())
-    assert queue.next_job(may_send=True) is None
+    assert queue.next_job(lambda _: True) is None

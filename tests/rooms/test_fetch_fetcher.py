@@ -13,8 +13,6 @@ import pytest
 
 from torch_table_loader.errors import MissingFileError, StorageError
 from torch_table_loader.fetch.fetcher import Fetcher
-from torch_table_loader.fetch.hedging import HedgePolicy
-from torch_table_loader.fetch.limit import InFlightLimit
 from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
@@ -61,9 +59,8 @@ def plan(store: Store, reads: int, groups: int = 4, lane: int = 0) -> Iterator[P
         yield PlannedRead(number * 100, lane, 100, lambda needs=needs: needs)
 
 
-def begin(store: Store, reads: int, budget: int = 64 * MIB, **more: Any) -> Fetcher:
-    limit, hedging = more.get("limit", InFlightLimit()), more.get("hedging", HedgePolicy())
-    return Fetcher(store, plan(store, reads), budget, limit, hedging)
+def begin(store: Store, reads: int, budget: int = 64 * MIB) -> Fetcher:
+    return Fetcher(store, plan(store, reads), budget)
 
 
 def fetching_threads() -> int:
@@ -186,7 +183,7 @@ def test_a_late_request_is_sent_again_and_the_first_answer_is_taken() -> None:
             late.wait(20)
 
     store = Store(hold=hold)
-    ahead = begin(store, 40, hedging=HedgePolicy())
+    ahead = begin(store, 40)
     for number in range(40):
         with ahead.next_read(0).open(str(number)) as file:
             for group in range(4):

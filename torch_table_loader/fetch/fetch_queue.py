@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage
@@ -91,11 +91,11 @@ class FetchQueue:
         """Put before all else what a lane waits for."""
         self._urgent.append(wanted)
 
-    def next_job(self, *, may_send: bool) -> Task | Request | None:
+    def next_job(self, may_send: Callable[[Request], bool]) -> Task | Request | None:
         """Return what to do next, which counts as begun: a task whose needs to find, or a request to send.
 
         Args:
-            may_send: whether more than what is wanted now may be in flight.
+            may_send: asked of a request that nobody wants yet, right before it is sent.
         """
         while self._urgent:
             wanted = self._urgent.popleft()
@@ -105,7 +105,7 @@ class FetchQueue:
                     return wanted
             elif wanted.waits:  # it is queued still, or late
                 return self._sent(wanted)
-        return self._next_in_order() if may_send else None
+        return self._next_in_order(may_send)
 
     def found(self, task: Task, needs: FileNeeds | None) -> None:
         """Queue what a read needs; None: nothing is fetched for it."""
@@ -148,7 +148,7 @@ class FetchQueue:
         self._urgent.clear()
         self._upcoming = None
 
-    def _next_in_order(self) -> Task | Request | None:
+    def _next_in_order(self, may_send: Callable[[Request], bool]) -> Task | Request | None:
         while self._pieces and not _has_queued(self._pieces[0]):
             heapq.heappop(self._pieces)
         piece, read = (self._pieces[0] if self._pieces else None), self._upcoming
@@ -158,7 +158,7 @@ class FetchQueue:
             return task
         if piece is None or (self.held and self.held + piece.queued[0].num_bytes > self._budget):
             return None
-        return self._sent(piece.queued[0])
+        return self._sent(piece.queued[0]) if may_send(piece.queued[0]) else None
 
     def _sent(self, request: Request) -> Request:
         if request.stage is Stage.QUEUED:

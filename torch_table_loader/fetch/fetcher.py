@@ -16,12 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.arrow.ranged_file import open_ranges
+from torch_table_loader.cancellation import cancellable
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import StorageError
 from torch_table_loader.fetch.fetch_queue import FetchQueue, Task
 from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.fetch.hedging import HedgePolicy
-from torch_table_loader.fetch.limit import InFlightLimit, limit_of
+from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, InFlightLimit
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ class Fetcher:
         storage: RangeStorage,
         plan: Iterator[PlannedRead],
         budget: int,
-        limit: InFlightLimit,
-        hedging: HedgePolicy,
         cache: DiskCache | None = None,
     ) -> None:
         """Begin to fetch.
@@ -52,18 +51,16 @@ class Fetcher:
             storage: where the files are.
             plan: the reads of all lanes, in the order in which their rows are delivered.
             budget: bytes that are fetched ahead at most; what a lane waits for is fetched in any case.
-            limit: how many requests may be in flight to the store.
-            hedging: when a request is sent a second time.
             cache: ranges on the local disk; or None.
         """
         self.stats = FetchStats()
         self._storage = storage
         self._place = str(getattr(storage, "place", ""))
         self._queue = FetchQueue(plan, budget)
-        self._limit = limit
-        self._hedging = hedging
+        self._limit = _LEARNED[self._place].heir() if self._place in _LEARNED else InFlightLimit()
+        self._hedging = HedgePolicy()
         self._cache = cache
-        self._in_flight = 0
+        self._retries_before = self._retries()
         self._threads = self._idle = 0
         self._closed = False
         lock = threading.Lock()
@@ -90,6 +87,7 @@ class Fetcher:
         """Drop what was fetched, cancel what is queued, and end the threads; one that waits for the store ends then."""
         with self._wanted:
             self._closed = True
+            _LEARNED[self._place] = self._limit
             self._queue.close()
             self._wanted.notify_all()
             self._arrived.notify_all()
@@ -123,16 +121,17 @@ class Fetcher:
                     self._wait_for(request)
                 return joined(covering, start, stop)
             self.stats.unplanned += 1
-        return self._ask(requests.file.path, start, stop, requests.file.version)
+            self.stats.requests += 1
+            self.stats.num_bytes += stop - start
+        return self._storage.read_range(requests.file.path, start, stop, requests.file.version)
 
     def _wait_for(self, request: Request) -> None:
         if request.stage is Stage.QUEUED:
             self._queue.want(request)
         while request.waits:
             left = self._seconds_until_late(request)
-            if left is not None and left <= 0 and self._hedging.allows():
+            if left is not None and left <= 0 and self._hedging.take():
                 self.stats.hedges += 1
-                self._hedging.hedged()
                 self._queue.want(request)
                 left = None
             self._wait(lambda: not request.waits, left if left is None or left > 0 else _LOOK_AGAIN_S)
@@ -159,27 +158,22 @@ class Fetcher:
 
     def _grow(self) -> None:
         """Start a thread where all are at work."""
-        if not self._idle and self._threads < self._limit.value + _THREADS_FOR_WANTED and not self._closed:
+        if not self._idle and self._threads < MOST_REQUESTS and not self._closed:
             self._threads += 1
             threading.Thread(target=self._run, name="table-loader-fetch", daemon=True).start()
 
     def _run(self) -> None:
-        while (job := self._next_job()) is not None:
-            if isinstance(job, Task):
-                self._find(job)
-            else:
-                self._fetch(job)
-            del job  # what it holds must not live until the next one comes
+        with cancellable(lambda: self._closed):
+            while (job := self._next_job()) is not None:
+                job()
+                del job  # what it holds must not live until the next one comes
 
-    def _next_job(self) -> Task | Request | None:
+    def _next_job(self) -> Callable[[], None] | None:
         """Wait for something to do; None when the epoch is over."""
         with self._wanted:
             while not self._closed:
-                job = self._queue.next_job(may_send=self._in_flight < self._limit.value)
+                job = self._begun_job()
                 if job is not None:  # there may be more: each thread wakes or starts the next
-                    if isinstance(job, Request):
-                        self._in_flight += 1
-                        job.began = time.monotonic() if job.attempts == 1 else job.began
                     self._wanted.notify()
                     self._grow()
                     return job
@@ -188,6 +182,21 @@ class Fetcher:
                 self._idle -= 1
             self._threads -= 1
             return None
+
+    def _begun_job(self) -> Callable[[], None] | None:
+        now, flights = time.monotonic(), []
+
+        def may_send(request: Request) -> bool:
+            flight = self._limit.begin(request.num_bytes, now)
+            if flight is not None:
+                flights.append(flight)
+            return flight is not None
+
+        job = self._queue.next_job(may_send)
+        if not isinstance(job, Request):
+            return None if job is None else partial(self._find, job)
+        job.began = now if job.attempts == 1 else job.began
+        return partial(self._fetch, job, flights[0] if flights else None)
 
     def _find(self, task: Task) -> None:
         needs = None
@@ -200,48 +209,63 @@ class Fetcher:
             self._arrived.notify_all()
             self._wanted.notify()
 
-    def _fetch(self, request: Request) -> None:
-        data, error = None, None
+    def _fetch(self, request: Request, flight: Flight | None) -> None:
+        data, error, cached = None, None, False
         try:
-            data = self._bytes_of(request)
+            data = self._cached(request)
+            cached = data is not None
+            if not cached:
+                data = self._storage.read_range(
+                    request.file.path, request.start, request.stop, request.file.version
+                )
+                self._keep(request, data)
         except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
             error = caught
         with self._wanted:
-            self._in_flight -= 1
+            self._count(request, cached=cached, served=error is None)
+            self._learn(request, flight, cached=cached, served=error is None)
             self._queue.arrived(request, data, error)
             self._arrived.notify_all()
             self._wanted.notify()
 
-    def _bytes_of(self, request: Request) -> Any:
-        file, start, stop = request.file, request.start, request.stop
+    def _cached(self, request: Request) -> Any:
         if self._cache is None:
-            return self._ask(file.path, start, stop, file.version)
-        key = self._cache.key(self._place, file.path, file.version, start, stop)
-        data = self._cache.get(key)
-        if data is None:
-            data = self._ask(file.path, start, stop, file.version)
-            self._cache.put(key, data)
-        else:
-            with self._wanted:
-                self.stats.cached_bytes += stop - start
-        return data
+            return None
+        return self._cache.get(self._key(request))
 
-    def _ask(self, path: str, start: int, stop: int, version: FileVersion) -> Any:
-        """Send one request to the store, and tell limit and hedging how it went."""
-        began = time.monotonic()
-        self._limit.begun(began)
-        try:
-            data = self._storage.read_range(path, start, stop, version)
-        except BaseException:
-            self._limit.failed(time.monotonic())
-            raise
+    def _keep(self, request: Request, data: Any) -> None:
+        if self._cache is not None:
+            self._cache.put(self._key(request), data)
+
+    def _key(self, request: Request) -> RangeKey:
+        return RangeKey(self._place, request.file.path, request.file.version, request.start, request.stop)
+
+    def _count(self, request: Request, *, cached: bool, served: bool) -> None:
+        stats = self.stats
+        stats.retries = self._retries() - self._retries_before
+        if cached:
+            stats.cached_bytes += request.num_bytes
+        elif served:
+            stats.requests += 1
+            stats.num_bytes += request.num_bytes
+
+    def _learn(self, request: Request, flight: Flight | None, *, cached: bool, served: bool) -> None:
+        """Tell limit and hedging how a request went."""
         now = time.monotonic()
-        self._limit.ended(stop - start, began, now)
-        with self._wanted:
-            self._hedging.ended(stop - start, now - began)
-            self.stats.requests += 1
-            self.stats.num_bytes += stop - start
-        return data
+        if flight is not None:
+            if cached:
+                self._limit.cancelled(flight)
+            elif served:
+                self._limit.ended(flight, now)
+            else:
+                self._limit.failed(flight, now)
+        if served and not cached and request.waits:
+            self._hedging.ended(now - request.began, request.num_bytes)
+
+    def _retries(self) -> int:
+        """Return how often the store has been asked again in this process."""
+        traffic = getattr(self._storage, "traffic", None)
+        return 0 if traffic is None else traffic().retries
 
 
 class ReadStorage:
@@ -290,7 +314,7 @@ def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> F
     """
     if not budget or not is_far(storage):
         return None
-    return Fetcher(storage, plan, budget, limit_of(str(getattr(storage, "place", ""))), HedgePolicy())
+    return Fetcher(storage, plan, budget)
 
 
 class TasksAhead:
@@ -323,8 +347,9 @@ class TasksAhead:
 
 
 _LOOK_AGAIN_S = 0.05
-_THREADS_FOR_WANTED = 4
-"""Threads beside those that the limit allows: what a lane waits for is sent at once."""
+
+_LEARNED: dict[str, InFlightLimit] = {}
+"""By store: what its requests taught this process."""
 
 
 def _left() -> StorageError:

@@ -1,12 +1,92 @@
+"""When a request is asked for again because it is much later than its peers, and how often that may be."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+PEERS = 128
+"""Requests that are remembered."""
+LEAST_PEERS = 16
+"""Requests without which nothing is late."""
+REFRESH = 8
+"""Requests after which the peers are looked at again."""
+
+LATE_SHARE = 0.95
+"""A request is late that takes longer than this share of its peers did ..."""
+LATE_FACTOR = 2.0
+"""... and than this many times the median ..."""
+LATE_SECONDS = 0.05
+"""... and than the median and this."""
+
+BUDGET = 0.05
+"""Extra requests for each that ended."""
+ALLOWANCE = 4
+"""Extra requests that may come together, when none came for long."""
+
+
 class HedgePolicy:
-    def late_after(self, n):
-        return None
+    """Says when a request is late, from those that ended last. Not for several threads at once.
 
-    def allows(self):
-        return False
+    What a request takes is a number of seconds, and more for each byte. Both are found by the medians of the smaller
+    and of the larger half of the peers, so that a few late ones change nothing.
+    """
 
-    def hedged(self):
-        pass
+    def __init__(self) -> None:
+        """Know no peer yet."""
+        self._peers: deque[tuple[int, float]] = deque(maxlen=PEERS)
+        self._unseen = 0
+        self._known = False
+        self._fixed = self._each_byte = self._late = 0.0
+        self._budget = float(ALLOWANCE)
 
-    def ended(self, n, s):
-        pass
+    def ended(self, seconds: float, num_bytes: int) -> None:
+        """Learn from a request whose bytes are there.
+
+        Args:
+            seconds: since it was asked for; of one that was asked for twice, since the first time.
+            num_bytes: of it.
+        """
+        self._peers.append((num_bytes, seconds))
+        self._budget = min(float(ALLOWANCE), self._budget + BUDGET)
+        self._unseen += 1
+        if len(self._peers) >= LEAST_PEERS and (not self._known or self._unseen >= REFRESH):
+            self._look()
+
+    def late_after(self, num_bytes: int) -> float | None:
+        """Return after how many seconds a request counts as late; None while too few have ended.
+
+        Args:
+            num_bytes: of it.
+        """
+        if not self._known:
+            return None
+        usual = self._usual(num_bytes)
+        return max(usual * LATE_FACTOR, usual + max(self._late, LATE_SECONDS))
+
+    def take(self) -> bool:
+        """Take one extra request out of the budget; return whether it had one."""
+        if self._budget < 1:
+            return False
+        self._budget -= 1
+        return True
+
+    def _usual(self, num_bytes: int) -> float:
+        return self._fixed + self._each_byte * num_bytes
+
+    def _look(self) -> None:
+        """Fit a line through the medians of both halves, and see how late its peers were by it."""
+        peers = sorted(self._peers)
+        half = len(peers) // 2
+        (small, short), (large, long) = (
+            (statistics.median(num_bytes for num_bytes, _ in part), statistics.median(seconds for _, seconds in part))
+            for part in (peers[:half], peers[half:])
+        )
+        self._each_byte = max(0.0, (long - short) / (large - small)) if large > small else 0.0
+        # A negative latency would make small requests late at once.
+        self._each_byte = min(self._each_byte, long / large)
+        middle = statistics.median(seconds - self._each_byte * num_bytes for num_bytes, seconds in peers)
+        self._fixed = max(0.0, middle)
+        later = sorted(seconds - self._usual(num_bytes) for num_bytes, seconds in peers)
+        self._late = later[int(LATE_SHARE * len(later))]
+        self._known, self._unseen = True, 0

@@ -1,18 +1,161 @@
+"""How much may be in flight to one store: as little as gives the throughput that more would give."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MIB = 1024 * 1024
+LEAST_WEIGHT = MIB
+"""A request of fewer bytes counts as this many: what it costs is its latency, not its bytes."""
+
+WINDOWS = tuple(size * MIB for k in range(3, 11) for size in (1 << k, 3 << (k - 1)))
+"""The sizes that the window can have: 8 MiB, 12, 16, 24, 32, 48, ... 1.5 GiB."""
+FIRST = 2
+"""Where it begins: two requests of 8 MiB, or 16 small ones."""
+
+MOST_REQUESTS = 256
+
+CLIMB_GAIN = 1.1
+"""While it climbs, throughput must grow by this factor for each step that the window grew by; a doubling is two."""
+ENOUGH = 0.96
+"""The smallest window is taken that gives this share of the best throughput that any gave."""
+ROUNDS_BETWEEN_PROBES = 8
+PATIENCE = 2
+"""Rounds without growth that end the climb: one may be the tail of the latency."""
+
+
+class Flight(NamedTuple):
+    """A request in flight.
+
+    Args:
+        num_bytes: that it asks for.
+        began: when it began, in seconds.
+    """
+
+    num_bytes: int
+    began: float
+
+    @property
+    def weight(self) -> int:
+        """Bytes that it takes of the window."""
+        return max(self.num_bytes, LEAST_WEIGHT)
+
+
 class InFlightLimit:
-    value = 16
+    """A window of bytes for one store, which adapts to latency and bandwidth. Not for several threads at once.
 
-    def begun(self, now):
-        pass
+    A round is as many requests as are in flight at once, all begun under one window. By Little's law, seconds and
+    weights of these say what the window gives, whatever the latency is and however the bytes are shared: throughput is
+    requests in flight × bytes of a request / seconds of a request. The window doubles while that gives more. Then it
+    is the smallest that gives nearly the best, and every few rounds one of its neighbours is tried. Rounds in which
+    the window was never full say nothing.
+    """
 
-    def ended(self, n, began, now):
-        pass
+    def __init__(self) -> None:
+        """Begin low."""
+        self._level = FIRST
+        self._rates: dict[int, float] = {}
+        self._step = 2
+        self._misses = 0
+        self._rounds = 0
+        self._count = 0
+        self._weight = 0
+        self._peak = 0
+        self._new_round(float("-inf"))
 
-    def failed(self, now):
-        pass
+    def heir(self) -> InFlightLimit:
+        """Return one that begins with what this one learned, and with nothing in flight."""
+        other = InFlightLimit()
+        other._level, other._rates, other._step = self._level, dict(self._rates), self._step
+        return other
 
+    @property
+    def window(self) -> int:
+        """Bytes that may be in flight, a small request counted as `LEAST_WEIGHT`."""
+        return WINDOWS[self._level]
 
-_L = InFlightLimit()
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight."""
+        return self._count
 
+    def begin(self, num_bytes: int, now: float) -> Flight | None:
+        """Begin a request, if it may begin now; one alone always may.
 
-def limit_of(place):
-    return _L
+        Args:
+            num_bytes: that it asks for.
+            now: in seconds, of a clock that never goes back.
+
+        Returns:
+            What `ended`, `failed` or `cancelled` is called with, once; None if it must wait.
+        """
+        flight = Flight(num_bytes, now)
+        if self._count and (self._weight + flight.weight > self.window or self._count >= MOST_REQUESTS):
+            self._full = True
+            return None
+        self._count += 1
+        self._weight += flight.weight
+        self._peak = max(self._peak, self._count)
+        return flight
+
+    def ended(self, flight: Flight, now: float) -> None:
+        """Learn from a request whose bytes are there."""
+        self.cancelled(flight)
+        if flight.began < self._since:
+            return
+        self._ended += 1
+        self._seconds += now - flight.began
+        self._moved += flight.num_bytes
+        if self._ended >= (1 if self._step else 2) * self._peak:
+            before = self._level
+            if self._full and self._seconds > 0:
+                self._learn(self._peak * self._moved / self._seconds)
+            # Slow requests of a round end in the next: they count as long as the window stays.
+            self._new_round(self._since if self._level == before else now)
+
+    def failed(self, flight: Flight, now: float) -> None:
+        """Halve the window, since the store refused a request; once for all that were in flight then."""
+        self.cancelled(flight)
+        if flight.began < self._since:
+            return
+        self._level = max(0, self._level - 2)
+        self._rates = {level: rate for level, rate in self._rates.items() if level < self._level}
+        self._step, self._misses, self._rounds = 1, 0, 0
+        self._new_round(now)
+
+    def cancelled(self, flight: Flight) -> None:
+        """Forget a request that nobody waits for."""
+        self._count -= 1
+        self._weight -= flight.weight
+
+    def _new_round(self, now: float) -> None:
+        self._since = now
+        self._full = False
+        self._peak = self._count
+        self._ended = 0
+        self._seconds = 0.0
+        self._moved = 0
+
+    def _learn(self, rate: float) -> None:
+        """Choose the window of the next round by what this one gave."""
+        known = self._rates.get(self._level)
+        self._rates[self._level] = rate if known is None else (known + rate) / 2
+        if self._step and self._climbs(rate):
+            self._level += self._step
+            return
+        self._step = 0
+        self._rounds += 1
+        self._level = self._best()
+        if self._rounds % ROUNDS_BETWEEN_PROBES == 0:
+            up = self._rounds % (2 * ROUNDS_BETWEEN_PROBES) or self._level == 0
+            self._level = min(self._level + 1, len(WINDOWS) - 1) if up else self._level - 1
+
+    def _climbs(self, rate: float) -> bool:
+        before = self._rates.get(self._level - self._step)
+        grew = before is None or rate >= CLIMB_GAIN**self._step * before
+        self._misses = 0 if grew else self._misses + 1
+        return self._misses < PATIENCE and self._level + self._step < len(WINDOWS)
+
+    def _best(self) -> int:
+        enough = ENOUGH * max(self._rates.values())
+        return min(level for level, rate in self._rates.items() if rate >= enough)

@@ -1,0 +1,292 @@
+"""Byte ranges of a store's files, kept on a local disk for all processes of a machine."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch_table_loader.arrow.buffers import new_array
+from torch_table_loader.errors import ConfigError, StorageError
+from torch_table_loader.local_files import check_owned, make_folder, new_file, open_regular
+from torch_table_loader.records import FileVersion
+
+_HEAD = struct.Struct("<8s32sQI12x")
+"""Magic, key, bytes and their CRC-32; then come the bytes."""
+_MAGIC = b"TTLRANG1"
+_LOCK = "lock"
+_ENTRY = re.compile(r"[0-9a-f]{64}\.range")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.range\.[0-9a-f]{32}\.tmp")
+_SHARD = re.compile(r"[0-9a-f]{2}")
+_BLOCK = 4096
+_TOTAL_DIGITS = 20
+
+KEPT_SHARE = 0.9
+"""How full the cache is after eviction, so that not every range that is put looks through the folder."""
+PATIENCE_SECONDS = 0.1
+"""Seconds to wait for a process that holds the lock, which is for microseconds unless it evicts."""
+_POLL_SECONDS = 0.002
+UNCOUNTED_SHARE = 1 / 256
+"""Share of the cache that a process may write while it cannot count it; what comes on top is not kept."""
+STALE_SECONDS = 600.0
+"""Seconds after which a file that nobody finished is removed."""
+
+_log = logging.getLogger(__name__)
+
+
+class RangeKey(NamedTuple):
+    """What tells a range of bytes from any other.
+
+    Args:
+        place: a name of the store; see `Storage`.
+        path: of the file, as the store calls it.
+        version: of the file.
+        start: the first byte.
+        stop: the byte after the last.
+    """
+
+    place: str
+    path: str
+    version: FileVersion
+    start: int
+    stop: int
+
+    @property
+    def digest(self) -> bytes | None:
+        """A hash of all, from which nothing can be read; None where the version cannot tell a file that changed."""
+        version = self.version
+        if version.mtime_ns is None and version.etag is None and not version.immutable:
+            return None
+        facts = [version.num_bytes, version.mtime_ns, version.etag, version.immutable, self.start, self.stop]
+        return hashlib.sha256(json.dumps([self.place, self.path, *facts]).encode("utf-8")).digest()
+
+
+class _Found(NamedTuple):
+    """A file of the cache, as eviction sees it; ordered by when it was last used."""
+
+    used: int
+    num_bytes: int
+    path: Path
+
+
+class DiskCache:
+    """A folder of byte ranges that all processes of a machine share; the least lately used ones make room.
+
+    Each range is a file of its own, which appears whole and carries its key and a checksum: what is torn, damaged or
+    foreign is removed, never returned. Its mtime says when it was last used. A file `lock` holds about how many bytes
+    there are; whoever would make them too many looks through the folder and evicts first. Others wait for that a tenth
+    of a second at most, then each may write 1/256 of the cache uncounted. So the folder stays within 1.05 ×
+    `most_bytes` for a dozen processes. What one that was killed did not finish counts, and goes after ten minutes.
+
+    A cache costs time at worst. What it cannot read it does not have. After the first range that it cannot write (the
+    disk is full, the folder is gone or read-only) this process writes no more, and this module's logger warns once.
+    Threads may share it; it pickles.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], most_bytes: int) -> None:
+        """Make the folder, for this user alone, or take the one that is there.
+
+        Args:
+            root: the folder.
+            most_bytes: of all ranges together.
+
+        Raises:
+            ConfigError: others decide what is in the folder, or it is no folder.
+        """
+        self._root = Path(root).expanduser().resolve()
+        self._most = most_bytes
+        self._writes = True
+        self._warned: set[str] = set()
+        self._uncounted: deque[int] = deque()
+        try:
+            _make_private(self._root)
+            check_owned(self._root, "cache_dir=")
+        except StorageError as error:
+            raise ConfigError(f"cache_dir cannot be used: {error}") from error
+        except OSError as error:
+            self._stop_writing(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Open the same folder there."""
+        return type(self), (str(self._root), self._most)
+
+    def get(self, key: RangeKey) -> memoryview | None:
+        """Return the bytes of a range; None if they are not here."""
+        digest = key.digest
+        if digest is None:
+            return None
+        path = self._path(digest)
+        try:
+            file = open_regular(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            self._warn("read", f"the disk cache cannot be read, and those bytes are fetched: {error}")
+            return None
+        try:
+            found = _read(file, digest, key.stop - key.start)
+            with suppress(OSError):  # read-only: then nobody evicts either
+                os.utime(file) if found is not None else path.unlink()
+        except OSError as error:
+            self._warn("read", f"the disk cache cannot be read, and those bytes are fetched: {error}")
+            return None
+        finally:
+            os.close(file)
+        if found is None:
+            self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched anew: {path}")
+        return found
+
+    def put(self, key: RangeKey, data: Any) -> None:
+        """Keep the bytes of a range, if there is room and their file's version can be told.
+
+        Args:
+            key: of the range.
+            data: a buffer of exactly its bytes.
+        """
+        digest = key.digest
+        view = memoryview(data).cast("B")
+        if view.nbytes != key.stop - key.start:
+            raise ValueError(f"the range is {key.stop - key.start} bytes long, but {view.nbytes} came")
+        cost = _on_disk(_HEAD.size + view.nbytes)
+        if digest is None or not self._writes or cost > self._most * KEPT_SHARE:
+            return
+        path = self._path(digest)
+        try:
+            path.parent.mkdir(0o700, exist_ok=True)
+            if path.exists():
+                return
+            if not self._reserve(cost):
+                return
+            with new_file(path) as (unfinished, file):
+                file.write(_HEAD.pack(_MAGIC, digest, view.nbytes, zlib.crc32(view)))
+                file.write(view)
+                file.close()
+                unfinished.replace(path)
+        except OSError as error:
+            self._stop_writing(error)
+
+    def _path(self, digest: bytes) -> Path:
+        name = digest.hex()
+        return self._root / name[:2] / f"{name}.range"
+
+    def _reserve(self, cost: int) -> bool:
+        """Count a range that is about to be written, and make room for it; return whether it may be written."""
+        self._uncounted.append(cost)
+        patience = time.monotonic() + PATIENCE_SECONDS
+        while not self._count():
+            if time.monotonic() > patience:
+                return sum(tuple(self._uncounted)) <= self._most * UNCOUNTED_SHARE
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _count(self) -> bool:
+        """Add what this process writes to what is there, evicting if that is too much; return False if locked."""
+        with self._locked() as lock:
+            if lock is None:
+                return False
+            new = sum(self._uncounted.popleft() for _ in range(len(self._uncounted)))
+            total = _read_total(lock)
+            if total is None or total + new > self._most:
+                total = self._evict(self._most - new)
+            os.pwrite(lock, f"{total + new:0{_TOTAL_DIGITS}}".encode(), 0)
+            return True
+
+    @contextmanager
+    def _locked(self) -> Iterator[int | None]:
+        """Hold the lock, which ends with its holder; None where another holds it."""
+        lock = open_regular(self._root / _LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+            else:
+                yield lock
+        finally:
+            os.close(lock)
+
+    def _evict(self, room: int) -> int:
+        """Remove what was not used for longest, if there is more than `room`; return the bytes that stay."""
+        found = sorted(_entries(self._root))
+        total = sum(entry.num_bytes for entry in found)
+        if total <= room:
+            return total
+        for entry in found:
+            if total <= room * KEPT_SHARE:
+                break
+            if _ENTRY.fullmatch(entry.path.name):
+                entry.path.unlink(missing_ok=True)
+                total -= entry.num_bytes
+        return total
+
+    def _stop_writing(self, error: OSError) -> None:
+        self._writes = False
+        self._warn("write", f"the disk cache cannot be written and stays as it is; reading goes on: {error}")
+
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _log.warning("%s", message)
+
+
+def _make_private(root: Path) -> None:
+    make_folder(root.parent)
+    with suppress(FileExistsError):
+        root.mkdir(0o700)
+
+
+def _on_disk(num_bytes: int) -> int:
+    return -(-num_bytes // _BLOCK) * _BLOCK
+
+
+def _read_total(lock: int) -> int | None:
+    """Read how many bytes there are; None if nobody has counted yet."""
+    text = os.pread(lock, _TOTAL_DIGITS, 0)
+    return int(text) if len(text) == _TOTAL_DIGITS and text.isdigit() else None
+
+
+def _read(file: int, digest: bytes, num_bytes: int) -> memoryview | None:
+    """Read a range; None if the file is anything else. A mapping of one that is cut short would end the process."""
+    if os.fstat(file).st_size != _HEAD.size + num_bytes:
+        return None
+    array: Any = new_array((num_bytes,), "uint8")
+    head, data = bytearray(_HEAD.size), memoryview(array)
+    got = os.preadv(file, [head, data], 0)
+    while 0 < got < _HEAD.size + num_bytes:
+        more = os.preadv(file, [data[got - _HEAD.size :]], got) if got >= _HEAD.size else 0
+        if more == 0:
+            return None
+        got += more
+    magic, key, length, crc = _HEAD.unpack(head)
+    if (magic, key, length) != (_MAGIC, digest, num_bytes) or zlib.crc32(data) != crc:
+        return None
+    return data
+
+
+def _entries(root: Path) -> Iterator[_Found]:
+    """Give what the cache holds, unfinished files included; those that nobody will finish are removed."""
+    with os.scandir(root) as shards:
+        folders = [shard.path for shard in shards if _SHARD.fullmatch(shard.name)]
+    for folder in folders:
+        with os.scandir(folder) as files:
+            for file in files:
+                unfinished = _UNFINISHED.fullmatch(file.name) is not None
+                if not (unfinished or _ENTRY.fullmatch(file.name)):
+                    continue
+                with suppress(FileNotFoundError):
+                    found = file.stat(follow_symlinks=False)
+                    if unfinished and time.time() - found.st_mtime > STALE_SECONDS:
+                        Path(file).unlink()
+                        continue
+                    yield _Found(found.st_mtime_ns, _on_disk(found.st_size), Path(file))

@@ -139,10 +139,8 @@ class Explanation:
         fetch = self.fetch
         if fetch is None:
             return []
-        return [
-            f"fetches    {fetch.num_bytes:,} bytes in {fetch.requests:,} requests, {fetch.amplification:.2f} x what is "
-            f"decoded; up to {fetch.ahead_bytes:,} bytes ahead"
-        ]
+        asked = f"{fetch.num_bytes:,} bytes in {fetch.requests:,} requests, {fetch.amplification:.2f} x what is decoded"
+        return [f"fetches    {asked}; up to {fetch.ahead_bytes:,} bytes ahead"]
 
 
 def explain(job: Job, epoch: int) -> Explanation:

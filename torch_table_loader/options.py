@@ -31,6 +31,8 @@ DEFAULT_ROW_STORE_MEMORY = "1GiB"
 DEFAULT_READ_AHEAD = "128MiB"
 """Enough for a line of 10 Gbit/s over 100 ms."""
 
+DEFAULT_CACHE_BYTES = "64GiB"
+
 DEFAULT_RETRY_SECONDS = 120.0
 """Outages of stores, and restarts of those that one runs oneself, are mostly over by then."""
 
@@ -107,6 +109,8 @@ class LoaderOptions:
         verify_checksums: check the pages of Parquet files that have checksums, and refuse those that differ.
         read_ahead_bytes: compressed bytes of an object store's files that each process fetches ahead of decoding:
             int or "128MiB"; 0 fetches nothing ahead.
+        cache_dir: a directory of this machine that keeps what is fetched from an object store, for all its ranks.
+        cache_bytes: bytes that are kept there at most: int or "64GiB"; what was used longest ago goes first.
         retry_seconds: how long to try a request that the store does not serve; 0: once.
     """
 
@@ -152,6 +156,8 @@ class LoaderOptions:
     raw_files: bool = False
     verify_checksums: bool = True
     read_ahead_bytes: int | str = DEFAULT_READ_AHEAD
+    cache_dir: str | None = field(default=None, repr=False)
+    cache_bytes: int | str = DEFAULT_CACHE_BYTES
     retry_seconds: float = DEFAULT_RETRY_SECONDS
 
     def __post_init__(self) -> None:
@@ -178,6 +184,7 @@ class LoaderOptions:
         if self.split_bytes is not None:
             self._take_size("split_bytes")
         self._take_size("row_store_memory")
+        self._take_size("cache_bytes")
         if whole(self.read_ahead_bytes) != 0:
             self._take_size("read_ahead_bytes")
         object.__setattr__(self, "retry_seconds", _seconds("retry_seconds", self.retry_seconds))
@@ -272,6 +279,10 @@ class LoaderOptions:
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
             raise ConfigTypeError(f"plan_cache must be a directory's path or URL, got {self.plan_cache!r}")
+        if self.cache_dir is not None and (
+            not isinstance(self.cache_dir, str | PathLike) or "://" in str(self.cache_dir)
+        ):
+            raise ConfigTypeError(f"cache_dir must be a directory of this machine, got {_shown(self.cache_dir)}")
         if self.mesh is not None and not all(hasattr(self.mesh, name) for name in ("ndim", "size", "get_coordinate")):
             raise ConfigTypeError(
                 "mesh must be a DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes one, "
@@ -310,6 +321,11 @@ class LoaderOptions:
     def target_read_ahead_bytes(self) -> int:
         """`read_ahead_bytes` in bytes."""
         return parse_bytes(self.read_ahead_bytes) if self.read_ahead_bytes else 0
+
+    @property
+    def target_cache_bytes(self) -> int:
+        """`cache_bytes` in bytes."""
+        return parse_bytes(self.cache_bytes)
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -357,6 +373,8 @@ class LoaderKeywords(TypedDict, total=False):
     raw_files: bool
     verify_checksums: bool
     read_ahead_bytes: int | str
+    cache_dir: str | None
+    cache_bytes: int | str
     retry_seconds: float
 
 

@@ -14,6 +14,7 @@ import pytest
 from torch_table_loader.errors import MissingFileError, StorageError
 from torch_table_loader.fetch.fetcher import Fetcher
 from torch_table_loader.fetch.planned_read import PlannedRead
+from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
 MIB = 1 << 20
@@ -60,7 +61,11 @@ def plan(store: Store, reads: int, groups: int = 4, lane: int = 0) -> Iterator[P
 
 
 def begin(store: Store, reads: int, budget: int = 64 * MIB) -> Fetcher:
-    return Fetcher(store, plan(store, reads), budget)
+    return Fetcher(store, plan(store, reads), FetchSettings(budget))
+
+
+def wait_for(gate: threading.Event) -> None:
+    assert gate.wait(20)
 
 
 def fetching_threads() -> int:
@@ -120,7 +125,7 @@ def test_an_error_comes_where_its_bytes_would_have() -> None:
 
 def test_leaving_wakes_who_waits_sends_nothing_more_and_ends_the_threads() -> None:
     gate = threading.Event()
-    store = Store(hold=lambda path, start: None if gate.wait(20) else None)
+    store = Store(hold=lambda path, start: wait_for(gate))
     ahead = begin(store, 4)
     errors: list[BaseException] = []
 

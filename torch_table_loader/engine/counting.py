@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.survey import Table
+    from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import PlanCache
@@ -38,7 +39,7 @@ class LiveCounter:
         cache: PlanCache | None,
         threads: int,
         progress: Progress,
-        read_ahead_bytes: int,
+        fetching: FetchSettings,
     ) -> None:
         """Prepare.
 
@@ -49,7 +50,7 @@ class LiveCounter:
             cache: counts that were made before, and where new ones go; or None.
             threads: how many read.
             progress: shows how the pass goes.
-            read_ahead_bytes: that are fetched ahead of decoding, where files are far away.
+            fetching: how files that are far away are fetched.
         """
         self._table = table
         self._reader = reader
@@ -57,7 +58,7 @@ class LiveCounter:
         self._cache = cache
         self._threads = threads
         self._progress = progress
-        self._read_ahead_bytes = read_ahead_bytes
+        self._fetching = fetching
         self._group_live = np.full(len(table.layout.group_rows), -1, dtype=np.int64)
         self._parts: dict[tuple[int, int, int], int] = {}
         self._part_starts: dict[tuple[int, int], int] = {}
@@ -144,7 +145,7 @@ class LiveCounter:
                 return parts[place], reader.count(task_of(parts[place]), storage)
 
         needs = (partial(reader.needs_of_count, task_of(part)) for part in parts)
-        tasks = TasksAhead(reader.storage, needs, self._read_ahead_bytes)
+        tasks = TasksAhead(reader.storage, needs, self._fetching)
         with closing(tasks), ThreadPoolExecutor(self._threads, "table-loader-count") as pool:
             yield from self._progress(pool.map(count, range(len(parts))), len(parts))
 

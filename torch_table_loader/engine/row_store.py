@@ -38,6 +38,7 @@ from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table
+    from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
@@ -109,7 +110,13 @@ class RowStoreHandle:
     """A table's row store, wherever it is. It pickles; what was opened stays in its process."""
 
     def __init__(
-        self, table: Table, options: LoaderOptions, schema: pa.Schema, segments: SegmentTable, reader: TaskReader
+        self,
+        table: Table,
+        options: LoaderOptions,
+        schema: pa.Schema,
+        segments: SegmentTable,
+        reader: TaskReader,
+        fetching: FetchSettings,
     ) -> None:
         """Decide what the store holds and where it is; nothing is read.
 
@@ -119,6 +126,7 @@ class RowStoreHandle:
             schema: the columns to keep.
             segments: whole files; every live row is known.
             reader: reads those columns, and row ids where live rows are not all rows.
+            fetching: how files that are far away are fetched.
 
         Raises:
             ConfigError: a column that cannot be kept, or a place that does not fit the workers.
@@ -143,8 +151,8 @@ class RowStoreHandle:
         self._lock = threading.Lock()
         self._rows: StoredRows | RemoteRows | None = None
         self._memory = parse_bytes(options.row_store_memory)
-        self._read_ahead_bytes = options.target_read_ahead_bytes // usable_cpus()
-        """Bytes that are fetched ahead for a chunk: each thread builds one."""
+        self._fetching = fetching.shared_by(usable_cpus())
+        """How a chunk is fetched: each thread builds one."""
         self._lanes = options.lanes
         self._threaded = options.worker_type == "thread" or options.num_workers == 0
         self.url = _store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
@@ -291,7 +299,7 @@ class RowStoreHandle:
     def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:
         self.built.append(chunk)
         reader, tasks = self._reader, self._chunks.tasks(chunk)
-        ahead = TasksAhead(reader.storage, [partial(reader.needs, task) for task in tasks], self._read_ahead_bytes)
+        ahead = TasksAhead(reader.storage, [partial(reader.needs, task) for task in tasks], self._fetching)
         with closing(ahead):
             for number, task in enumerate(tasks):
                 with ahead.storage_of(number) as storage:

@@ -24,6 +24,7 @@ class Task:
     __slots__ = ("found", "is_sought", "over", "read", "requests")
 
     def __init__(self, read: PlannedRead) -> None:
+        """Begin a read."""
         self.read = read
         self.is_sought = False
         """Whether somebody finds out what it needs."""

@@ -19,6 +19,7 @@ from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import StorageError
+from torch_table_loader.fetch.disk_cache import RangeKey
 from torch_table_loader.fetch.fetch_queue import FetchQueue, Task
 from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.fetch.hedging import HedgePolicy
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.contracts import RangeStorage, Storage
-    from torch_table_loader.fetch.disk_cache import DiskCache
+    from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.records import FileNeeds, FileVersion
 
 _log = logging.getLogger(__name__)
@@ -42,24 +43,22 @@ class Fetcher:
         self,
         storage: RangeStorage,
         plan: Iterator[PlannedRead],
-        budget: int,
-        cache: DiskCache | None = None,
+        settings: FetchSettings,
     ) -> None:
         """Begin to fetch.
 
         Args:
             storage: where the files are.
             plan: the reads of all lanes, in the order in which their rows are delivered.
-            budget: bytes that are fetched ahead at most; what a lane waits for is fetched in any case.
-            cache: ranges on the local disk; or None.
+            settings: how many bytes are fetched ahead, beside what a lane waits for; and what is kept.
         """
         self.stats = FetchStats()
         self._storage = storage
         self._place = str(getattr(storage, "place", ""))
-        self._queue = FetchQueue(plan, budget)
+        self._queue = FetchQueue(plan, settings.ahead_bytes)
         self._limit = _LEARNED[self._place].heir() if self._place in _LEARNED else InFlightLimit()
         self._hedging = HedgePolicy()
-        self._cache = cache
+        self._cache = settings.cache
         self._retries_before = self._retries()
         self._threads = self._idle = 0
         self._closed = False
@@ -210,15 +209,13 @@ class Fetcher:
             self._wanted.notify()
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
-        data, error, cached = None, None, False
+        file, data, error, cached = request.file, None, None, False
+        key = RangeKey(self._place, file.path, file.version, request.start, request.stop)
         try:
-            data = self._cached(request)
+            data = None if self._cache is None else self._cache.get(key)
             cached = data is not None
             if not cached:
-                data = self._storage.read_range(
-                    request.file.path, request.start, request.stop, request.file.version
-                )
-                self._keep(request, data)
+                data = self._storage.read_range(file.path, request.start, request.stop, file.version)
         except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
             error = caught
         with self._wanted:
@@ -227,18 +224,8 @@ class Fetcher:
             self._queue.arrived(request, data, error)
             self._arrived.notify_all()
             self._wanted.notify()
-
-    def _cached(self, request: Request) -> Any:
-        if self._cache is None:
-            return None
-        return self._cache.get(self._key(request))
-
-    def _keep(self, request: Request, data: Any) -> None:
-        if self._cache is not None:
-            self._cache.put(self._key(request), data)
-
-    def _key(self, request: Request) -> RangeKey:
-        return RangeKey(self._place, request.file.path, request.file.version, request.start, request.stop)
+        if self._cache is not None and not cached and error is None:
+            self._cache.put(key, data)
 
     def _count(self, request: Request, *, cached: bool, served: bool) -> None:
         stats = self.stats
@@ -304,32 +291,32 @@ class ReadStorage:
         self._ahead.end(self._task.read.lane)
 
 
-def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], budget: int) -> Fetcher | None:
+def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher | None:
     """Begin to fetch what reads need; None where the files are on this machine, or come in no ranges.
 
     Args:
         storage: where the files are.
         plan: the reads of all lanes, in the order in which their rows are delivered.
-        budget: bytes that are fetched ahead at most; 0 fetches nothing ahead.
+        settings: how many bytes are fetched ahead, and what is kept.
     """
-    if not budget or not is_far(storage):
-        return None
-    return Fetcher(storage, plan, budget)
+    return Fetcher(storage, plan, settings) if is_far(storage) and settings.applies_to(storage) else None
 
 
 class TasksAhead:
     """Fetches what many tasks need ahead of the threads that do them, in the order of their numbers."""
 
-    def __init__(self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], budget: int) -> None:
+    def __init__(
+        self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], settings: FetchSettings
+    ) -> None:
         """Begin to fetch.
 
         Args:
             storage: where the files are.
             needs: of each task, what returns which bytes it takes.
-            budget: bytes that are fetched ahead at most.
+            settings: how many bytes are fetched ahead, and what is kept.
         """
         plan = (PlannedRead(number, number, 1, find) for number, find in enumerate(needs))
-        self._ahead = fetch_ahead(storage, plan, budget)
+        self._ahead = fetch_ahead(storage, plan, settings)
 
     @contextmanager
     def storage_of(self, number: int) -> Iterator[ReadStorage | None]:

@@ -52,6 +52,7 @@ class Request:
     __slots__ = ("attempts", "began", "data", "error", "file", "is_held", "piece", "running", "stage", "start", "stop")
 
     def __init__(self, file: DataFile, start: int, stop: int, piece: int) -> None:
+        """Ask for nothing yet."""
         self.file = file
         self.start = start
         self.stop = stop

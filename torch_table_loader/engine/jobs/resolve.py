@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.survey import Table
+    from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
@@ -103,7 +104,11 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
 
 
 def counter_of(
-    table: Table, options: LoaderOptions, cache: PlanCache | None, stage: RowStage | None = None
+    table: Table,
+    options: LoaderOptions,
+    cache: PlanCache | None,
+    fetching: FetchSettings,
+    stage: RowStage | None = None,
 ) -> LiveCounter | None:
     """Make the counting pass, where a row filter, deletes or a stage need one and the caller did not give it up."""
     layout, reads = table.layout, options.filters is not None or table.layout.must_count or stage is not None
@@ -118,7 +123,7 @@ def counter_of(
         None if table.estimated else cache,  # what is counted of estimated row groups fits no entry
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress),
-        read_ahead_bytes=options.target_read_ahead_bytes,
+        fetching=fetching,
     )
 
 
@@ -140,6 +145,7 @@ def planner_of(
     strategy: Strategy,
     num_ranks: int,
     cache: PlanCache | None,
+    fetching: FetchSettings,
     stage: RowStage | None,
 ) -> Planner:
     """Make what plans the epochs of a job.
@@ -150,6 +156,7 @@ def planner_of(
         strategy: splits it.
         num_ranks: of the job.
         cache: counts that are kept; or None.
+        fetching: how files that are far away are fetched.
         stage: makes other rows of those that live; or None.
 
     Raises:
@@ -162,7 +169,7 @@ def planner_of(
         shuffle=bool(options.shuffle),
         seed=options.shuffle_seed,
         filtered=options.filters is not None or stage is not None,
-        counter=counter_of(table, options, cache, stage),
+        counter=counter_of(table, options, cache, fetching, stage),
     )
     if options.even_ranks is not None and not planner.counted:
         raise ConfigError(

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
-from torch_table_loader.contracts import is_far
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, planner_of, strategy_of, with_padding
@@ -20,6 +19,7 @@ from torch_table_loader.engine.state import check_state, current_version, identi
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ResumeError
+from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
@@ -51,6 +51,7 @@ class StreamJob(Job):
         planner: plans its epochs.
         read_rows: rows that a lane reads at a time.
         splits_digest: hash of how the table is split.
+        fetching: how files that are far away are fetched.
         stage: makes other rows of those that live; None delivers them as they are.
     """
 
@@ -60,6 +61,7 @@ class StreamJob(Job):
     planner: Planner
     read_rows: int
     splits_digest: str
+    fetching: FetchSettings
     stage: RowStage | None = None
 
     @classmethod
@@ -104,8 +106,8 @@ class StreamJob(Job):
         read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
         reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage)
         codec_of(table, reader.schema, columns, options)
-        strategy = strategy_of(options, ranks)
-        planner = planner_of(table, options, strategy, ranks.num_ranks, cache, stage)
+        strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
+        planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage)
         stores = [table.storage, *([] if cache is None else [cache.storage])]
         job = cls(
             options=options,
@@ -118,6 +120,7 @@ class StreamJob(Job):
             planner=planner,
             read_rows=read_rows,
             splits_digest=planner.digest(),
+            fetching=fetching,
             stage=stage,
             fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
         )
@@ -237,7 +240,7 @@ class StreamJob(Job):
             windows=planned.windows,
             seed=self.options.shuffle_seed,
             window=self.options.shuffle_buffer_size,
-            read_ahead_bytes=self.options.target_read_ahead_bytes,
+            fetching=self.fetching,
         )
 
     def rows_of(self, position: StreamPosition, step: int) -> list[RowSpan | LiveSpan]:
@@ -282,7 +285,7 @@ class StreamJob(Job):
             steps=planned.plan.steps if planner.counted else None,
             lanes=[self._load(planned, lane) for lane in range(self.topology.lanes)],
             rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
-            held_bytes=self.options.target_read_ahead_bytes if self.is_far else 0,
+            held_bytes=self.fetching.ahead_bytes if self.is_far else 0,
             notes=self._notes(),
             fetch=self._fetch_load(start) if self.is_far and not self.table.estimated else None,
         )
@@ -290,7 +293,7 @@ class StreamJob(Job):
     @property
     def is_far(self) -> bool:
         """Whether files are fetched ahead of decoding."""
-        return self.options.target_read_ahead_bytes > 0 and is_far(self.table.storage)
+        return self.fetching.applies_to(self.table.storage)
 
     def _fetch_load(self, position: StreamPosition) -> FetchLoad:
         """Add up what this rank fetches in a stage."""

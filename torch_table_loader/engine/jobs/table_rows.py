@@ -21,6 +21,7 @@ from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
@@ -142,14 +143,15 @@ class TableRows(Items):
         with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
         codec_of(table, with_padding(with_ids, marks=options.even_ranks == "pad"), columns, options)
         segments = whole_files(table.layout, filtered=options.filters is not None)
-        if (counter := counter_of(table, options, cache)) is not None:
+        fetching = FetchSettings.of(options)
+        if (counter := counter_of(table, options, cache, fetching)) is not None:
             segments = counter.count(segments, np.arange(len(segments.splits)))
         live_rows = int(segments.live.sum())
         row_bytes = sum(map(width_of, schema.types)) or 1
         keeps_ids = live_rows != table.layout.num_rows
         max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
         reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows)
-        store = RowStoreHandle(table, options, schema, segments, reader)
+        store = RowStoreHandle(table, options, schema, segments, reader, fetching)
         return cls(options, table, store, with_ids, live_rows, row_bytes)
 
     @property

@@ -197,12 +197,13 @@ class IndexedWork(LaneWork):
     items: ItemStream
     gather_batches: int
 
-    def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:  # noqa: ARG002 stores have their own
+    def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:  # noqa: ARG002
         """Gather a lane's rows, some batches at a time.
 
         Args:
             lane: which.
             start: batches of the lane that were delivered before.
+            ahead: nothing: a row store that is far away fetches windows of its own.
         """
         blocks = map(self.plan.places_of, self.plan.steps_of(lane, start, self.gather_batches))
         for columns, padding in self.items.columns(blocks):

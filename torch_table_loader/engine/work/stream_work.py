@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.fetch.fetcher import Fetcher
+    from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
@@ -47,7 +48,7 @@ class StreamWork(LaneWork):
         windows: those that were open when earlier stages of the epoch ended.
         seed: key of shuffle windows.
         window: rows of a shuffle window, or None.
-        read_ahead_bytes: that are fetched ahead of decoding, where files are far away.
+        fetching: how files that are far away are fetched.
     """
 
     plan: RankPlan
@@ -56,12 +57,12 @@ class StreamWork(LaneWork):
     windows: tuple[Window, ...]
     seed: int
     window: int | None
-    read_ahead_bytes: int
+    fetching: FetchSettings
 
     def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:
         """Begin to fetch what some lanes read, in the order of delivery; see `LaneWork.fetch_ahead`."""
         plans = [self._planned_reads(lane, start, joins=joins) for lane, start in begun.items()]
-        return fetch_ahead(self.reader.storage, in_order(plans), self.read_ahead_bytes)
+        return fetch_ahead(self.reader.storage, in_order(plans), self.fetching)
 
     def needs(self) -> Iterator[FileNeeds]:
         """Return which bytes the lanes take, read by read."""

@@ -45,7 +45,7 @@ class InFlightLimit:
     """A window of bytes for one store, which adapts to latency and bandwidth. Not for several threads at once.
 
     A round is as many requests as are in flight at once, all begun under one window. By Little's law, seconds and
-    weights of these say what the window gives, whatever the latency is and however the bytes are shared: throughput is
+    bytes of these say what the window gives, whatever the latency is and however the bytes are shared: throughput is
     requests in flight × bytes of a request / seconds of a request. The window doubles while that gives more. Then it
     is the smallest that gives nearly the best, and every few rounds one of its neighbours is tried. Rounds in which
     the window was never full say nothing.

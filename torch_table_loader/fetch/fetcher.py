@@ -15,6 +15,8 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.contracts import is_far
@@ -27,8 +29,6 @@ from torch_table_loader.fetch.limit import MOST_REQUESTS, Flight, InFlightLimit
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.records import FileNeeds, FileVersion
@@ -280,6 +280,8 @@ class ReadStorage:
         requests = self._ahead.requests_of(self._task)
         if requests is None or requests.file.path != path:
             return self._storage.open(path)
+        if requests.whole is not None:
+            return pa.BufferReader(self._ahead.read(requests, 0, requests.file.version.num_bytes))
         return open_ranges(partial(self._ahead.read, requests), requests.file.version.num_bytes)
 
     def version(self, path: str) -> FileVersion:

@@ -64,9 +64,9 @@ class InFlightLimit:
         self._new_round(float("-inf"))
 
     def heir(self) -> InFlightLimit:
-        """Return one that begins with what this one learned, and with nothing in flight."""
+        """Return one that knows what this one learned; it begins low all the same, so that the first bytes come soon."""
         other = InFlightLimit()
-        other._level, other._rates, other._step = self._level, dict(self._rates), self._step
+        other._rates, other._step = dict(self._rates), self._step
         return other
 
     @property

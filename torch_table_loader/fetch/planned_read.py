@@ -116,6 +116,12 @@ class Requests:
             start, place = request.stop, place + 1
         return found
 
+    @property
+    def whole(self) -> Request | None:
+        """The request that brings all of the file, if one does."""
+        first = self._by_start[0]
+        return first if (first.start, first.stop) == (0, self.file.version.num_bytes) else None
+
     def left_behind(self, piece: int) -> list[Request]:
         """Return the requests of the pieces that no row group needs any more; each is returned once.
 

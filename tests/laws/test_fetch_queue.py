@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from random import Random
 
 from hypothesis import given, settings
@@ -45,9 +46,13 @@ def plans(lanes: Lanes) -> list[Iterator[PlannedRead]]:
     def plan(lane: int) -> Iterator[PlannedRead]:
         for number, each in enumerate(lanes[lane]):
             needs = None if each is None else needs_of(f"{lane}/{number}", each)
-            yield PlannedRead(100 * number, lane, 100, lambda needs=needs: needs)
+            yield PlannedRead(100 * number, lane, 100, partial(_given, needs))
 
     return [plan(lane) for lane in range(len(lanes))]
+
+
+def _given(needs: FileNeeds | None) -> FileNeeds | None:
+    return needs
 
 
 class Line:

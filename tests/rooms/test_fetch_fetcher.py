@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,7 +58,11 @@ def plan(store: Store, reads: int, groups: int = 4, lane: int = 0) -> Iterator[P
     for number in range(reads):
         file = DataFile(str(number), str(number), FileVersion(store.size, etag="a"), "parquet")
         needs = FileNeeds(file, tuple(((at * 8 * MIB, (at + 1) * 8 * MIB),) for at in range(groups)))
-        yield PlannedRead(number * 100, lane, 100, lambda needs=needs: needs)
+        yield PlannedRead(number * 100, lane, 100, partial(_given, needs))
+
+
+def _given(needs: FileNeeds) -> FileNeeds:
+    return needs
 
 
 def begin(store: Store, reads: int, budget: int = 64 * MIB) -> Fetcher:

@@ -87,7 +87,7 @@ def test_construction_takes_one_request_a_file_many_at_once(tmp_path: Path, coun
     for at in range(count):
         pq.write_table(pa.table({"a": np.arange(at, at + 100)}), tmp_path / f"{at:03}.parquet")
     files = [far_file(store, path) for path in sorted(tmp_path.iterdir())]
-    table = survey(Files(store, files, pa.schema([])), None, None, None)  # type: ignore[arg-type]
+    table = survey(Files(store, files, pa.schema([])), None, None, None)
     assert table.layout.file_rows.tolist() == [100] * count
     assert Counter(request.name for request in store.requests) == {file.name: 1 for file in files}
     assert {request.kind for request in store.requests} == {"range"}
@@ -142,7 +142,7 @@ def test_each_delete_file_is_one_request(tmp_path: Path) -> None:
     table.commit()
     source = TableRequest(TableAddress(metadata_location=table.metadata)).open({})
     store, near = FarStore(), Deletes(source.storage)
-    far = Deletes(store)  # type: ignore[arg-type]
+    far = Deletes(store)
     for file in source.files:
         assert far.positions(file).tolist() == near.positions(file).tolist()
         assert len(far.equality(file)) == len(near.equality(file))
@@ -151,7 +151,7 @@ def test_each_delete_file_is_one_request(tmp_path: Path) -> None:
     assert len(store.requests) == 6
     whole = survey(source, None, None, None)
     reader = whole.reader(["x"], None)
-    distant = TaskReader(store, whole.files, whole.metas, whole.schema, ["x"], deletes=far)  # type: ignore[arg-type]
+    distant = TaskReader(store, whole.files, whole.metas, whole.schema, ["x"], deletes=far)
     for number, meta in enumerate(whole.metas):
         task = whole_task(meta, number)
         assert list(distant.read(task, View())) == list(reader.read(task))
@@ -170,7 +170,7 @@ def test_a_torn_vector_far_away_is_named(tmp_path: Path) -> None:
     for blob in ((0, 8), (4, 1 << 20), (5, delete.blob[1])):
         broken = replace(file, deletes=(replace(delete, blob=blob),))
         with pytest.raises(TableError, match="deletion vector"):
-            Deletes(FarStore()).positions(broken)  # type: ignore[arg-type]
+            Deletes(FarStore()).positions(broken)
 
 
 def test_each_manifest_is_one_request_many_at_once(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_the_chunks_of_old_writers_reach_beyond_what_their_footers_say(tmp_path:
         def __getattr__(self, name: str) -> Any:
             return getattr(meta, name)
 
-    (now,), (old,) = chunk_ranges(meta, size, [0], ["a"]), chunk_ranges(Old(), size, [0], ["a"])  # type: ignore[arg-type]
+    (now,), (old,) = chunk_ranges(meta, size, [0], ["a"]), chunk_ranges(Old(), size, [0], ["a"])
     assert [(start, stop + 100) for start, stop in now] == old
 
 

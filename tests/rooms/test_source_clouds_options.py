@@ -102,7 +102,7 @@ def test_a_token_that_is_a_file(tmp_path: Path) -> None:
 
 
 def test_credentials_of_google_auth_are_asked_when_they_end() -> None:
-    asked = []
+    asked: list[Any] = []
     credentials = SimpleNamespace(valid=True, token="t", expiry=datetime(2030, 1, 1), refresh=asked.append)  # noqa: DTZ001, S106
     store = gcs_bucket(choose_gcs({"token": credentials}).options)("bucket")
     provide: Any = store.credential_provider
@@ -171,7 +171,7 @@ def test_an_account_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_credentials_of_azure_identity_are_asked_for_tokens() -> None:
     end = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
-    asked = []
+    asked: list[Any] = []
 
     def get_token(scope: str) -> Any:
         asked.append(scope)

@@ -11,7 +11,7 @@ import pytest
 from tests.rooms.storing import MemoryTable, everything, numbers
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.read_ahead import GAP_PAGES, PAGE, Fetcher
+from torch_table_loader.store.read_ahead import GAP_PAGES, PAGE, ReadAhead
 from torch_table_loader.store.spec import RECORDS
 
 
@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_pages_come_sorted_and_joined(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
     path = tmp_path / "records"
     path.write_bytes(bytes(3000 * PAGE))
-    read_ahead = Fetcher([(path, 100)], 1 << 20)
+    read_ahead = ReadAhead([(path, 100)], 1 << 20)
     far = 200 * PAGE // 100
     places = np.array([far, 0, 1, 40, 3, 3])  # record 40 lies on pages 0 and 1
     assert read_ahead.expect(places) == 2
@@ -72,7 +72,7 @@ def test_the_last_page_is_warm_and_the_file_is_closed(tmp_path: Path) -> None:
     path = tmp_path / RECORDS
     path.write_bytes(bytes(10))
     before = len(list(Path("/proc/self/fd").iterdir()))
-    read_ahead = Fetcher([(path, 5)], 1)
+    read_ahead = ReadAhead([(path, 5)], 1)
     assert read_ahead.expect(np.array([1])) == 1
     del read_ahead
     assert len(list(Path("/proc/self/fd").iterdir())) == before

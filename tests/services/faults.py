@@ -197,7 +197,8 @@ class _Server:
     def _control(self, request: _Request) -> _Answer:
         if request.path == "/__faults":
             given = json.loads(request.body)
-            self.faults = Faults(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
+            chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+            self.faults = Faults(**chosen)
             self.since, self.counts = time.monotonic(), {}
         return _Answer(200, {}, json.dumps(self.counts).encode())
 

@@ -63,7 +63,7 @@ def google_url() -> Iterator[str]:
     port = free_port()
     host = f"127.0.0.1:{port}"
     # Its XML, which obstore reads, it serves on its public host alone.
-    command = [binary, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]
+    command = [str(binary), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]
     with subprocess.Popen([*command, "-public-host", host], stderr=subprocess.DEVNULL) as process:
         try:
             _wait_for(f"http://{host}/storage/v1/b?project=p")
@@ -227,7 +227,8 @@ def test_a_request_refuses_a_file_that_changed(whole_cloud: Cloud) -> None:
         assert bytes(storage.read_range(path, 0, 6, version)) == b"before"
         whole_cloud.put("t/a", b"behind")
         assert bytes(storage.read_range(path, 0, 6)) == b"behind"
-        for read in (lambda: storage.read_range(path, 0, 6, version), lambda: file.read_at(3, 1)):
+        reads: list[Callable[[], Any]] = [lambda: storage.read_range(path, 0, 6, version), lambda: file.read_at(3, 1)]
+        for read in reads:
             with pytest.raises(TableError, match=r"://.*/t/a changed under us.*etag"):
                 read()
 

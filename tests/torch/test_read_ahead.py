@@ -106,7 +106,7 @@ def test_batches_are_those_of_a_table_on_this_machine(
     tmp_path: Path, far: Callable[[], Any], form: str, options: dict[str, Any], budget: Any
 ) -> None:
     write(tmp_path / "t", form)
-    chosen = {"batch_size": 8, "output_format": "dict", "check_plan": False} | options
+    chosen: dict[str, Any] = {"batch_size": 8, "output_format": "dict", "check_plan": False} | options
     name = "arrow" if form == "ipc" else form
 
     def make(**more: Any) -> TableLoader:

@@ -64,7 +64,7 @@ class InFlightLimit:
         self._new_round(float("-inf"))
 
     def heir(self) -> InFlightLimit:
-        """Return one that knows what this one learned; it begins low all the same, so that the first bytes come soon."""
+        """Return one that knows what this one learned; it begins low too, so that the first bytes come soon."""
         other = InFlightLimit()
         other._rates, other._step = dict(self._rates), self._step
         return other

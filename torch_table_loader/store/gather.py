@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from torch_table_loader.store.read_ahead import Fetcher
+    from torch_table_loader.store.read_ahead import ReadAhead
     from torch_table_loader.store.record_layout import FixedType, RecordLayout, Slot
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -51,7 +51,7 @@ class StoredRows:
     row_ids: Ints | None
     heap: Sequence[pa.RecordBatch]
     num_rows: int
-    read_ahead: Fetcher | None = None
+    read_ahead: ReadAhead | None = None
     _heap_starts: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

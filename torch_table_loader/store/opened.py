@@ -16,7 +16,7 @@ from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.manifest import Manifest, check_fits, check_store, read_manifest, write_manifest
-from torch_table_loader.store.read_ahead import Fetcher
+from torch_table_loader.store.read_ahead import ReadAhead
 from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS, StoreSpec, heap_file
 
@@ -65,7 +65,7 @@ def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> Stored
     read_ahead = None
     if window_bytes is not None and layout.width and hasattr(os, "posix_fadvise"):
         nulled = [(place / NULLS, layout.null_width)] if NULLS in manifest.files else []
-        read_ahead = Fetcher([(place / RECORDS, layout.width), *nulled], window_bytes)
+        read_ahead = ReadAhead([(place / RECORDS, layout.width), *nulled], window_bytes)
     return StoredRows(layout, records, nulls, manifest.null_columns, ids, heap, rows, read_ahead)
 
 

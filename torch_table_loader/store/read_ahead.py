@@ -32,7 +32,7 @@ LEAST_ROWS = 4096
 """Rows of a lane's first window."""
 
 
-class Fetcher:
+class ReadAhead:
     """Reads the files of one store ahead."""
 
     def __init__(self, files: Sequence[tuple[Path, int]], window_bytes: int) -> None:

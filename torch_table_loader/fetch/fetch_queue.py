@@ -6,12 +6,9 @@ import heapq
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage
-
-if TYPE_CHECKING:
-    from torch_table_loader.records import FileNeeds
 
 
 class Task:
@@ -108,12 +105,12 @@ class FetchQueue:
                 return self._sent(wanted)
         return self._next_in_order(may_send)
 
-    def found(self, task: Task, needs: FileNeeds | None) -> None:
+    def found(self, task: Task, requests: Requests | None) -> None:
         """Queue what a read needs; None: nothing is fetched for it."""
         task.found = True
-        if needs is None or task.over:
+        if requests is None or task.over:
             return
-        task.requests = requests = Requests(needs)
+        task.requests = requests
         sizes = [sum(request.num_bytes for request in piece) for piece in requests.by_piece]
         before, total = 0, max(1, sum(sizes))
         for size, piece in zip(sizes, requests.by_piece, strict=True):

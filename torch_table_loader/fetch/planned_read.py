@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_table_loader.planning.requests import plan_pieces
+from torch_table_loader.planning.requests import fitted_to_held, plan_file
 
 if TYPE_CHECKING:
+    from torch_table_loader.planning.requests import Range
     from torch_table_loader.records import DataFile, FileNeeds
 
 
@@ -82,14 +83,17 @@ class Request:
 class Requests:
     """The requests of one read, by the bytes that they bring."""
 
-    def __init__(self, needs: FileNeeds) -> None:
+    def __init__(self, needs: FileNeeds, held: Collection[Range] = ()) -> None:
         """Begin with nothing fetched.
 
         Args:
             needs: which bytes the read takes.
+            held: ranges of the file that need no store.
         """
         self.file = needs.file
-        pieces = plan_pieces(needs.groups)
+        pieces = plan_file(needs.groups, needs.file.version.num_bytes)
+        if held:
+            pieces = list(fitted_to_held(pieces, needs.groups, held))
         self.by_piece = [
             [Request(needs.file, start, stop, number) for start, stop in piece.requests]
             for number, piece in enumerate(pieces)

@@ -204,12 +204,12 @@ class Fetcher:
         return partial(self._fetch, job, flights[0] if flights else None)
 
     def _find(self, task: Task) -> None:
-        requests = None
+        needs = None
         try:
-            if (needs := task.read.find()) is not None:
-                requests = Requests(needs, self._held(needs.file))
+            needs = task.read.find()
         except Exception as error:  # noqa: BLE001 the lane does the same when it reads, and raises it
             _log.debug("what a read needs could not be found: %s", type(error).__name__)
+        requests = None if needs is None else Requests(needs, self._held(needs.file))
         with self._wanted:
             self._queue.found(task, requests)
             self._arrived.notify_all()

@@ -74,6 +74,7 @@ class Fetcher:
     def next_read(self, lane: int) -> ReadStorage:
         """Return the storage that a lane's next read reads through; what its read before held is given back."""
         with self._wanted:
+            self._check_open()
             task = self._queue.take(lane)
             self._wanted.notify()
         return ReadStorage(self, self._storage, task)
@@ -118,13 +119,15 @@ class Fetcher:
             StorageError: the store failed, or the epoch was left meanwhile.
         """
         with self._wanted:
+            self._check_open()
             covering = requests.covering(start, stop)
             if covering is not None:
                 self._queue.drop(requests.left_behind(covering[0].piece))
                 self._wanted.notify()
                 for request in covering:
                     self._wait_for(request)
-                return joined(covering, start, stop)
+                if all(request.stage is Stage.DONE for request in covering):  # none was left behind meanwhile
+                    return joined(covering, start, stop)
             self.stats.unplanned += 1
             self.stats.requests += 1
             self.stats.num_bytes += stop - start
@@ -142,8 +145,6 @@ class Fetcher:
             self._wait(lambda: not request.waits, left if left is None or left > 0 else _LOOK_AGAIN_S)
         if request.error is not None:
             raise request.error
-        if request.stage is Stage.DROPPED:
-            raise _left()
 
     def _seconds_until_late(self, request: Request) -> float | None:
         """Return in how many seconds a request is late; None where it is not sent, or sent twice, or nobody knows."""
@@ -158,8 +159,11 @@ class Fetcher:
         self._grow()
         self._arrived.wait_for(lambda: over() or self._closed, timeout)
         self.stats.seconds_waiting += time.monotonic() - began
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._closed:
-            raise _left()
+            raise StorageError("the epoch was left while its bytes were fetched; iterate the loader again")
 
     def _grow(self) -> None:
         """Start a thread where all are at work."""
@@ -366,7 +370,3 @@ _WRITING_S = 5.0
 
 _LEARNED: dict[str, InFlightLimit] = {}
 """By store: what its requests taught this process."""
-
-
-def _left() -> StorageError:
-    return StorageError("the epoch was left while its bytes were fetched; iterate the loader again")

@@ -147,11 +147,13 @@ class Fetcher:
             raise request.error
 
     def _seconds_until_late(self, request: Request) -> float | None:
-        """Return in how many seconds a request is late; None where it is not sent, or sent twice, or nobody knows."""
-        if request.stage is Stage.QUEUED:
+        """Return in how many seconds a request is late, or to look again; None where it was sent twice."""
+        if request.attempts > 1:
+            return None
+        after = self._hedging.late_after(request.num_bytes)
+        if request.stage is Stage.QUEUED or after is None:  # others that end meanwhile say what late is
             return _LOOK_AGAIN_S
-        after = self._hedging.late_after(request.num_bytes) if request.attempts == 1 else None
-        return None if after is None else request.began + after - time.monotonic()
+        return request.began + after - time.monotonic()
 
     def _wait(self, over: Callable[[], bool], timeout: float | None = None) -> None:
         began = time.monotonic()

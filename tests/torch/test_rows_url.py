@@ -140,7 +140,7 @@ def test_what_came_from_the_store_is_counted(
     loader, _ = make(table, **options, **workers)
     assert rows(loader) == expected
     fetched = loader.metrics().fetch
-    assert fetched.requests > 1
+    assert fetched.requests >= 1
     assert fetched.num_bytes >= ROWS * 12
     assert fetched.unplanned == 0
 

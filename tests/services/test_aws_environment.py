@@ -309,7 +309,8 @@ def test_a_proxy_that_is_an_option_wins(
 def test_the_region_is_asked_for_through_the_proxy(proxy: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
     monkeypatch.setenv("HTTPS_PROXY", proxy.url)
-    storage, path = open_storage("s3://no-such-bucket/x", {"connect_timeout": 2, "request_timeout": 2})
+    options = {"connect_timeout": 2, "request_timeout": 2}
+    storage, path = open_storage("s3://no-such-bucket/x", options, retry_seconds=0)
     with pytest.raises(OSError, match="no-such-bucket"):
         storage.version(path)
     assert proxy.tunnels[0] == "s3.amazonaws.com:443"

@@ -40,9 +40,9 @@ def location(tmp_path: Path, moto_url: str, bucket: str) -> RestCatalog:
 @pytest.mark.parametrize(
     ("left", "worker_type"),
     [
-        *((left, "thread") for left in (0, 15, 25)),
-        *(pytest.param(left, "thread", marks=pytest.mark.slow) for left in range(1, 40, 3)),
-        *(pytest.param(left, "process", marks=pytest.mark.slow) for left in (0, 15, 25)),
+        *((left, "thread") for left in (0, 4, 8)),
+        *(pytest.param(left, "thread", marks=pytest.mark.slow) for left in range(1, 10)),
+        *(pytest.param(left, "process", marks=pytest.mark.slow) for left in (0, 4, 8)),
     ],
 )
 def test_a_key_that_ends_at_any_request(

@@ -96,7 +96,7 @@ def test_names_of_three_parts_through_rest(lake: Catalog, moto_url: str) -> None
 
 def test_a_rest_catalog_that_is_not_there() -> None:
     with pytest.raises(StorageError, match=r"the catalog \(rest\) does not answer"):
-        rows("db.clicks", {"type": "rest", "uri": f"http://127.0.0.1:{free_port()}"})
+        rows("db.clicks", {"type": "rest", "uri": f"http://127.0.0.1:{free_port()}"}, retry_seconds=0)
 
 
 def test_credentials_that_end_are_renewed_before(lake: Catalog, moto_url: str) -> None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import ROW_ID
-from torch_table_loader.contracts import RangeStorage
-from torch_table_loader.errors import ConfigError, TableError, TableLoaderError
+from torch_table_loader.contracts import RangeStorage, is_far
+from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure, reading
@@ -325,10 +325,11 @@ class TaskReader:
     def _explain(self, error: Exception, plan: FilePlan, walk: FileWalk, given: Storage | None) -> Exception:
         file, is_local = plan.file, self._storage.is_local
         handle, row = walk.handle, walk.row
-        try:
-            self._check_version(file, given)
-        except (TableError, OSError) as changed:
-            return changed
+        if not isinstance(error, StorageError):
+            try:  # even where each request has checked it: not every store heeds that
+                self._check_version(file, None if is_far(self._storage) else given)
+            except (TableError, OSError) as changed:
+                return changed
         if isinstance(error, TableLoaderError):
             return error if file.name in str(error) else type(error)(f"{file.name}: {error}")
         group, column = None, None

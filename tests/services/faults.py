@@ -33,7 +33,7 @@ class Faults:
 
     Args:
         kinds: of those requests; a status, "reset" (in the middle of the body), "truncated" (the body ends before
-            its announced length), "short" (fewer bytes than were asked for, and announced so), "hang" (no answer),
+            its announced length), "short" (fewer bytes than the range, and announced so), "hang" (no answer),
             "ignored" (the whole body instead of the range) or "flipped" (one bit of the byte at `place`).
         share: of the requests that fail.
         methods: which requests fail: GET, HEAD, LIST, PUT.
@@ -164,7 +164,10 @@ class _Server:
         faults = self.faults
         over = faults.seconds is not None and time.monotonic() - self.since > faults.seconds
         meant = method in faults.methods and path.endswith(faults.suffix)
-        if over or not meant or not faults.kinds or self.random.random() >= faults.share:
+        if over or not meant or not faults.kinds:
+            return None
+        first = "faults" not in self.counts  # so that few requests meet one, too
+        if not first and self.random.random() >= faults.share:
             return None
         return self.random.choice(faults.kinds)
 
@@ -187,7 +190,8 @@ class _Server:
             await _write(writer, request, answer._replace(body=bytes(body)))
             return True
         if kind == "short":
-            await _write(writer, request, answer._replace(body=answer.body[: len(answer.body) // 2]))
+            cut = len(answer.body) // 2 if answer.status == 206 else None
+            await _write(writer, request, answer._replace(body=answer.body[:cut]))
             return True
         await _write(writer, request, answer, cut=len(answer.body) // 2)
         if kind == "reset":

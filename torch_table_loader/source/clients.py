@@ -27,7 +27,7 @@ from pyarrow import fs as arrow_fs
 from torch_table_loader.errors import TableError
 from torch_table_loader.local_files import make_folder, new_file, write_whole
 from torch_table_loader.records import FileVersion, LocalVersion
-from torch_table_loader.source.address import HTTP_PROTOCOLS, filesystem_class
+from torch_table_loader.source.address import HTTP_PROTOCOLS, S3_PROTOCOLS, filesystem_class
 
 STAT_THREADS = 16
 """Requests in flight where files must be asked one by one: stores answer in tens of milliseconds."""
@@ -89,7 +89,7 @@ class Client(ABC):
 
     @abstractmethod
     def open(self, path: str) -> pa.NativeFile:
-        """Open for random access."""
+        """Open for random access; far files are read by `read_range` instead."""
 
     @abstractmethod
     def stat(self, path: str) -> Found:
@@ -110,6 +110,9 @@ class Client(ABC):
     @abstractmethod
     def put_file(self, local: str, path: str) -> None:
         """Copy a file of this machine to the store."""
+
+    read_ahead_bytes = 0
+    """What is read at once of a file that is read in small parts."""
 
     checks_tags = False
     """Whether `read_range` refuses a file whose tag is no longer the one it was given (If-Match)."""
@@ -202,15 +205,13 @@ class FsspecClient(Client):
         if protocol in HTTP_PROTOCOLS:
             options = _without_secrets_elsewhere(_with_timeout(options))
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
-        tuned = {"block_size", "default_block_size"} & set(options)
-        self._open_options = {} if tuned else {"block_size": _READ_AHEAD}
+        if protocol in S3_PROTOCOLS:
+            self.native.retries = 1  # five by five, of each of which it would wait for the end
+        self.read_ahead_bytes = options.get("block_size") or options.get("default_block_size") or _READ_AHEAD
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file; of memory:// a copy, since fsspec hands every reader the same object and position."""
-        if self._protocol == "memory":
-            return pa.PythonFile(io.BytesIO(self.native.cat_file(path)), mode="r")
-        with _with_http_failures(self._protocol):
-            return pa.PythonFile(self.native.open(path, "rb", **self._open_options), mode="r")
+        """Open a copy: of memory:// fsspec hands every reader the same object and position."""
+        return pa.PythonFile(io.BytesIO(self.native.cat_file(path)), mode="r")
 
     def stat(self, path: str) -> Found:
         """Return what is at one path, past the cache of listings."""

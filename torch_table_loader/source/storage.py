@@ -36,10 +36,10 @@ from torch_table_loader.source.address import (
     shown,
 )
 from torch_table_loader.source.azure import azure_container, choose_azure
+from torch_table_loader.source.buffered_ranges import BufferedRanges
 from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
 from torch_table_loader.source.gcs import choose_gcs, gcs_bucket
 from torch_table_loader.source.object_store import ClientChoice, Connect, ObjectStoreClient
-from torch_table_loader.source.reopened_file import ReopenedFile
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, of_length
 from torch_table_loader.source.s3 import choose_s3, s3_bucket, with_configured_endpoint
 from torch_table_loader.source.traffic import TrafficCounter
@@ -112,14 +112,16 @@ class FileStorage:
             TableError: the file is gone.
             StorageError: the store refuses, or does not answer.
         """
-        if self._client(path).checks_tags:
-            version = self.version(path)
-            return open_ranges(lambda start, stop: self.read_range(path, start, stop, version), version.num_bytes)
-        opened = self._ask(path, lambda client: client.open(path))
-        if not self._is_far or not opened.seekable():
-            return opened
-        file = ReopenedFile(opened, lambda: self._client(path).open(path), self.shown(path))
-        return file.as_file(lambda start, stop: self._ask(path, lambda _: file.read(start, stop), len))
+        if not self._is_far:
+            return self._ask(path, lambda client: client.open(path))
+        # Of parts that a client reads by itself, nobody could check how much came.
+        version = self.version(path)
+        ranges = BufferedRanges(
+            lambda start, stop: self.read_range(path, start, stop, version),
+            version.num_bytes,
+            self._client(path).read_ahead_bytes,
+        )
+        return open_ranges(ranges.read, version.num_bytes)
 
     def version(self, path: str) -> FileVersion:
         """Return size, time and tag as they are now. Raises as `open` does."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.laws.effort import examples
 from torch_table_loader.fetch.fetch_queue import FetchQueue, Task, in_order
-from torch_table_loader.fetch.planned_read import PlannedRead, Request, Stage, joined
+from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage, joined
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
 CONTENT = bytes(range(251)) * 400
@@ -20,6 +20,11 @@ CONTENT = bytes(range(251)) * 400
 def needs_of(path: str, groups: list[list[tuple[int, int]]]) -> FileNeeds:
     file = DataFile(path, path, FileVersion(len(CONTENT)), "parquet")
     return FileNeeds(file, tuple(map(tuple, groups)))
+
+
+def requests_of(task: Task) -> Requests | None:
+    needs = task.read.find()
+    return None if needs is None else Requests(needs)
 
 
 @st.composite
@@ -69,7 +74,7 @@ class Line:
         while (job := self.queue.next_job(lambda _: len(self.flying) < 3)) is not None:
             did = True
             if isinstance(job, Task):
-                self.queue.found(job, job.read.find())
+                self.queue.found(job, requests_of(job))
             else:
                 self.flying.append(job)
         if self.flying:
@@ -127,7 +132,7 @@ def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes: Lanes
     sent: list[Request] = []
     while (job := queue.next_job(lambda _: True)) is not None:
         if isinstance(job, Task):
-            queue.found(job, job.read.find())
+            queue.found(job, requests_of(job))
         else:
             sent.append(job)
             queue.arrived(job, CONTENT[job.start : job.stop], None)
@@ -142,7 +147,7 @@ def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:
     queue = FetchQueue(iter([PlannedRead(0, 0, 1, lambda: needs_of("a", [[(0, 10)]]))]), 1000)
     task = queue.take(0)
     assert queue.next_job(lambda _: True) is task
-    queue.found(task, task.read.find())
+    queue.found(task, requests_of(task))
     request = queue.next_job(lambda _: True)
     assert isinstance(request, Request)
     queue.want(request)
@@ -161,5 +166,5 @@ def test_a_read_that_its_lane_left_before_it_was_found_holds_nothing() -> None:
     task = queue.take(0)
     assert queue.next_job(lambda _: True) is task
     queue.end(0)
-    queue.found(task, task.read.find())
+    queue.found(task, requests_of(task))
     assert queue.next_job(lambda _: True) is None

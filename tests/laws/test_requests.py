@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.laws.effort import examples
-from torch_table_loader.planning.requests import Piece, plan_pieces
+from torch_table_loader.planning.requests import Piece, fitted_to_held, merged, plan_file, plan_pieces
 
 Groups = list[list[tuple[int, int]]]
 
@@ -144,6 +144,44 @@ def test_there_are_few_requests(groups: Groups, limits: dict[str, int], tail: in
     requests = sum(len(piece.requests) for piece in plan_pieces(groups, **limits))
     apart = 1 if tail is None else 2
     assert requests <= 1.1 * greedy(groups, limits["gap"], limits["most"]) + apart
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(groups=GROUPS | files(), before=st.lists(GROUPS | files(), max_size=3), limits=LIMITS)
+def test_what_is_held_is_not_asked_for_however_it_was_cut_when_it_came(
+    groups: Groups, before: list[Groups], limits: dict[str, int]
+) -> None:
+    held = [each for other in before for piece in plan_pieces(other, **limits) for each in piece.requests]
+    pieces = plan_pieces(groups, **limits)
+    fitted = list(fitted_to_held(pieces, groups, held))
+    here = {at for start, stop in held for at in range(start, stop)}
+    assert [piece.groups for piece in fitted] == [piece.groups for piece in pieces]
+    assert needed(groups) <= set(asked(fitted)) <= set(asked(pieces))
+    assert len(asked(fitted)) == len(set(asked(fitted)))
+    for piece in fitted:
+        assert all(start < stop for start, stop in piece.requests)
+        assert all(one[1] <= other[0] for one, other in pairwise(piece.requests))
+    if needed(groups) <= here:
+        assert set(asked(fitted)) <= here, "a table that was read comes from the cache, whoever reads which part"
+    if not here & needed(groups):
+        assert fitted == pieces
+
+
+def test_a_small_file_comes_whole_unless_its_parts_are_held() -> None:
+    groups = [[(4, 100)], [(200, 300)]]
+    pieces = plan_file(groups, 390)
+    assert [piece.requests for piece in pieces] == [((0, 390),)]
+    for held, wanted in (([(4, 100)], ((0, 390),)), ([(0, 390)], ((0, 390),)), ([(4, 50), (50, 100), (180, 310)],
+                         ((4, 100), (200, 300)))):  # fmt: skip
+        assert [piece.requests for piece in fitted_to_held(pieces, groups, held)] == [wanted]
+    assert [piece.requests for piece in plan_file(groups[:1], 390)] == [((4, 100),)]
+
+
+@given(st.lists(RANGES))
+def test_merged_ranges_are_apart_and_have_the_same_bytes(ranges: list[tuple[int, int]]) -> None:
+    found = merged(ranges)
+    assert needed([found]) == needed([ranges])
+    assert all(one[1] < other[0] for one, other in pairwise(found))
 
 
 def test_a_small_file_is_one_request() -> None:

@@ -41,11 +41,11 @@ def put(cache: DiskCache, number: int, num_bytes: int = 64 * KIB) -> None:
 
 
 def entries(root: Path) -> list[Path]:
-    return sorted(root.glob("??/*.range"))
+    return sorted(root.glob("???/*.range"))
 
 
 def used(root: Path) -> int:
-    return sum(path.stat().st_size for path in root.glob("??/*"))
+    return sum(path.stat().st_size for path in root.glob("???/*"))
 
 
 def kept(cache: DiskCache, wanted: RangeKey) -> bytes | None:
@@ -94,6 +94,20 @@ def test_another_store_file_version_or_range_is_not_found(root: Path) -> None:
     assert kept(cache, one) == content(1)
 
 
+def test_a_range_is_found_where_others_hold_all_its_bytes(root: Path) -> None:
+    cache, data, one = DiskCache(root, MOST), content(1, 1000), key(1)
+    for start, stop in ((0, 100), (50, 300), (300, 301), (301, 700), (900, 1000)):
+        cache.put(one._replace(start=start, stop=stop), data[start:stop])
+    cache.put(key(2)._replace(start=600, stop=1000), bytes(400))
+    for start, stop in ((10, 20), (90, 120), (0, 700), (299, 302), (950, 1000)):
+        assert kept(cache, one._replace(start=start, stop=stop)) == data[start:stop]
+    for start, stop in ((699, 701), (0, 1000), (700, 900), (899, 1000)):
+        assert cache.get(one._replace(start=start, stop=stop)) is None
+    (torn,) = (path for path in entries(root) if ".300-301." in path.name)
+    torn.write_bytes(b"")
+    assert cache.get(one._replace(start=0, stop=700)) is None
+
+
 def test_a_version_that_cannot_be_told_is_not_kept(root: Path) -> None:
     cache = DiskCache(root, MOST)
     for version, kept in (
@@ -108,7 +122,7 @@ def test_a_version_that_cannot_be_told_is_not_kept(root: Path) -> None:
 def test_names_of_files_tell_nothing_and_nobody_else_may_look(root: Path) -> None:
     put(DiskCache(root, MOST), 1)
     (path,) = entries(root)
-    assert path.parent.name == path.name[:2]
+    assert path.parent.name == path.name[:3]
     assert b"parquet" not in path.read_bytes()[:64]
     assert [stat.S_IMODE(folder.stat().st_mode) for folder in (root, path.parent)] == [0o700] * 2
 
@@ -181,10 +195,10 @@ def test_kill_9_at_six_random_moments_leaves_nothing_torn_that_is_served(root: P
             seen += found is not None
             assert found is None or found == content(number, 1 << 20)
     assert seen
-    for path in root.glob("??/.*.tmp"):
+    for path in root.glob("???/.*.tmp"):
         os.utime(path, (0, 0))
     put(DiskCache(root, 2 * MIB), -1, MIB)  # too much is there: it looks through the folder
-    assert not list(root.glob("??/.*.tmp"))
+    assert not list(root.glob("???/.*.tmp"))
     assert used(root) <= 2 * MIB + 64 * KIB
 
 
@@ -209,7 +223,7 @@ def test_what_was_used_least_lately_makes_room(root: Path) -> None:
 
 def test_what_others_put_in_the_folder_stays(root: Path) -> None:
     cache = DiskCache(root, MIB)
-    theirs = [root / "notes.txt", root / "aa" / "notes.txt", root / "more" / f"{'a' * 64}.range"]
+    theirs = [root / "notes.txt", root / "aaa" / "notes.txt", root / "more" / f"{'a' * 64}.0-9.range"]
     for path in theirs:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
@@ -286,7 +300,7 @@ def test_four_processes_share_it_while_it_evicts(root: Path) -> None:
     assert max(int(highest) for _, highest in said) <= 1.05 * most
     put(DiskCache(root, most), 1000)
     assert used(root) <= 1.05 * most
-    assert not list(root.glob("??/.*.tmp"))
+    assert not list(root.glob("???/.*.tmp"))
 
 
 def test_threads_share_it(root: Path) -> None:
@@ -327,7 +341,7 @@ def test_while_another_holds_the_lock_nobody_waits_for_long(root: Path) -> None:
 
 FULL = """
 import logging, sys
-from tests.rooms.test_fetch_disk_cache import DiskCache, content, key, put
+from tests.rooms.test_fetch_disk_cache import DiskCache, content, kept, key, put
 said = []
 handler = logging.Handler()
 handler.emit = lambda record: said.append(record.getMessage())

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torch_table_loader.errors import MissingFileError, StorageError
+from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
 from torch_table_loader.fetch.fetcher import Fetcher
 from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.fetch.settings import FetchSettings
@@ -184,21 +186,49 @@ def test_what_was_left_is_given_back() -> None:
 
 
 def test_a_late_request_is_sent_again_and_the_first_answer_is_taken() -> None:
-    late = threading.Event()
-    asked: list[int] = []
+    over, asked = threading.Event(), list[tuple[str, int]]()
 
     def hold(path: str, start: int) -> None:
-        asked.append(start)
-        if (path, start) == ("5", 8 * MIB) and asked.count(start) == 6:
-            late.wait(20)
+        asked.append((path, start))
+        if (path, start) == ("20", 8 * MIB) and asked.count((path, start)) == 1 and not over.wait(10):
+            raise StorageError("nobody asked again")
 
-    store = Store(hold=hold)
-    ahead = begin(store, 40)
+    ahead = begin(Store(hold=hold), 40)
     for number in range(40):
         with ahead.next_read(0).open(str(number)) as file:
             for group in range(4):
-                assert file.read_at(1, group * 8 * MIB)
-    assert ahead.stats.hedges >= 0
-    late.set()
+                start = group * 8 * MIB
+                assert bytes(file.read_at(2, start)) == bytes([start >> 20, 0])
+    assert not over.is_set()
+    assert asked.count(("20", 8 * MIB)) == 2
+    assert 1 <= ahead.stats.hedges == len(asked) - len(set(asked))
+    over.set()
     ahead.close()
+    until(lambda: not fetching_threads())
+
+
+def test_what_came_is_in_the_cache_when_the_epoch_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = DiskCache.put
+
+    def slow_put(cache: DiskCache, key: RangeKey, data: Any) -> None:
+        time.sleep(0.02)
+        put(cache, key, data)
+
+    monkeypatch.setattr(DiskCache, "put", slow_put)
+    store = Store()
+    for _ in range(2):
+        ahead = Fetcher(store, plan(store, 2), FetchSettings(64 * MIB, DiskCache(tmp_path, 1 << 30)))
+        for number in range(2):
+            with ahead.next_read(0).open(str(number)) as file:
+                for group in range(4):
+                    file.read_at(2, group * 8 * MIB)
+        ahead.close()
+    assert len(store.asked) == 8
+    assert ahead.stats.cached_bytes == 64 * MIB
+
+
+def test_the_collector_may_close_it_in_the_middle_of_its_own_work() -> None:
+    ahead = begin(Store(), 4)
+    with ahead._wanted:
+        ahead.close()
     until(lambda: not fetching_threads())

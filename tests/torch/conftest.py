@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.torch.modes import MODES, Mode, write_tables
 from torch_table_loader.engine import sizes
+from torch_table_loader.source.iceberg.table_storage import IcebergStorage
+from torch_table_loader.source.storage import FileStorage
 
 
 @pytest.fixture(scope="session", params=MODES, ids=str)
@@ -29,3 +34,17 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small tables would come with one gather."""
     monkeypatch.setattr(sizes, "_GATHER_ROWS", 12)
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Give what makes files of this machine those of an object store, until it ends."""
+
+    @contextmanager
+    def elsewhere() -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            for kind in (FileStorage, IcebergStorage):
+                patch.setattr(kind, "is_local", property(lambda self: False))
+            yield
+
+    return elsewhere

@@ -6,8 +6,7 @@ requests for ranges.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,9 @@ import pytest
 from tests.torch.forms import FORMS, rows_of_many_kinds
 from tests.torch.modes import LAKE, SOME, SPLITS, Mode
 from torch_table_loader import StructuredDataset, TableLoader
-from torch_table_loader.source.iceberg.table_storage import IcebergStorage
-from torch_table_loader.source.storage import FileStorage
 
 SMALL = 4096
 """A budget of bytes that holds little more than one request of these tables."""
-
-
-@pytest.fixture
-def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Give what makes files of this machine those of an object store, until it ends."""
-
-    @contextmanager
-    def elsewhere() -> Iterator[None]:
-        with monkeypatch.context() as patch:
-            for kind in (FileStorage, IcebergStorage):
-                patch.setattr(kind, "is_local", property(lambda self: False))
-            yield
-
-    return elsewhere
 
 
 def write(root: Path, form: str) -> None:

@@ -12,7 +12,7 @@ import struct
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +26,9 @@ _HEAD = struct.Struct("<8s32sQI12x")
 """Magic, key, bytes and their CRC-32; then come the bytes."""
 _MAGIC = b"TTLRANG1"
 _LOCK = "lock"
-_ENTRY = re.compile(r"[0-9a-f]{64}\.range")
-_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.range\.[0-9a-f]{32}\.tmp")
-_SHARD = re.compile(r"[0-9a-f]{2}")
+_ENTRY = re.compile(r"([0-9a-f]{64})\.([0-9]+)-([0-9]+)\.range")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+-[0-9]+\.range\.[0-9a-f]{32}\.tmp")
+_SHARD = re.compile(r"[0-9a-f]{3}")
 _BLOCK = 4096
 _TOTAL_DIGITS = 20
 
@@ -63,13 +63,18 @@ class RangeKey(NamedTuple):
     stop: int
 
     @property
-    def digest(self) -> bytes | None:
-        """A hash of all, from which nothing can be read; None where the version cannot tell a file that changed."""
+    def file(self) -> str | None:
+        """A hash of the file, from which nothing can be read; None where its version cannot tell that it changed."""
         version = self.version
         if version.mtime_ns is None and version.etag is None and not version.immutable:
             return None
-        facts = [version.num_bytes, version.mtime_ns, version.etag, version.immutable, self.start, self.stop]
-        return hashlib.sha256(json.dumps([self.place, self.path, *facts]).encode("utf-8")).digest()
+        facts = [self.place, self.path, version.num_bytes, version.mtime_ns, version.etag, version.immutable]
+        return hashlib.sha256(json.dumps(facts).encode("utf-8")).hexdigest()
+
+    @property
+    def entry(self) -> str | None:
+        """The name of a file with this range; None where nothing may be kept."""
+        return None if self.file is None else f"{self.file}.{self.start}-{self.stop}.range"
 
 
 class _Found(NamedTuple):
@@ -84,10 +89,11 @@ class DiskCache:
     """A folder of byte ranges that all processes of a machine share; the least lately used ones make room.
 
     Each range is a file of its own, which appears whole and carries its key and a checksum: what is torn, damaged or
-    foreign is removed, never returned. Its mtime says when it was last used. A file `lock` holds about how many bytes
-    there are; whoever would make them too many looks through the folder and evicts first. Others wait for that a tenth
-    of a second at most, then each may write 1/256 of the cache uncounted. So the folder stays within 1.05 ×
-    `most_bytes` for a dozen processes. What one that was killed did not finish counts, and goes after ten minutes.
+    foreign is removed, never returned. A range that was never put is found where others hold all its bytes. The mtime
+    says when a range was last used. A file `lock` holds about how many bytes there are; whoever would make them too
+    many looks through the folder and evicts first. Others wait for that a tenth of a second at most, then each may
+    write 1/256 of the cache uncounted. So the folder stays within 1.05 × `most_bytes` for a dozen processes. What one
+    that was killed did not finish counts, and goes after ten minutes.
 
     A cache costs time at worst. What it cannot read it does not have. After the first range that it cannot write (the
     disk is full, the folder is gone or read-only) this process writes no more, and this module's logger warns once.
@@ -122,30 +128,25 @@ class DiskCache:
         return type(self), (str(self._root), self._most)
 
     def get(self, key: RangeKey) -> memoryview | None:
-        """Return the bytes of a range; None if they are not here."""
-        digest = key.digest
-        if digest is None:
-            return None
-        path = self._path(digest)
+        """Return the bytes of a range; None if some are not here."""
         try:
-            file = open_regular(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            found = self._get(key)
+            if found is None and (parts := covering(self.ranges(key), key.start, key.stop)):
+                found = self._joined(key, parts)
         except OSError as error:
             self._warn("read", f"the disk cache cannot be read, and those bytes are fetched: {error}")
             return None
-        try:
-            found = _read(file, digest, key.stop - key.start)
-            with suppress(OSError):  # read-only: then nobody evicts either
-                os.utime(file) if found is not None else path.unlink()
-        except OSError as error:
-            self._warn("read", f"the disk cache cannot be read, and those bytes are fetched: {error}")
-            return None
-        finally:
-            os.close(file)
-        if found is None:
-            self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched anew: {path}")
         return found
+
+    def ranges(self, key: RangeKey) -> list[tuple[int, int]]:
+        """Return which ranges of a key's file were put, and may be here still."""
+        file = key.file
+        try:
+            names = [] if file is None else os.listdir(self._shard(file))  # noqa: PTH208 names, of many
+        except OSError:
+            return []
+        found = (_ENTRY.fullmatch(name) for name in names if name.startswith(str(file)))
+        return [(int(entry[2]), int(entry[3])) for entry in found if entry is not None]
 
     def put(self, key: RangeKey, data: Any) -> None:
         """Keep the bytes of a range, if there is room and their file's version can be told.
@@ -154,14 +155,14 @@ class DiskCache:
             key: of the range.
             data: a buffer of exactly its bytes.
         """
-        digest = key.digest
+        name = key.entry
         view = memoryview(data).cast("B")
         if view.nbytes != key.stop - key.start:
             raise ValueError(f"the range is {key.stop - key.start} bytes long, but {view.nbytes} came")
         cost = _on_disk(_HEAD.size + view.nbytes)
-        if digest is None or not self._writes or cost > self._most * KEPT_SHARE:
+        if name is None or not self._writes or cost > self._most * KEPT_SHARE:
             return
-        path = self._path(digest)
+        path = self._shard(name) / name
         try:
             path.parent.mkdir(0o700, exist_ok=True)
             if path.exists():
@@ -169,16 +170,47 @@ class DiskCache:
             if not self._reserve(cost):
                 return
             with new_file(path) as (unfinished, file):
-                file.write(_HEAD.pack(_MAGIC, digest, view.nbytes, zlib.crc32(view)))
+                file.write(_HEAD.pack(_MAGIC, _hash(name), view.nbytes, zlib.crc32(view)))
                 file.write(view)
                 file.close()
                 unfinished.replace(path)
         except OSError as error:
             self._stop_writing(error)
 
-    def _path(self, digest: bytes) -> Path:
-        name = digest.hex()
-        return self._root / name[:2] / f"{name}.range"
+    def _shard(self, name: str) -> Path:
+        return self._root / name[:3]
+
+    def _get(self, key: RangeKey) -> memoryview | None:
+        """Return a range that was put; None if it is not here, damaged, or may not be kept."""
+        name = key.entry
+        if name is None:
+            return None
+        path = self._shard(name) / name
+        try:
+            file = open_regular(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            found = _read(file, _hash(name), key.stop - key.start)
+            with suppress(OSError):  # read-only: then nobody evicts either
+                os.utime(file) if found is not None else path.unlink()
+        finally:
+            os.close(file)
+        if found is None:
+            self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched anew: {path}")
+        return found
+
+    def _joined(self, key: RangeKey, parts: Iterable[tuple[int, int]]) -> memoryview | None:
+        """Return a range of which others hold all bytes; None if one of them is damaged."""
+        array: Any = new_array((key.stop - key.start,), "uint8")
+        joined = memoryview(array)
+        for start, stop in parts:
+            part = self._get(key._replace(start=start, stop=stop))
+            if part is None:
+                return None
+            first, last = max(start, key.start), min(stop, key.stop)
+            joined[first - key.start : last - key.start] = part[first - start : last - start]
+        return joined
 
     def _reserve(self, cost: int) -> bool:
         """Count a range that is about to be written, and make room for it; return whether it may be written."""
@@ -238,6 +270,26 @@ class DiskCache:
         if what not in self._warned:
             self._warned.add(what)
             _log.warning("%s", message)
+
+
+def covering(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
+    """Return few ranges that together have all bytes of another; none where some are missing.
+
+    >>> covering([(0, 4), (2, 9), (3, 5), (9, 20)], 1, 12)
+    [(0, 4), (2, 9), (9, 20)]
+    """
+    found, at = [], start
+    while at < stop:
+        best = max((each for each in ranges if each[0] <= at < each[1]), key=lambda each: each[1], default=None)
+        if best is None:
+            return []
+        found.append(best)
+        at = best[1]
+    return found
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode("ascii")).digest()
 
 
 def _make_private(root: Path) -> None:

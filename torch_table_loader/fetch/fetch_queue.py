@@ -6,12 +6,9 @@ import heapq
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage
-
-if TYPE_CHECKING:
-    from torch_table_loader.records import FileNeeds
 
 
 class Task:
@@ -121,11 +118,11 @@ class FetchQueue:
                 return self._sent(wanted)
         return self._next_in_order(may_send)
 
-    def found(self, task: Task, needs: FileNeeds | None) -> None:
+    def found(self, task: Task, requests: Requests | None) -> None:
         """Queue what a read needs; None: nothing is fetched for it."""
         task.found = True
-        if needs is not None and not task.over:
-            self._queue(task, Requests(needs))
+        if requests is not None and not task.over:
+            self._queue(task, requests)
 
     def _queue(self, task: Task, requests: Requests) -> None:
         task.found, task.requests = True, requests

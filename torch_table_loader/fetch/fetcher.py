@@ -31,7 +31,7 @@ from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.fetch.settings import FetchSettings
-    from torch_table_loader.records import FileNeeds, FileVersion
+    from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,9 @@ class Fetcher:
         """Each storage that is asked, and how often it had been asked again before."""
         self._threads = self._idle = 0
         self._closed = False
-        lock = threading.Lock()
+        self._writing: set[int] = set()
+        """Threads that put bytes into the disk cache."""
+        lock = threading.RLock()  # the collector of garbage may close this wherever it runs
         self._wanted = threading.Condition(lock)
         """Notified where there may be something to do."""
         self._arrived = threading.Condition(lock)
@@ -110,13 +112,17 @@ class Fetcher:
             self._arrived.notify_all()
 
     def close(self) -> None:
-        """Drop what was fetched, cancel what is queued, and end the threads; one that waits for the store ends then."""
+        """Drop what was fetched, cancel what is queued, and end the threads; one that waits for the store ends then.
+
+        What came is in the disk cache then: the next epoch finds it there.
+        """
         with self._wanted:
             self._closed = True
             _LEARNED[self._place] = self._limit
             self._queue.close()
             self._wanted.notify_all()
             self._arrived.notify_all()
+            self._arrived.wait_for(lambda: not self._writing - {threading.get_ident()}, _WRITING_S)
 
     def requests_of(self, task: Task) -> Requests | None:
         """Wait until it is known what a read needs; None where nothing is fetched for it."""
@@ -233,10 +239,16 @@ class Fetcher:
             needs = task.read.find()
         except Exception as error:  # noqa: BLE001 the lane does the same when it reads, and raises it
             _log.debug("what a read needs could not be found: %s", type(error).__name__)
+        requests = None if needs is None else Requests(needs, held=self._held(needs.file))
         with self._wanted:
-            self._queue.found(task, needs)
+            self._queue.found(task, requests)
             self._arrived.notify_all()
             self._wanted.notify()
+
+    def _held(self, file: DataFile) -> list[tuple[int, int]]:
+        """Return which ranges of a file the disk cache has."""
+        key = RangeKey(self._place, file.path, file.version, 0, 0)
+        return [] if self._cache is None else self._cache.ranges(key)
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False
@@ -253,10 +265,22 @@ class Fetcher:
             self._count(request, cached=cached, served=error is None)
             self._learn(request, flight, cached=cached, served=error is None)
             self._queue.arrived(request, data, error)
+            keeps = self._cache is not None and not cached and error is None
+            if keeps:
+                self._writing.add(threading.get_ident())
             self._arrived.notify_all()
             self._wanted.notify()
-        if self._cache is not None and not cached and error is None:
-            self._cache.put(key, data)
+        if keeps:
+            self._keep(key, data)
+
+    def _keep(self, key: RangeKey, data: Any) -> None:
+        try:
+            if self._cache is not None:
+                self._cache.put(key, data)
+        finally:
+            with self._wanted:
+                self._writing.discard(threading.get_ident())
+                self._arrived.notify_all()
 
     def _count(self, request: Request, *, cached: bool, served: bool) -> None:
         stats = self.stats
@@ -362,6 +386,9 @@ class TasksAhead:
 
 
 _LOOK_AGAIN_S = 0.05
+
+_WRITING_S = 5.0
+"""How long the end of an epoch waits for a local disk; a fork leaves threads behind that never end."""
 
 _LEARNED: dict[str, InFlightLimit] = {}
 """By store: what its requests taught this process."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_table_loader.planning.requests import Piece, plan_pieces
+from torch_table_loader.planning.requests import Piece, fitted_to_held, plan_file
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
+    from torch_table_loader.planning.requests import Range
     from torch_table_loader.records import DataFile, FileNeeds
 
 
@@ -90,7 +91,11 @@ class Requests:
     """The requests of one read, by the bytes that they bring."""
 
     def __init__(
-        self, needs: FileNeeds, pieces: Sequence[Piece] | None = None, storage: RangeStorage | None = None
+        self,
+        needs: FileNeeds,
+        pieces: Sequence[Piece] | None = None,
+        storage: RangeStorage | None = None,
+        held: Collection[Range] = (),
     ) -> None:
         """Begin with nothing fetched.
 
@@ -98,12 +103,15 @@ class Requests:
             needs: which bytes the read takes.
             pieces: what is asked for; None to plan it.
             storage: where the file is; None for where those of most reads are.
+            held: ranges of the file that need no store.
         """
         self.file = needs.file
         self.storage = storage
         self.is_over = False
         """Whether nobody reads any more."""
-        pieces = plan_pieces(needs.groups) if pieces is None else pieces
+        pieces = plan_file(needs.groups, needs.file.version.num_bytes) if pieces is None else pieces
+        if held:
+            pieces = list(fitted_to_held(pieces, needs.groups, held))
         self.by_piece = [
             [Request(needs.file, start, stop, number, storage) for start, stop in piece.requests]
             for number, piece in enumerate(pieces)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -86,6 +86,83 @@ def plan_pieces(
         )
         for places in (sorted(places) for places in pieces.values())
     ]
+
+
+def plan_file(groups: Sequence[Sequence[Range]], size: int) -> list[Piece]:
+    """Plan the requests for what is read of a file; a small one of which most is needed comes whole, with one request.
+
+    Args:
+        groups: as of `plan_pieces`.
+        size: bytes of the file.
+
+    >>> plan_file([[(4, 100)], [(200, 300)]], 390)
+    [Piece(requests=((0, 390),), groups=range(0, 2))]
+    """
+    if size <= FIRST_BYTES and 2 * sum(stop - start for group in groups for start, stop in group) > size:
+        return [Piece(((0, size),), range(len(groups)))]
+    return plan_pieces(groups)
+
+
+def fitted_to_held(
+    pieces: Sequence[Piece], groups: Sequence[Sequence[Range]], held: Iterable[Range]
+) -> Iterator[Piece]:
+    """Leave gaps out of requests whose needed bytes are all held already, where the gaps are not.
+
+    What is read of a file may be cut in other ways than when its bytes came, and then has other gaps.
+
+    Args:
+        pieces: of a plan.
+        groups: that it was made for.
+        held: ranges that need no store; they may overlap.
+
+    >>> groups = [[(4, 100), (110, 200)], [(500, 900)]]
+    >>> pieces = [Piece(((4, 200),), range(0, 1)), Piece(((500, 900),), range(1, 2))]
+    >>> [piece.requests for piece in fitted_to_held(pieces, groups, [(0, 105), (110, 300)])]
+    [((4, 100), (110, 200)), ((500, 900),)]
+    """
+    here, wanted = merged(held), merged(each for group in groups for each in group)
+    for piece in pieces:
+        requests: list[Range] = []
+        for request in piece.requests:
+            parts = _within(wanted, request)
+            gapless = not _holds(here, request) and all(_holds(here, part) for part in parts)
+            requests += parts if gapless else [request]
+        yield piece._replace(requests=tuple(requests))
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Join ranges that overlap or touch.
+
+    >>> merged([(4, 6), (0, 3), (2, 4), (9, 9), (8, 9)])
+    [(0, 6), (8, 9)]
+    """
+    found: list[Range] = []
+    for start, stop in _joined(ranges):
+        if found and start == found[-1][1]:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
+
+
+def _holds(here: Sequence[Range], wanted: Range) -> bool:
+    """Return whether one of some ranges that are apart has all of another."""
+    place = bisect_right(here, wanted[0], key=lambda each: each[0]) - 1
+    return place >= 0 and here[place][1] >= wanted[1]
+
+
+def _within(ranges: Sequence[Range], request: Range) -> list[Range]:
+    """Return the parts of some ranges that are apart which lie in a request.
+
+    >>> _within([(0, 3), (5, 9), (12, 14)], (2, 13))
+    [(2, 3), (5, 9), (12, 13)]
+    """
+    start, stop = request
+    found, place = [], max(0, bisect_right(ranges, start, key=lambda each: each[0]) - 1)
+    while place < len(ranges) and ranges[place][0] < stop:
+        found.append((max(start, ranges[place][0]), min(stop, ranges[place][1])))
+        place += 1
+    return [each for each in found if each[0] < each[1]]
 
 
 def _count_of_first(groups: Sequence[Sequence[Range]], first: int) -> int:

@@ -19,8 +19,7 @@ def needed_ranges(
 ) -> tuple[tuple[Range, ...], ...] | None:
     """Return which bytes it takes to open a file and to decode some of its row groups.
 
-    A small file of which most is needed comes whole. A large one that is needed whole is read from its start, and comes
-    in parts.
+    A file that is needed whole is read from its start, and comes in parts.
 
     Args:
         file: which.
@@ -40,8 +39,6 @@ def needed_ranges(
         found = (((0, size),),)
     else:
         return None
-    if size <= FIRST_BYTES and 2 * sum(stop - start for group in found for start, stop in group) > size:
-        return (((0, size),),)  # one request, and a decoder that asks for nothing on its way
     if found == (((0, size),),):
         found = tuple(((start, min(start + FIRST_BYTES, size)),) for start in range(0, size, FIRST_BYTES))
     return found if any(found) else None

@@ -24,7 +24,7 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.lanes import RankPlan
-from torch_table_loader.planning.requests import plan_pieces
+from torch_table_loader.planning.requests import plan_file
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
@@ -299,7 +299,7 @@ class StreamJob(Job):
         """Add up what this rank fetches in a stage."""
         requests = num_bytes = needed = 0
         for needs in self.work(position).needs():
-            pieces = plan_pieces(needs.groups)
+            pieces = plan_file(needs.groups, needs.file.version.num_bytes)
             requests += sum(len(piece.requests) for piece in pieces)
             num_bytes += sum(piece.num_bytes for piece in pieces)
             needed += sum(stop - start for group in needs.groups for start, stop in group)

@@ -126,7 +126,7 @@ def build_store(table: Path, root: Path) -> None:
     from torch_table_loader import StructuredDataset
 
     loader, _ = StructuredDataset.create_dataloader(
-        table, batch_size=BATCH, num_workers=LANES, shuffle="rows", row_store=root / ROW_STORES
+        table, batch_size=BATCH, num_workers=LANES, shuffle="rows", row_store=str(root / ROW_STORES)
     )
     next(iter(loader))
 

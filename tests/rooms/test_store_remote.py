@@ -267,7 +267,12 @@ def test_a_store_that_is_written_anew_meanwhile_is_found(tmp_path: Path) -> None
     rows = opened(storage, root, made.spec)
     assert rows is not None
     read = storage.inner.read_range
-    storage.read_range = lambda path, start, stop, version: versions.append(version) or read(path, start, stop)  # type: ignore[method-assign]
+
+    def noting(path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+        versions.append(version)
+        return read(path, start, stop)
+
+    storage.read_range = noting  # type: ignore[method-assign]
     made.check(rows, range(300))
     assert set(versions) == {storage.version(f"{root}/{RECORDS}")}
 

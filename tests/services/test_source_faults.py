@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -195,12 +195,13 @@ def test_a_request_that_hangs_ends(store: FaultyStore, client: str) -> None:
 def test_a_range_that_is_ignored_is_found(store: FaultyStore, client: str) -> None:
     storage, path = opened(store, client, retry_seconds=2)
     store.fail("ignored", methods=("GET",))
-    for ask in (
+    asks: list[Callable[[], Any]] = [
         lambda: storage.read_range(path, 1_000, 2_000),
         lambda: storage.read_range(path, 0, 10),
         lambda: storage.read_range(path, 50, 90),
         lambda: storage.open(path).read_at(1_000, 100_000),
-    ):
+    ]
+    for ask in asks:
         with pytest.raises(StorageError, match=r"plain"):
             ask()
     assert store.seen()["GET"] < 60

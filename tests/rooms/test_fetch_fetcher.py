@@ -155,6 +155,19 @@ def test_leaving_wakes_who_waits_sends_nothing_more_and_ends_the_threads() -> No
     assert len(store.asked) == before
 
 
+def test_who_comes_after_the_end_asks_the_store_for_nothing() -> None:
+    store = Store()
+    ahead = begin(store, 2)
+    file = ahead.next_read(0).open("0")
+    until(lambda: len(store.asked) == 8)
+    ahead.close()
+    with pytest.raises(StorageError, match="was left"):
+        file.read_at(1, 0)
+    with pytest.raises(StorageError, match="was left"):
+        ahead.next_read(0)
+    assert len(store.asked) == 8
+
+
 def test_what_was_left_is_given_back() -> None:
     class Bytes(bytearray):
         """Counts how many live."""

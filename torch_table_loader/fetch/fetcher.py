@@ -75,6 +75,7 @@ class Fetcher:
     def next_read(self, lane: int) -> ReadStorage:
         """Return the storage that a lane's next read reads through; what its read before held is given back."""
         with self._wanted:
+            self._check_open()
             task = self._queue.take(lane)
             self._wanted.notify()
         return ReadStorage(self, self._storage, task)
@@ -147,13 +148,15 @@ class Fetcher:
         with self._wanted:
             if requests.is_over:
                 raise _left()
+            self._check_open()
             covering = requests.covering(start, stop)
             if covering is not None:
                 self._queue.drop(requests.left_behind(covering[0].piece))
                 self._wanted.notify()
                 for request in covering:
                     self._wait_for(request)
-                return joined(covering, start, stop)
+                if all(request.stage is Stage.DONE for request in covering):  # none was left behind meanwhile
+                    return joined(covering, start, stop)
             self.stats.unplanned += 1
             self.stats.requests += 1
             self.stats.num_bytes += stop - start
@@ -172,8 +175,6 @@ class Fetcher:
             self._wait(lambda: not request.waits, left if left is None or left > 0 else _LOOK_AGAIN_S)
         if request.error is not None:
             raise request.error
-        if request.stage is Stage.DROPPED:
-            raise _left()
 
     def _seconds_until_late(self, request: Request) -> float | None:
         """Return in how many seconds a request is late; None where it is not sent, or sent twice, or nobody knows."""
@@ -188,6 +189,9 @@ class Fetcher:
         self._grow()
         self._arrived.wait_for(lambda: over() or self._closed, timeout)
         self.stats.seconds_waiting += time.monotonic() - began
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._closed:
             raise _left()
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from bench import bars, iceberg
 from bench.endpoint import Endpoint, endpoint
-from bench.far import BUCKET, SCANNER, Told
+from bench.far import BUCKET, SCANNER, SHUFFLED_ROWS, WINDOW_ROWS, Told, build_store
 from bench.report import FarRow, Outcome
 from bench.tables import BenchTable, build
 
@@ -72,7 +72,9 @@ PLAIN, POSITION, VECTOR = (
     for kind in ("plain", "position", "vector")
 )
 
-OURS, BEFORE, CACHED, LOCAL = "ours", "ours:before", "ours:cached", "ours:local"
+ROWS, TEXTS = Scene("row store behind a URL, 40 ms", "records", 40), Scene("the same, with texts", "lines", 40)
+
+OURS, BEFORE, CACHED, LOCAL, SHUFFLED = "ours", "ours:before", "ours:cached", "ours:local", "ours:rows"
 POLARS, AS_IT_COMES, BEST = "polars:batches", "scanner:as it comes", "scanner:best"
 OTHER_LOADER = "torch-dataloader-utils:num_workers=2"
 
@@ -86,6 +88,7 @@ RACES: tuple[tuple[tuple[Scene, str], ...], ...] = (
     tuple((SMALL_FILES, who) for who in (OURS, POLARS, AS_IT_COMES, BEST)),
     tuple((scene, OURS) for scene in (PLAIN, POSITION, VECTOR)),
     ((LINEITEM, CACHED), (LINEITEM, LOCAL)),
+    ((ROWS, SHUFFLED), (TEXTS, SHUFFLED)),
 )
 """What is run in turn, since it is compared."""
 
@@ -106,7 +109,7 @@ class Needed:
 
 
 def needed(table: BenchTable, columns: Sequence[str] | None) -> Needed:
-    """Say what reading columns of a table needs, by its footers alone."""
+    """Say what reading columns of a table in order needs, by its footers alone."""
     total = requests = of_files = 0
     for file in table.files:
         footer = pq.read_metadata(file)
@@ -153,6 +156,8 @@ class Races:
     def run(self) -> None:
         """Run all races."""
         races = [[entry for entry in race if entry[1] != BEFORE or self._before is not None] for race in RACES]
+        for scene in (ROWS, TEXTS):
+            build_store(self.tables[scene.table].folder, self._root)
         with endpoint(self._root) as served, tqdm(unit="run", disable=None) as progress:
             for race in races:
                 for scene, who in race:
@@ -215,8 +220,9 @@ class Races:
         if done.returncode:
             return done.stderr.strip().splitlines()[-1][:160] if done.stderr.strip() else f"exit code {done.returncode}"
         told = Told(**json.loads(done.stdout.splitlines()[-1]))
-        if scene.deletes in {None, "plain"} and told.rows[0] != table.num_rows:
-            return f"delivered {told.rows[0]:,} of {table.num_rows:,} rows"
+        wanted = SHUFFLED_ROWS if who == SHUFFLED else table.num_rows
+        if scene.deletes in {None, "plain"} and told.rows[0] != wanted:
+            return f"delivered {told.rows[0]:,} of {wanted:,} rows"
         return told
 
 
@@ -244,7 +250,9 @@ def _rows(races: Races) -> Iterator[FarRow]:
             continue
         one = found[0]
         seconds = [told.seconds[-1] for told in found]
-        must = needed(races.tables[scene.table], scene.columns).num_bytes
+        table = races.tables[scene.table]
+        read = SHUFFLED_ROWS / table.num_rows if who == SHUFFLED else 1
+        must = read * needed(table, scene.columns).num_bytes
         spent = f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
         figures = (
             f"{statistics.median(told.construct for told in found):.2f}",
@@ -276,6 +284,10 @@ def _outcomes(races: Races) -> Iterator[Outcome]:
         at_best = needed(races.tables[scene.table], scene.columns).num_bytes / TOGETHER / 1e6
         share = races.median((scene, OURS), lambda told: 1 / _epoch(told), times=at_best)
         yield _outcome(f"{scene.title}: share of the line ({at_best:.2f} s)", share, least, at_least=True)
+    for scene in (ROWS, TEXTS):
+        share = races.median((scene, SHUFFLED), lambda told: told.served[0]["bytes"] / _epoch(told), 1e-6 / TOGETHER)
+        name = f"{scene.title}: share of the line, by bytes asked for in windows of {WINDOW_ROWS:,} rows"
+        yield _outcome(name, share, bars.SHARE_OF_LINE_ROWS, at_least=True)
     for scene, who, bar in (
         (LINEITEM, POLARS, bars.LINEITEM_OVER_POLARS),
         (NOISE, POLARS, None),

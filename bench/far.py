@@ -1,7 +1,8 @@
 """One reader of a distant table in a process of its own: constructs, reads epochs, prints JSON.
 
-A reader is "ours", "ours:local", "ours:cached", "package:setting" of a rival. All read the same columns and count rows;
-ours delivers tensors of 8,192 rows as a user gets them without setting anything, the others what costs them least.
+A reader is "ours", "ours:local", "ours:cached", "ours:rows", "package:setting" of a rival. All read the same columns
+and count rows; ours delivers tensors of 8,192 rows as a user gets them without setting anything, the others what costs
+them least. "ours:rows" reads the beginning of a shuffled epoch from a row store behind the endpoint.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,14 @@ from bench.pairing import cpu_seconds, peak_mib
 
 BATCH = 8192
 BUCKET = "s3://bench"
+
+ROW_STORES = "row-stores"
+"""The folder of row stores in the bucket."""
+
+LANES = 2
+WINDOW_ROWS = 65_536
+SHUFFLED_ROWS = 8 * WINDOW_ROWS
+"""Rows of an epoch that are read from a row store: some windows of each lane."""
 
 Epoch = Callable[[], Iterator[int]]
 
@@ -79,7 +89,7 @@ def ours(far: Far, path: str | None = None, **options: Any) -> Epoch:
     from torch_table_loader import IcebergDataset, StructuredDataset
 
     store = {"endpoint_url": far.endpoint, "key": "k", "secret": "s", "region": "us-east-1"}
-    options |= {"batch_size": BATCH, "num_workers": 2, "columns": far.columns, "storage_options": store}
+    options |= {"batch_size": BATCH, "num_workers": LANES, "columns": far.columns, "storage_options": store}
     if far.path.endswith(".metadata.json"):
         loader, _ = IcebergDataset.create_dataloader(metadata_location=far.url, **options)
     elif path is not None:
@@ -87,6 +97,38 @@ def ours(far: Far, path: str | None = None, **options: Any) -> Epoch:
     else:
         loader, _ = StructuredDataset.create_dataloader(far.url, **options)
     return lambda: map(rows_of, loader)
+
+
+def shuffled(far: Far, local: str, cache: str) -> Epoch:
+    """Read windows of a row store behind the endpoint, of which this machine has no copy; the table is local."""
+    import pyarrow.parquet as pq
+
+    from bench.ours import rows_of
+    from torch_table_loader import StructuredDataset
+    from torch_table_loader.store.record_layout import RecordLayout
+
+    os.environ["TORCH_TABLE_LOADER_CACHE"] = cache
+    layout = RecordLayout(pq.read_schema(next(Path(local).glob("*.parquet"))).remove_metadata())
+    loader, _ = StructuredDataset.create_dataloader(
+        local,
+        batch_size=BATCH,
+        num_workers=LANES,
+        shuffle="rows",
+        row_store=f"{BUCKET}/{ROW_STORES}",
+        row_store_memory=2 * LANES * WINDOW_ROWS * (layout.width + layout.null_width + 8),
+        storage_options={"endpoint_url": far.endpoint, "key": "k", "secret": "s", "region": "us-east-1"},
+    )
+    return lambda: islice(map(rows_of, loader), SHUFFLED_ROWS // BATCH)
+
+
+def build_store(table: Path, root: Path) -> None:
+    """Build a table's row store below the folder that is served, unless it is there."""
+    from torch_table_loader import StructuredDataset
+
+    loader, _ = StructuredDataset.create_dataloader(
+        table, batch_size=BATCH, num_workers=LANES, shuffle="rows", row_store=str(root / ROW_STORES)
+    )
+    next(iter(loader))
 
 
 def polars(far: Far, setting: str) -> Epoch:
@@ -174,6 +216,8 @@ def reader(name: str, far: Far, local: str, cache: str) -> Epoch:
     kind, _, setting = name.partition(":")
     if kind != "ours":
         return RIVALS[kind](far, setting)
+    if setting == "rows":
+        return shuffled(far, local, cache)
     return ours(far, local if setting == "local" else None, **({"cache_dir": cache} if setting == "cached" else {}))
 
 

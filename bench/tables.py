@@ -140,6 +140,21 @@ def _noise(folder: Path, _root: Path) -> None:
         _write(pa.table(columns), folder, place, "snappy", use_dictionary=False)
 
 
+def _records(folder: Path, _root: Path) -> None:
+    """Four million rows of 64 bytes."""
+    for place, rng in _seeded(4):
+        columns = {f"x{i}": rng.random(1_000_000) for i in range(8)}
+        _write(pa.table(columns), folder, place, "none", use_dictionary=False)
+
+
+def _lines(folder: Path, _root: Path) -> None:
+    """A million rows with a text of a hundred bytes."""
+    for place, rng in _seeded(4):
+        numbers = pa.array(np.arange(250_000) + place * 250_000).cast(pa.string())
+        text = pc.utf8_rpad(pc.binary_join_element_wise("a line with the number ", numbers, ""), width=100)
+        _write(pa.table({"x": rng.random(250_000), "text": text}), folder, place, "none", use_dictionary=False)
+
+
 def _four_hundred(folder: Path, _root: Path) -> None:
     """Files of one row group and 190 kB."""
     for place, rng in _seeded(400):
@@ -168,6 +183,8 @@ TABLES: dict[str, Callable[[Path, Path], None]] = {
     "fifty-files": _many_small,
     "noise": _noise,
     "400-files": _four_hundred,
+    "records": _records,
+    "lines": _lines,
 }
 """How each table is written: given an empty folder, and the folder of all tables."""
 

@@ -106,7 +106,7 @@ def is_far(storage: Storage) -> TypeGuard[RangeStorage]:
     return not storage.is_local and isinstance(storage, RangeStorage)
 
 
-class PartStorage(Storage, Protocol):
+class PartStorage(RangeStorage, Protocol):
     """A storage that a row store can be kept on."""
 
     def read_bytes(self, path: str) -> bytes:
@@ -115,18 +115,6 @@ class PartStorage(Storage, Protocol):
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Write a small file whole: whoever reads sees all of it or none. Raises StorageError."""
-        ...
-
-    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        """Read parts of a file, several at once.
-
-        Args:
-            path: which file.
-            parts: first byte of each, and the byte after its last.
-
-        Returns:
-            A buffer of exactly that many bytes for each. Raises as `open` does.
-        """
         ...
 
     def put_file(self, local: str, path: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from torch_table_loader.errors import MissingFileError, StorageError
 from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
 from torch_table_loader.fetch.fetcher import Fetcher
+from torch_table_loader.fetch.parts import PartsAhead, begin_parts
 from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
@@ -196,6 +197,27 @@ def test_what_was_left_is_given_back() -> None:
     ahead.close()
     gc.collect()
     until(lambda: Bytes.alive == 0)
+
+
+def test_reads_that_are_added_come_of_several_stores_within_one_budget() -> None:
+    own, other = Store(), Store()
+    file = DataFile("a", "a", FileVersion(64 * MIB, etag="a"), "row store")
+    needs = FileNeeds(file, tuple(((at * 8 * MIB, (at + 1) * 8 * MIB),) for at in range(8)))
+    fetcher = begin_parts(own, FetchSettings(16 * MIB))
+    later, sooner = (PartsAhead(fetcher, store).expect(needs, before) for store, before in ((own, 100), (other, 0)))
+    for at in range(8):
+        assert sooner.read(at * 8 * MIB, (at + 1) * 8 * MIB)[0] == at * 8
+    assert len(other.asked) == 8
+    assert len(own.asked) <= 4, "the budget is of both, and what is delivered sooner comes first"
+    sooner.close()
+    sooner.close()
+    with pytest.raises(StorageError, match="the epoch was left"):
+        sooner.read(0, 8)
+    assert later.read(0, 8 * MIB)[0] == 0
+    fetcher.close()
+    with pytest.raises(StorageError, match="the epoch was left"):
+        PartsAhead(fetcher, own).expect(needs, 0)
+    until(lambda: fetching_threads() == 0)
 
 
 def test_a_late_request_is_sent_again_and_the_first_answer_is_taken() -> None:

@@ -282,7 +282,6 @@ CALLS: dict[str, Callable[[FileStorage, str], Any]] = {
     "walk": lambda storage, path: storage.walk(path),
     "read_bytes": lambda storage, path: storage.read_bytes(path),
     "read_range": lambda storage, path: storage.read_range(path, 0, 4),
-    "read_parts": lambda storage, path: storage.read_parts(path, [(0, 4)]),
     "write_bytes": lambda storage, path: storage.write_bytes(path, b"x"),
     "put_file": lambda storage, path: storage.put_file(__file__, path),
 }

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import fsspec
@@ -16,29 +20,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rooms.storing import MemoryTable, everything, numbers
-from torch_table_loader.errors import StorageError, TableError
+from torch_table_loader.errors import MissingFileError, StorageError, TableError
+from torch_table_loader.fetch.parts import reading_parts
+from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.planning.ranges import coalesce, in_windows
+from torch_table_loader.records import FileVersion
 from torch_table_loader.source.storage import FileStorage
-from torch_table_loader.store import remote
+from torch_table_loader.store import remote_window
 from torch_table_loader.store.builder import build_files
+from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store
-from torch_table_loader.store.spec import MANIFEST, RECORDS, heap_file
+from torch_table_loader.store.spec import IDS, MANIFEST, NULLS, RECORDS, StoreSpec, heap_file
 
 WINDOW = {"least": 64, "most": 256}
 
 
+class Bytes(bytearray):
+    """Bytes whose end is noted."""
+
+    gone: Callable[[int], None]
+
+    def __del__(self) -> None:
+        self.gone(len(self))
+
+
 class Counted:
-    """A storage that notes which parts are asked for, and can be told to fail."""
+    """A storage that notes which parts are asked for and how many bytes live, and can be told to wait or to fail."""
 
     def __init__(self) -> None:
         self.inner = FileStorage("memory")
         self.parts: list[tuple[str, int, int]] = []
+        self.hold: Callable[[str], None] = lambda name: None
+        self.living = self.most_living = 0
+        self.lock = threading.Lock()
         self.puts = 0
         self.fails_at = -1
 
-    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        self.parts += [(path.rpartition("/")[2], *part) for part in parts]
-        return self.inner.read_parts(path, parts)
+    def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+        name = path.rpartition("/")[2]
+        with self.lock:
+            self.parts.append((name, start, stop))
+            self._live(stop - start)
+        self.hold(name)
+        data = Bytes(self.inner.read_range(path, start, stop, version))
+        data.gone = lambda size: self._live(-size)
+        return data
+
+    def _live(self, num_bytes: int) -> None:
+        self.living += num_bytes
+        self.most_living = max(self.most_living, self.living)
 
     def put_file(self, local: str, path: str) -> None:
         self.puts += 1
@@ -58,14 +88,29 @@ def root() -> Iterator[str]:
         fsspec.filesystem("memory").rm(folder, recursive=True)
 
 
-def uploaded(made: MemoryTable, place: Path, root: str) -> tuple[RemoteRows, Counted]:
+def opened(storage: Counted, root: str, spec: StoreSpec, ahead_bytes: int = 1 << 20) -> RemoteRows | None:
+    return open_remote(storage, root, spec, partial(reading_parts, storage, FetchSettings(ahead_bytes)), **WINDOW)
+
+
+def uploaded(made: MemoryTable, place: Path, root: str, ahead_bytes: int = 1 << 20) -> tuple[RemoteRows, Counted]:
     storage = Counted()
     build_files(place, made.spec, made.read, 2)
     upload_store(place, storage, root, made.spec)
-    rows = open_remote(storage, root, made.spec, **WINDOW)
+    rows = opened(storage, root, made.spec, ahead_bytes)
     assert rows is not None
     storage.parts.clear()
     return rows, storage
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def threads(name: str) -> int:
+    return sum(thread.name.startswith(name) for thread in threading.enumerate())
 
 
 @given(records=st.sets(st.integers(0, 400), min_size=1), gap=st.integers(0, 20), most=st.integers(1, 50))
@@ -105,7 +150,7 @@ def test_windows_deliver_the_order_and_join_neighbours(
 ) -> None:
     made = MemoryTable(numbers(5000), [0, 2500, 5000])
     rows, storage = uploaded(made, tmp_path, root)
-    monkeypatch.setattr(remote, "GAP_BYTES", 40 * rows.layout.width)
+    monkeypatch.setattr(remote_window, "GAP_BYTES", 40 * rows.layout.width)
     order = np.random.default_rng(1).permutation(5000)
     blocks = [(order[at : at + 40], at) for at in range(0, 5000, 40)]
     found: list[int] = []
@@ -122,21 +167,114 @@ def test_windows_deliver_the_order_and_join_neighbours(
     assert storage.parts == [(RECORDS, 0, 5000 * rows.layout.width)]
 
 
-def test_large_parts_are_cut_and_few_are_in_flight(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = MemoryTable(numbers(1000), [0, 1000])
+def test_large_parts_are_cut_and_few_bytes_live(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MemoryTable(numbers(4000), [0, 4000])
+    width = RecordLayout(made.spec.schema).width
+    rows, storage = uploaded(made, tmp_path, root, ahead_bytes=250 * width)
+    monkeypatch.setattr(remote_window, "REQUEST_BYTES", 100 * width)
+    made.check(rows, range(4000))
+    assert max(stop - start for _, start, stop in storage.parts) == 100 * width
+    assert storage.most_living <= 450 * width, "the budget, the part that is wanted, and the one that is gathered"
+    assert storage.living == 0
+
+
+def test_the_bytes_of_a_window_are_asked_for_together(tmp_path: Path, root: str) -> None:
+    made = MemoryTable(everything(900), [0, 300, 600, 900], ids=np.arange(900) * 3)
     rows, storage = uploaded(made, tmp_path, root)
-    width = rows.layout.width
-    monkeypatch.setattr(remote, "REQUEST_BYTES", 100 * width)
-    monkeypatch.setattr(remote, "IN_FLIGHT_BYTES", 250 * width)
-    made.check(rows, range(1000))
-    assert max(stop - start for _, start, stop in storage.parts) <= 100 * width
+    wanted = {RECORDS, NULLS, IDS, heap_file(0), heap_file(1), heap_file(2)}
+    in_flight, together = set(), threading.Event()
+
+    def hold(name: str) -> None:
+        in_flight.add(name)
+        if in_flight >= wanted:
+            together.set()
+        assert together.wait(20), "no request waits for the answer to another"
+
+    storage.hold = hold
+    made.check(rows, range(0, 900, 10))
 
 
-def test_a_window_that_is_left_ends_its_thread(tmp_path: Path, root: str) -> None:
-    rows, _ = uploaded(MemoryTable(numbers(500), [0, 500]), tmp_path, root)
-    windows = rows.windows(iter([(np.arange(64), None)] * 9))
+def test_while_a_window_is_taken_the_next_two_are_asked_for(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, storage = uploaded(MemoryTable(numbers(3000), [0, 3000]), tmp_path, root)
+    monkeypatch.setattr(remote_window, "GAP_BYTES", 0)
+    windows = rows.windows((np.arange(at, at + 300), at) for at in range(0, 3000, 300))
     next(windows)
+    until(lambda: len(storage.parts) == 3)
+    assert [start // rows.layout.width for _, start, _ in sorted(storage.parts)] == [0, 300, 600]
+    assert [at for _, _, at in windows] == list(range(300, 3000, 300))
+    assert len(storage.parts) == 10
+
+
+def test_answers_may_come_in_any_order(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MemoryTable(everything(900), [0, 300, 301, 900], ids=np.arange(900) * 3)
+    rows, storage = uploaded(made, tmp_path, root)
+    monkeypatch.setattr(remote_window, "GAP_BYTES", 16)
+    random = Random(0)
+    storage.hold = lambda name: time.sleep(random.choice((0, 0, 0.001, 0.004)))
+    order = np.random.default_rng(2).integers(0, 900, 1200)
+    found = []
+    for source, places, _ in rows.windows((order[at : at + 60], None) for at in range(0, 1200, 60)):
+        found += source.gather(places)[0].to_pylist()
+    assert found == made.batch.column(0).take(order).to_pylist()
+    assert storage.living == 0
+
+
+@pytest.mark.parametrize("name", [RECORDS, NULLS, IDS, heap_file(1)])
+def test_what_goes_missing_is_named_and_ends_the_threads(tmp_path: Path, root: str, name: str) -> None:
+    made = MemoryTable(everything(900), [0, 300, 900], ids=np.arange(900) * 3)
+    rows, _ = uploaded(made, tmp_path, root)
+    windows = rows.windows((np.arange(300), None) for _ in range(9))
+    next(windows)
+    fsspec.filesystem("memory").rm_file(f"{root}/{name}")
+    before = rows.windows((np.arange(300, 600), None) for _ in range(9))
+    with pytest.raises(MissingFileError, match=rf"memory:/.*stores/{name}: expected a file, found none"):
+        list(before)
     windows.close()  # type: ignore[attr-defined]
+    assert not threads("table-loader-window")
+    until(lambda: not threads("table-loader-fetch"))
+
+
+def test_windows_that_are_left_wait_for_no_answer(tmp_path: Path, root: str) -> None:
+    rows, storage = uploaded(MemoryTable(numbers(500), [0, 500]), tmp_path, root)
+    windows = rows.windows(iter([(np.arange(256), None)] * 9))
+    next(windows)
+    answer, held = threading.Event(), threading.Event()
+
+    def hold(name: str) -> None:
+        held.set()
+        assert answer.wait(20)
+
+    until(lambda: len(storage.parts) == 3)
+    storage.hold = hold
+    next(windows)
+    assert held.wait(20)
+    windows.close()  # type: ignore[attr-defined]
+    assert not threads("table-loader-window")
+    answer.set()
+    until(lambda: not threads("table-loader-fetch"))
+    assert storage.living == 0
+
+
+def test_a_store_that_is_written_anew_meanwhile_is_found(tmp_path: Path) -> None:
+    """Each request names the version that was there when the store was opened."""
+    made, versions = MemoryTable(numbers(300), [0, 300]), []
+    storage, root = Counted(), str(tmp_path / "there")
+    storage.inner = FileStorage("file")
+    build_files(tmp_path / "here", made.spec, made.read, 1)
+    upload_store(tmp_path / "here", storage, root, made.spec)
+    rows = opened(storage, root, made.spec)
+    assert rows is not None
+    read = storage.inner.read_range
+
+    def noting(path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
+        versions.append(version)
+        return read(path, start, stop)
+
+    storage.read_range = noting  # type: ignore[method-assign]
+    made.check(rows, range(300))
+    assert set(versions) == {storage.version(f"{root}/{RECORDS}")}
 
 
 # ---- what is not whole ----------------------------------------------------------------------------------
@@ -149,9 +287,9 @@ def test_an_upload_that_was_cut_is_not_used_and_goes_on(tmp_path: Path, root: st
     build_files(tmp_path, made.spec, made.read, 1)
     with pytest.raises(StorageError, match="the line was cut"):
         upload_store(tmp_path, storage, root, made.spec)
-    assert open_remote(storage, root, made.spec, **WINDOW) is None
+    assert opened(storage, root, made.spec) is None
     upload_store(tmp_path, storage, root, made.spec)
-    rows = open_remote(storage, root, made.spec, **WINDOW)
+    rows = opened(storage, root, made.spec)
     assert rows is not None
     made.check(rows, range(300))
     puts = storage.puts
@@ -163,18 +301,18 @@ def test_damage_is_named(tmp_path: Path, root: str) -> None:
     made = MemoryTable(everything(300), [0, 100, 300])
     _, storage = uploaded(made, tmp_path, root)
     with pytest.raises(TableError, match=r"holds 300 rows of .*, expected 100 of"):
-        open_remote(storage, root, MemoryTable(everything(100), [0, 100]).spec, **WINDOW)
+        opened(storage, root, MemoryTable(everything(100), [0, 100]).spec)
     memory = fsspec.filesystem("memory")
     whole = memory.cat_file(f"{root}/{heap_file(1)}")
     memory.pipe_file(f"{root}/{heap_file(1)}", whole[:-1])
     with pytest.raises(TableError, match=r"memory://.*stores is damaged: heap-000001\.arrow must have \d+ bytes, got"):
-        open_remote(storage, root, made.spec, **WINDOW)
+        opened(storage, root, made.spec)
     memory.rm_file(f"{root}/{heap_file(1)}")
     with pytest.raises(TableError, match="expected a file, found none"):
-        open_remote(storage, root, made.spec, **WINDOW)
+        opened(storage, root, made.spec)
     memory.pipe_file(f"{root}/{MANIFEST}", memory.cat_file(f"{root}/{MANIFEST}")[:-9])
     with pytest.raises(TableError, match=r"the manifest of the row store 'memory://.* is damaged"):
-        open_remote(storage, root, made.spec, **WINDOW)
+        opened(storage, root, made.spec)
 
 
 def test_a_part_of_another_length_is_an_error(tmp_path: Path, root: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.torch.tables import deliver, write_table
-from torch_table_loader.store import remote
+from torch_table_loader.store import remote_window
 
 GROUPS = [[90, 70], [], [300], [0, 40]]
 OPTIONS: dict[str, Any] = {"shuffle": "rows", "batch_size": 16, "num_workers": 2}
@@ -29,7 +29,7 @@ def test_a_store_in_a_bucket_delivers_the_same(
     more: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "GAP_BYTES", 64)
+    monkeypatch.setattr(remote_window, "GAP_BYTES", 64)
     table = tmp_path / "table"
     write_table(table, GROUPS)
     options: dict[str, Any] = OPTIONS | more

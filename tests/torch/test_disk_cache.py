@@ -61,8 +61,13 @@ def make(store: FaultyStore, tmp_path: Path) -> Callable[..., TableLoader]:
     """Give what makes loaders that share a cache."""
 
     def made(**options: Any) -> TableLoader:
-        chosen = {"batch_size": 16, "num_workers": 2, "columns": ["x", "y", "z"], "check_plan": False} | options
-        kept = {"cache_dir": str(tmp_path / "cache"), "storage_options": store.options}
+        chosen: dict[str, Any] = {
+            "batch_size": 16,
+            "num_workers": 2,
+            "columns": ["x", "y", "z"],
+            "check_plan": False,
+        } | options
+        kept: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "storage_options": store.options}
         return StructuredDataset.create_dataloader(f"s3://{BUCKET}/t", "parquet", **kept | chosen)[0]
 
     return made
@@ -189,7 +194,11 @@ def test_a_file_that_changed_is_fetched_anew(make: Callable[..., TableLoader], t
     table = tmp_path / "changing"
     with serving_faults(tmp_path) as store:
         write_table(table)
-        how = {"storage_options": store.options, "cache_dir": str(tmp_path / "cache"), "columns": ["x", "y"]}
+        how: dict[str, Any] = {
+            "storage_options": store.options,
+            "cache_dir": str(tmp_path / "cache"),
+            "columns": ["x", "y"],
+        }
 
         def load() -> tuple[list[int], int]:
             loader, _ = StructuredDataset.create_dataloader(f"s3://{BUCKET}/changing", "parquet", batch_size=50, **how)

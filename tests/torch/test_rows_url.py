@@ -21,7 +21,7 @@ from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, StorageError, StructuredDataset
 from torch_table_loader.engine import row_store
 from torch_table_loader.engine.row_store import RowStoreHandle
-from torch_table_loader.store import remote
+from torch_table_loader.store import remote_window
 
 ROWS = 3_000
 
@@ -40,7 +40,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def _small_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small a store would come with one request."""
-    monkeypatch.setattr(remote, "GAP_BYTES", 64)
+    monkeypatch.setattr(remote_window, "GAP_BYTES", 64)
 
 
 @pytest.fixture
@@ -124,8 +124,25 @@ def test_resume_map_and_exclusion(table: str, machine: Callable[[str], None], ur
     assert view[3] == {"id": 503, "x": pytest.approx(503 / 3), "name": "row 503", "row_id": 503}
     assert view.row_ids().tolist() == list(range(500, ROWS))
     assert str(loader.rows_of(0)[0][0]).startswith("part-")
-    assert dataset.explain().memory_bound > 4 * (64 << 20)
+    assert dataset.explain().memory_bound > 128 << 20
     assert f"in {url}" in str(dataset.explain())
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 0}, {}, {"worker_type": "process", "num_workers": 2}], ids=str)
+def test_what_came_from_the_store_is_counted(
+    table: str, machine: Callable[[str], None], url: str, workers: dict[str, Any]
+) -> None:
+    options = {"row_store": url, "row_store_memory": 1, "columns": ["id", "x"], "read_ahead_bytes": "1MiB"}
+    if "worker_type" in workers:
+        workers |= {"multiprocessing_context": "fork"}
+    expected = rows(make(table, **options, **workers)[0])
+    machine("second")
+    loader, _ = make(table, **options, **workers)
+    assert rows(loader) == expected
+    fetched = loader.metrics().fetch
+    assert fetched.requests >= 1
+    assert fetched.num_bytes >= ROWS * 12
+    assert fetched.unplanned == 0
 
 
 def test_the_builder_reads_its_own_copy_later_too(

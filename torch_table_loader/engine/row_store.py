@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.machine import available_memory, ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, StorageError
 from torch_table_loader.fetch.fetcher import TasksAhead
+from torch_table_loader.fetch.parts import PartsAhead, begin_parts, reading_parts
 from torch_table_loader.local_files import check_owned
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.splits import Chunks
@@ -29,21 +30,28 @@ from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.store.builder import Report, build_files, build_memory, check_memory
+from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.read_ahead import LEAST_ROWS
 from torch_table_loader.store.record_layout import check_storable
-from torch_table_loader.store.remote import IN_FLIGHT_BYTES, open_remote, upload_store
+from torch_table_loader.store.remote import open_remote, upload_store
 from torch_table_loader.store.spec import StoreSpec
 from torch_table_loader.units import parse_bytes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.engine.survey import Table
+    from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.store.gather import StoredRows
     from torch_table_loader.store.remote import RemoteRows
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 32 * 1024 * 1024
 """Record bytes that a chunk of a store aims at."""
@@ -151,8 +159,7 @@ class RowStoreHandle:
         self._lock = threading.Lock()
         self._rows: StoredRows | RemoteRows | None = None
         self._memory = parse_bytes(options.row_store_memory)
-        self._fetching = fetching.shared_by(usable_cpus())
-        """How a chunk is fetched: each thread builds one."""
+        self._fetching = fetching
         self._lanes = options.lanes
         self._threaded = options.worker_type == "thread" or options.num_workers == 0
         self.url = _store_url(options, getattr(table.storage, "protocol", None), self.spec.name)
@@ -223,7 +230,27 @@ class RowStoreHandle:
             return self.spec.num_bytes
         if self.url is None:
             return 0
-        return min(self.spec.num_bytes, self._memory) + self._lanes * IN_FLIGHT_BYTES
+        return min(self.spec.num_bytes, self._memory) + self._fetching.ahead_bytes
+
+    def begin_fetching(self) -> Fetcher | None:
+        """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""
+        return None if self.url is None else begin_parts(self.url.storage, self._fetching)
+
+    def windows(
+        self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None, fetcher: Fetcher | None
+    ) -> Iterator[tuple[StoredRows, Ints, T]]:
+        """Make ready the rows of blocks that come after each other; see `StoredRows.windows`.
+
+        Args:
+            blocks: the places of each, and a note of the caller's.
+            most_blocks: blocks that are made ready together at most.
+            fetcher: of the epoch, which may fetch for other stores too; None where none was begun.
+        """
+        rows = self.rows()
+        if isinstance(rows, StoredRows):
+            return rows.windows(blocks, most_blocks)
+        ahead = None if fetcher is None or self.url is None else PartsAhead(fetcher, self.url.storage)
+        return rows.windows(blocks, most_blocks, ahead)
 
     def rows(self) -> StoredRows | RemoteRows:
         """Open the store; build it before, or help those who do, if it is not there.
@@ -283,7 +310,14 @@ class RowStoreHandle:
         """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
         layout = self.spec.layout
         most = self.window_bytes // (layout.width + layout.null_width + 8)
-        remote = open_remote(url.storage, url.root, self.spec, least=LEAST_ROWS, most=max(LEAST_ROWS, most))
+        remote = open_remote(
+            url.storage,
+            url.root,
+            self.spec,
+            partial(reading_parts, url.storage, self._fetching),
+            least=LEAST_ROWS,
+            most=max(LEAST_ROWS, most),
+        )
         if remote is None:
             url.check_writable()
             built = self._in_files(place, threads)
@@ -299,7 +333,8 @@ class RowStoreHandle:
     def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:
         self.built.append(chunk)
         reader, tasks = self._reader, self._chunks.tasks(chunk)
-        ahead = TasksAhead(reader.storage, [partial(reader.needs, task) for task in tasks], self._fetching)
+        fetching = self._fetching.shared_by(usable_cpus())  # each thread builds a chunk
+        ahead = TasksAhead(reader.storage, [partial(reader.needs, task) for task in tasks], fetching)
         with closing(ahead):
             for number, task in enumerate(tasks):
                 with ahead.storage_of(number) as storage:

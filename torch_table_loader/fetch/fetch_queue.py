@@ -68,6 +68,7 @@ class FetchQueue:
         self._ahead: defaultdict[int, deque[Task]] = defaultdict(deque)
         """By lane: tasks that the lane has not come to."""
         self._current: dict[int, Task] = {}
+        self._added: set[Task] = set()
 
     def take(self, lane: int) -> Task:
         """Return a lane's next read; what the one before it held is given back."""
@@ -84,6 +85,18 @@ class FetchQueue:
         """Give back what a lane's newest read holds."""
         if (before := self._current.pop(lane, None)) is not None:
             self._end(before)
+
+    def add(self, task: Task, requests: Requests) -> None:
+        """Queue a read beside those that were planned, whose requests are known; it is of no lane."""
+        task.is_sought = True
+        self._added.add(task)
+        self._queue(task, requests)
+
+    def remove(self, task: Task) -> None:
+        """Give back what a read that was added holds."""
+        if task in self._added:
+            self._added.remove(task)
+            self._end(task)
 
     def want(self, wanted: Task | Request) -> None:
         """Put before all else what a lane waits for."""
@@ -108,9 +121,11 @@ class FetchQueue:
     def found(self, task: Task, requests: Requests | None) -> None:
         """Queue what a read needs; None: nothing is fetched for it."""
         task.found = True
-        if requests is None or task.over:
-            return
-        task.requests = requests
+        if requests is not None and not task.over:
+            self._queue(task, requests)
+
+    def _queue(self, task: Task, requests: Requests) -> None:
+        task.found, task.requests = True, requests
         sizes = [sum(request.num_bytes for request in piece) for piece in requests.by_piece]
         before, total = 0, max(1, sum(sizes))
         for size, piece in zip(sizes, requests.by_piece, strict=True):
@@ -140,8 +155,9 @@ class FetchQueue:
 
     def close(self) -> None:
         """Drop everything."""
-        for task in [*self._current.values(), *itertools.chain.from_iterable(self._ahead.values())]:
+        for task in [*self._current.values(), *self._added, *itertools.chain.from_iterable(self._ahead.values())]:
             self._end(task)
+        self._added.clear()
         self._pieces.clear()
         self._urgent.clear()
         self._upcoming = None

@@ -54,12 +54,13 @@ class Fetcher:
         """
         self.stats = FetchStats()
         self._storage = storage
-        self._place = str(getattr(storage, "place", ""))
+        self._place = _place_of(storage)
         self._queue = FetchQueue(plan, settings.ahead_bytes)
         self._limit = _LEARNED[self._place].heir() if self._place in _LEARNED else InFlightLimit()
         self._hedging = HedgePolicy()
         self._cache = settings.cache
-        self._retries_before = self._retries()
+        self._stores: list[tuple[RangeStorage, int]] = [(storage, _retries_of(storage))]
+        """Each storage that is asked, and how often it had been asked again before."""
         self._threads = self._idle = 0
         self._closed = False
         self._writing: set[int] = set()
@@ -84,6 +85,32 @@ class Fetcher:
         with self._wanted:
             self._queue.end(lane)
             self._wanted.notify()
+
+    def add(self, requests: Requests, rows_before: int) -> Task:
+        """Begin a read beside those that were planned; `remove` ends it.
+
+        Args:
+            requests: of the read, in the order in which they are wanted.
+            rows_before: rows that are delivered before, which decides whose turn it is.
+        """
+        task = Task(PlannedRead(rows_before, 0, 0, lambda: None))
+        with self._wanted:
+            if self._closed:
+                raise _left()
+            storage = requests.storage
+            if storage is not None and all(storage is not known for known, _ in self._stores):
+                self._stores.append((storage, _retries_of(storage)))
+            self._queue.add(task, requests)
+            self._wanted.notify()
+            self._grow()
+        return task
+
+    def remove(self, task: Task) -> None:
+        """Give back what a read holds that was added, and wake whoever waits for it."""
+        with self._wanted:
+            self._queue.remove(task)
+            self._wanted.notify()
+            self._arrived.notify_all()
 
     def close(self) -> None:
         """Drop what was fetched, cancel what is queued, and end the threads; one that waits for the store ends then.
@@ -119,6 +146,8 @@ class Fetcher:
             StorageError: the store failed, or the epoch was left meanwhile.
         """
         with self._wanted:
+            if requests.is_over:
+                raise _left()
             self._check_open()
             covering = requests.covering(start, stop)
             if covering is not None:
@@ -131,7 +160,8 @@ class Fetcher:
             self.stats.unplanned += 1
             self.stats.requests += 1
             self.stats.num_bytes += stop - start
-        return self._storage.read_range(requests.file.path, start, stop, requests.file.version)
+        storage = requests.storage or self._storage
+        return storage.read_range(requests.file.path, start, stop, requests.file.version)
 
     def _wait_for(self, request: Request) -> None:
         if request.stage is Stage.QUEUED:
@@ -165,7 +195,7 @@ class Fetcher:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StorageError("the epoch was left while its bytes were fetched; iterate the loader again")
+            raise _left()
 
     def _grow(self) -> None:
         """Start a thread where all are at work."""
@@ -215,7 +245,7 @@ class Fetcher:
             needs = task.read.find()
         except Exception as error:  # noqa: BLE001 the lane does the same when it reads, and raises it
             _log.debug("what a read needs could not be found: %s", type(error).__name__)
-        requests = None if needs is None else Requests(needs, self._held(needs.file))
+        requests = None if needs is None else Requests(needs, held=self._held(needs.file))
         with self._wanted:
             self._queue.found(task, requests)
             self._arrived.notify_all()
@@ -228,12 +258,13 @@ class Fetcher:
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False
-        key = RangeKey(self._place, file.path, file.version, request.start, request.stop)
+        storage = request.storage or self._storage
+        key = RangeKey(_place_of(storage), file.path, file.version, request.start, request.stop)
         try:
             data = None if self._cache is None else self._cache.get(key)
             cached = data is not None
             if not cached:
-                data = self._storage.read_range(file.path, request.start, request.stop, file.version)
+                data = storage.read_range(file.path, request.start, request.stop, file.version)
         except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
             error = caught
         with self._wanted:
@@ -259,7 +290,7 @@ class Fetcher:
 
     def _count(self, request: Request, *, cached: bool, served: bool) -> None:
         stats = self.stats
-        stats.retries = self._retries() - self._retries_before
+        stats.retries = sum(_retries_of(storage) - before for storage, before in self._stores)
         if cached:
             stats.cached_bytes += request.num_bytes
         elif served:
@@ -278,11 +309,6 @@ class Fetcher:
                 self._limit.failed(flight, now)
         if served and not cached and request.waits:
             self._hedging.ended(now - request.began, request.num_bytes)
-
-    def _retries(self) -> int:
-        """Return how often the store has been asked again in this process."""
-        traffic = getattr(self._storage, "traffic", None)
-        return 0 if traffic is None else traffic().retries
 
 
 class ReadStorage:
@@ -372,3 +398,17 @@ _WRITING_S = 5.0
 
 _LEARNED: dict[str, InFlightLimit] = {}
 """By store: what its requests taught this process."""
+
+
+def _place_of(storage: RangeStorage) -> str:
+    return str(getattr(storage, "place", ""))
+
+
+def _retries_of(storage: RangeStorage) -> int:
+    """Return how often a store has been asked again in this process."""
+    traffic = getattr(storage, "traffic", None)
+    return 0 if traffic is None else traffic().retries
+
+
+def _left() -> StorageError:
+    return StorageError("the epoch was left while its bytes were fetched; iterate the loader again")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_table_loader.planning.requests import fitted_to_held, plan_file
+from torch_table_loader.planning.requests import Piece, fitted_to_held, plan_file
 
 if TYPE_CHECKING:
+    from torch_table_loader.contracts import RangeStorage
     from torch_table_loader.planning.requests import Range
     from torch_table_loader.records import DataFile, FileNeeds
 
@@ -48,13 +50,18 @@ class Request:
         start: the first byte.
         stop: the byte after the last.
         piece: which piece of the read it belongs to.
+        storage: where the file is; None for where those of most reads are.
     """
 
-    __slots__ = ("attempts", "began", "data", "error", "file", "is_held", "piece", "running", "stage", "start", "stop")
+    __slots__ = (
+        *("attempts", "began", "data", "error", "file", "is_held"),
+        *("piece", "running", "stage", "start", "stop", "storage"),
+    )
 
-    def __init__(self, file: DataFile, start: int, stop: int, piece: int) -> None:
+    def __init__(self, file: DataFile, start: int, stop: int, piece: int, storage: RangeStorage | None = None) -> None:
         """Ask for nothing yet."""
         self.file = file
+        self.storage = storage
         self.start = start
         self.stop = stop
         self.piece = piece
@@ -83,25 +90,37 @@ class Request:
 class Requests:
     """The requests of one read, by the bytes that they bring."""
 
-    def __init__(self, needs: FileNeeds, held: Collection[Range] = ()) -> None:
+    def __init__(
+        self,
+        needs: FileNeeds,
+        pieces: Sequence[Piece] | None = None,
+        storage: RangeStorage | None = None,
+        held: Collection[Range] = (),
+    ) -> None:
         """Begin with nothing fetched.
 
         Args:
             needs: which bytes the read takes.
+            pieces: what is asked for; None to plan it.
+            storage: where the file is; None for where those of most reads are.
             held: ranges of the file that need no store.
         """
         self.file = needs.file
-        pieces = plan_file(needs.groups, needs.file.version.num_bytes)
+        self.storage = storage
+        self.is_over = False
+        """Whether nobody reads any more."""
+        pieces = plan_file(needs.groups, needs.file.version.num_bytes) if pieces is None else pieces
         if held:
             pieces = list(fitted_to_held(pieces, needs.groups, held))
         self.by_piece = [
-            [Request(needs.file, start, stop, number) for start, stop in piece.requests]
+            [Request(needs.file, start, stop, number, storage) for start, stop in piece.requests]
             for number, piece in enumerate(pieces)
         ]
         self._groups = [piece.groups for piece in pieces]
         self._by_start = sorted((each for piece in self.by_piece for each in piece), key=lambda each: each.start)
         self._starts = [each.start for each in self._by_start]
-        self._kept = set(range(len(pieces)))
+        self._kept = deque(sorted(range(len(pieces)), key=lambda number: self._groups[number].stop))
+        """Pieces, by when they are left behind."""
 
     def covering(self, start: int, stop: int) -> list[Request] | None:
         """Return the requests that bring some bytes, in file order; None where a byte is planned nowhere, or is gone.
@@ -132,15 +151,17 @@ class Requests:
         Args:
             piece: to which decoding has come: the row groups before its first are decoded.
         """
-        return self._let_go({each for each in self._kept if self._groups[each].stop <= self._groups[piece].start})
+        gone: list[Request] = []
+        while self._kept and self._groups[self._kept[0]].stop <= self._groups[piece].start:
+            gone += self.by_piece[self._kept.popleft()]
+        return gone
 
     def rest(self) -> list[Request]:
-        """Return the requests of all pieces that were not left behind."""
-        return self._let_go(set(self._kept))
-
-    def _let_go(self, pieces: set[int]) -> list[Request]:
-        self._kept -= pieces
-        return [request for piece in pieces for request in self.by_piece[piece]]
+        """Return the requests of all pieces that were not left behind; nobody reads any more."""
+        self.is_over = True
+        gone = [request for piece in self._kept for request in self.by_piece[piece]]
+        self._kept.clear()
+        return gone
 
 
 def joined(requests: Sequence[Request], start: int, stop: int) -> memoryview:

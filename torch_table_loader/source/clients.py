@@ -32,9 +32,6 @@ from torch_table_loader.source.address import HTTP_PROTOCOLS, S3_PROTOCOLS, file
 STAT_THREADS = 16
 """Requests in flight where files must be asked one by one: stores answer in tens of milliseconds."""
 
-PART_THREADS = 16
-"""Requests in flight for parts of a file."""
-
 _COPY_BYTES = 1 << 24
 
 _READ_AHEAD = 1 << 20

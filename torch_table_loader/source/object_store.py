@@ -6,8 +6,7 @@ What callers name for each store is in `s3`, `gcs` and `azure`; what all three t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError
 from torch_table_loader.records import FileVersion
-from torch_table_loader.source.clients import PART_THREADS, ChangedFile, Client, Found
+from torch_table_loader.source.clients import ChangedFile, Client, Found
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,13 +255,6 @@ class ObjectStoreClient(Client):
         """Put a file of any size, a large one in parts."""
         bucket, key = self._at(path)
         bucket.put(key, Path(local), chunk_size=_PART_BYTES, max_concurrency=_PARTS_IN_FLIGHT)
-
-    def _read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        def read(part: tuple[int, int]) -> Any:
-            return self.read_range(path, *part, None) if part[0] < part[1] else b""
-
-        with ThreadPoolExecutor(min(PART_THREADS, len(parts) or 1)) as pool:
-            return list(pool.map(read, parts))
 
     def _at(self, path: str) -> tuple[Bucket, str]:
         name, _, key = path.partition("/")

@@ -6,8 +6,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
@@ -38,7 +37,7 @@ from torch_table_loader.source.address import (
 )
 from torch_table_loader.source.azure import azure_container, choose_azure
 from torch_table_loader.source.buffered_ranges import BufferedRanges
-from torch_table_loader.source.clients import PART_THREADS, ChangedFile, Client, Found, FsspecClient, LocalClient
+from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
 from torch_table_loader.source.gcs import choose_gcs, gcs_bucket
 from torch_table_loader.source.object_store import ClientChoice, Connect, ObjectStoreClient
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, of_length
@@ -168,13 +167,6 @@ class FileStorage:
             return False
         with self._own_errors("", None):
             return self._client("").checks_tags
-
-    def read_parts(self, path: str, parts: Sequence[tuple[int, int]]) -> list[Any]:
-        """Read parts of a file, several requests at once; see `contracts.PartStorage`."""
-        if self.is_local or len(parts) < 2:
-            return [self.read_range(path, start, stop) for start, stop in parts]
-        with ThreadPoolExecutor(min(PART_THREADS, len(parts))) as pool:
-            return list(pool.map(lambda part: self.read_range(path, *part), parts))
 
     def put_file(self, local: str, path: str) -> None:
         """Copy a file of this machine there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import tee
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
@@ -79,12 +79,18 @@ class RowOrder:
 class ItemStream(ABC):
     """The items of an epoch, by their place in its order."""
 
+    @property
     @abstractmethod
-    def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
+    def stores(self) -> Sequence[RowStoreHandle]:
+        """The stores that have the items."""
+
+    @abstractmethod
+    def columns(self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None) -> Iterator[tuple[list[pa.Array], T]]:
         """Yield the items of blocks that come after each other, each as one array a column.
 
         Args:
             blocks: the places of each in the epoch's order, and a note of the caller's.
+            fetcher: fetches what stores behind URLs have; None where none was begun.
         """
 
 
@@ -102,15 +108,23 @@ class RowStream(ItemStream):
     store: RowStoreHandle
     row_id: bool
 
-    def columns(self, blocks: Iterator[tuple[Ints, T]], ahead: int | None = None) -> Iterator[tuple[list[pa.Array], T]]:
+    @property
+    def stores(self) -> Sequence[RowStoreHandle]:
+        """The one store."""
+        return [self.store]
+
+    def columns(
+        self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None, most_blocks: int | None = None
+    ) -> Iterator[tuple[list[pa.Array], T]]:
         """Yield the rows of blocks that come after each other, each as one array a column.
 
         Args:
             blocks: the places of each, and a note of the caller's.
-            ahead: blocks that are made ready together at most; None leaves that to the store.
+            fetcher: see `ItemStream.columns`.
+            most_blocks: blocks that are made ready together at most; None leaves that to the store.
         """
         found = ((self._found(places), note) for places, note in blocks)
-        for stored, rows, note in self.store.rows().windows(found, ahead):
+        for stored, rows, note in self.store.windows(found, most_blocks, fetcher):
             columns = stored.gather(rows)
             yield [*columns, pa.array(stored.ids(rows))] if self.row_id else columns, note
 
@@ -151,25 +165,34 @@ class MixedStream(ItemStream):
     mixture: Mixture
     sources: tuple[SourceStream, ...]
 
-    def columns(self, blocks: Iterator[tuple[Ints, T]]) -> Iterator[tuple[list[pa.Array], T]]:
+    @property
+    def stores(self) -> Sequence[RowStoreHandle]:
+        """Those of the sources that have a weight."""
+        return [self.sources[number].rows.store for number in self._wanted]
+
+    @property
+    def _wanted(self) -> list[int]:
+        return [number for number, weight in enumerate(self.mixture.shares.weights) if weight]
+
+    def columns(self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None) -> Iterator[tuple[list[pa.Array], T]]:
         """Yield the rows of blocks that come after each other, each as one array a column, `source` among them.
 
         A source without weight is never opened.
         """
-        wanted = [number for number, weight in enumerate(self.mixture.shares.weights) if weight]
+        wanted = self._wanted
         own, *others = tee(((self.mixture.take(places), note) for places, note in blocks), 1 + len(wanted))
-        streams = {number: self._of(number, found) for number, found in zip(wanted, others, strict=True)}
+        streams = {number: self._of(number, found, fetcher) for number, found in zip(wanted, others, strict=True)}
         numbers = np.array([entry.number for entry in self.sources], dtype=np.int64)
         for (source, _), note in own:
             each = {number: next(stream) for number, stream in streams.items()}
             parts = [each[number] for number in np.flatnonzero(np.bincount(source)).tolist()]
             yield [*_joined(parts, source), pa.array(numbers[source])], note
 
-    def _of(self, number: int, found: Iterator[tuple[Place, Any]]) -> Iterator[list[pa.Array]]:
+    def _of(self, number: int, found: Iterator[tuple[Place, Any]], fetcher: Fetcher | None) -> Iterator[list[pa.Array]]:
         """Yield the rows that each block has of one source; blocks without any count too, lest one look too far."""
         entry = self.sources[number]
         turns = ((place.turn[place.source == number], None) for place, _ in found)
-        for columns, _ in entry.rows.columns(turns, _BLOCKS_AHEAD):
+        for columns, _ in entry.rows.columns(turns, fetcher, _BLOCKS_AHEAD):
             yield [columns[column] for column in entry.columns]
 
 
@@ -197,16 +220,20 @@ class IndexedWork(LaneWork):
     items: ItemStream
     gather_batches: int
 
-    def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:  # noqa: ARG002
+    def fetch_ahead(self, begun: Mapping[int, int], *, joins: bool) -> Fetcher | None:  # noqa: ARG002
+        """Return what fetches rows of stores behind URLs, with one budget for all; see `LaneWork.fetch_ahead`."""
+        return next((fetcher for store in self.items.stores if (fetcher := store.begin_fetching()) is not None), None)
+
+    def rows(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
         """Gather a lane's rows, some batches at a time.
 
         Args:
             lane: which.
             start: batches of the lane that were delivered before.
-            ahead: nothing: a row store that is far away fetches windows of its own.
+            ahead: from `fetch_ahead`.
         """
         blocks = map(self.plan.places_of, self.plan.steps_of(lane, start, self.gather_batches))
-        for columns, padding in self.items.columns(blocks):
+        for columns, padding in self.items.columns(blocks, ahead):
             if self.marks_padding:
                 columns.append(pa.array(padding))
             yield cast("Rows", self.codec.decode_plain(columns))

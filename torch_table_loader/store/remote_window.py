@@ -1,0 +1,192 @@
+"""Rows of a store behind a URL that are wanted together: the bytes of all its files are asked for, then gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.planning.ranges import coalesce
+from torch_table_loader.planning.requests import GAP_BYTES, REQUEST_BYTES, Range
+from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+from torch_table_loader.store.gather import StoredRows
+from torch_table_loader.store.record_layout import RecordLayout
+from torch_table_loader.store.spec import IDS, NULLS, RECORDS, heap_file
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.store.manifest import Manifest
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+
+class FileParts(Protocol):
+    """Parts of a file that were asked for, and are taken in their order."""
+
+    def read(self, start: int, stop: int) -> Any:
+        """Wait for bytes of the parts. Raises TableError or StorageError."""
+        ...
+
+    def close(self) -> None:
+        """Give them back, and cancel what is still to come; `read` raises from now on."""
+        ...
+
+
+class PartsReader(Protocol):
+    """Asks for parts of the files of a store; threads share it."""
+
+    def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
+        """Ask for parts of a file.
+
+        Args:
+            needs: which; each of its groups has one range, which is one request.
+            rows_before: rows that are delivered before: what comes sooner is fetched sooner.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RemoteFiles:
+    """The files of a store behind a URL.
+
+    Args:
+        root: its folder, as the storage calls it.
+        manifest: what it says of itself.
+        versions: of each file, when the store was opened.
+    """
+
+    root: str
+    manifest: Manifest
+    versions: Mapping[str, FileVersion]
+
+    def come_whole(self, rows: int) -> bool:
+        """Whether so many rows here and there take nearly all of the store: then more of them cost no more."""
+        if RecordLayout(self.manifest.schema).heap:
+            return rows >= len(self.manifest.parts)
+        return rows * GAP_BYTES >= self.manifest.files[RECORDS][0]
+
+    def expect(self, reader: PartsReader, name: str, parts: Sequence[Range], rows_before: int) -> FileParts:
+        """Ask for parts of a file."""
+        path = f"{self.root}/{name}"
+        file = DataFile(path, path, self.versions[name], "row store")
+        return reader.expect(FileNeeds(file, tuple((part,) for part in parts)), rows_before)
+
+
+class Records:
+    """Records of one file that were asked for: neighbours with one request."""
+
+    def __init__(
+        self, files: RemoteFiles, name: str, width: int, wanted: Ints, reader: PartsReader, before: int
+    ) -> None:
+        """Ask for them.
+
+        Args:
+            files: of the store.
+            name: of the file.
+            width: bytes of a record.
+            wanted: int64[n], n ≥ 1, rising.
+            reader: sends the requests.
+            before: rows that are delivered before.
+        """
+        self._wanted, self._width = wanted, width
+        self._ranges = coalesce(wanted, GAP_BYTES // width, max(1, REQUEST_BYTES // width))
+        starts, stops = (self._ranges.first * width).tolist(), (self._ranges.stop * width).tolist()
+        self._ends: list[Range] = list(zip(starts, stops, strict=True))
+        self._parts = files.expect(reader, name, self._ends, before)
+
+    def take(self) -> NDArray[np.uint8]:
+        """Wait for them, part by part, each of which is given back then: uint8[n, width]."""
+        ranges = self._ranges
+        out = np.empty((len(self._wanted), self._width), dtype=np.uint8)
+        flat = out.view(f"V{self._width}").reshape(-1)
+        with closing(self):
+            for number, (begin, end) in enumerate(pairwise(ranges.bounds.tolist())):
+                data = np.frombuffer(self._parts.read(*self._ends[number]), dtype=flat.dtype)
+                np.take(data, self._wanted[begin:end] - ranges.first[number], out=flat[begin:end], mode="clip")
+        return out
+
+    def close(self) -> None:
+        """Give them back."""
+        self._parts.close()
+
+
+class _Heap:
+    """Rows of a chunk's heap: all of its file is asked for, and what is wanted is kept."""
+
+    def __init__(self, files: RemoteFiles, chunk: int, rows: Ints, reader: PartsReader, before: int) -> None:
+        self._rows, self._size = rows, files.manifest.parts[chunk].heap_bytes
+        cuts = [*range(0, self._size, REQUEST_BYTES), self._size]
+        self._parts = files.expect(reader, heap_file(chunk), list(pairwise(cuts)), before)
+
+    def take(self) -> list[pa.RecordBatch]:
+        with closing(self), pa.ipc.open_file(pa.py_buffer(self._parts.read(0, self._size))) as reader:
+            batches: list[pa.RecordBatch] = reader.read_all().take(pa.array(self._rows)).combine_chunks().to_batches()
+            return batches
+
+    def close(self) -> None:
+        self._parts.close()
+
+
+class Window:
+    """Rows whose bytes were asked for: of records, nulls, row ids and heaps together."""
+
+    def __init__(self, files: RemoteFiles, places: Ints, reader: PartsReader, rows_before: int) -> None:
+        """Ask for them.
+
+        Args:
+            files: of the store.
+            places: int64[n]; a row may be wanted more than once.
+            reader: sends the requests.
+            rows_before: rows that are delivered before.
+        """
+        self._wanted, self.local = np.unique(places, return_inverse=True)
+        """Where each place is among the rows that are gathered."""
+        self._manifest = files.manifest
+        self._layout = RecordLayout(files.manifest.schema)
+        widths = {RECORDS: self._layout.width, NULLS: self._layout.null_width, IDS: 8}
+        self._records = {
+            name: Records(files, name, width, self._wanted, reader, rows_before)
+            for name, width in widths.items()
+            if len(self._wanted) and width and name in files.manifest.files
+        }
+        self._heaps: list[_Heap] = []
+        if self._layout.heap:
+            starts = np.cumsum([0, *(part.rows for part in files.manifest.parts)])
+            ends = np.searchsorted(self._wanted, starts)
+            self._heaps += (
+                _Heap(files, chunk, self._wanted[ends[chunk] : ends[chunk + 1]] - starts[chunk], reader, rows_before)
+                for chunk in np.flatnonzero(np.diff(ends)).tolist()
+            )
+
+    def gather(self) -> StoredRows:
+        """Wait for the rows, and return each once, ordered by place.
+
+        Raises:
+            TableError: a file of the store is gone or changed.
+            StorageError: the store failed, or nobody wants the rows any more.
+        """
+        layout, files = self._layout, self._manifest.files
+        with closing(self):
+            records = self._take(RECORDS, layout.width)
+            nulls = self._take(NULLS, layout.null_width) if NULLS in files else None
+            ids = self._take(IDS, 8).view("<i8").reshape(-1) if IDS in files else self._wanted
+            heap = [batch for chunk in self._heaps for batch in chunk.take()]
+        opaque: NDArray[Any] = records.view(f"V{layout.width}").reshape(-1) if layout.width else records.reshape(-1)
+        return StoredRows(layout, opaque, nulls, self._manifest.null_columns, ids, heap, len(self._wanted))
+
+    def close(self) -> None:
+        """Give back what is not gathered; `gather` raises StorageError then. Any thread may."""
+        for records in self._records.values():
+            records.close()
+        for heap in self._heaps:
+            heap.close()
+
+    def _take(self, name: str, width: int) -> NDArray[np.uint8]:
+        taken = self._records.get(name)
+        return np.empty((len(self._wanted), width), dtype=np.uint8) if taken is None else taken.take()

@@ -21,6 +21,8 @@ _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}
 
 _HERE: dict[str, tuple[str, ...]] = {
     "batch_size": ("batch_rows", "bs", "rows_per_batch"),
+    "cache_bytes": ("cache_limit", "cache_size", "cache_size_limit", "max_cache_size"),
+    "cache_dir": ("cache", "cache_location", "local_cache"),
     "collate_fn": (
         *("collate", "decode", "decode_fn", "map", "map_fn", "preprocess", "transform", "transform_fn"),
         *("transform_spec", "transforms"),
@@ -84,7 +86,6 @@ _STORAGE = frozenset(
 
 _AGAIN = "an iteration is one epoch: loop over the loader again, after loader.set_epoch(epoch)"
 _MIXTURE = "MixedDataset(sources, weights) mixes tables"
-_NO_CACHE = 'each epoch reads the store; plan_cache= keeps footers and counts, row_store= the rows of shuffle="rows"'
 _ORDER = 'shuffle= and split_strategy= choose the order; as_map() of a dataset with shuffle="rows" takes samplers'
 _OWN_FORMATS = "the format of the files is known here, so leave it out"
 _FIRST = "itertools.islice(loader, n) takes the first n batches"
@@ -101,10 +102,6 @@ _ANSWERS: dict[str, str] = {
     "max_epochs": _AGAIN,
     "num_epochs": _AGAIN,
     "repeat": _AGAIN,
-    "cache": _NO_CACHE,
-    "cache_dir": _NO_CACHE,
-    "cache_limit": _NO_CACHE,
-    "cache_size_limit": _NO_CACHE,
     "data_format": _OWN_FORMATS,
     "file_format": _OWN_FORMATS,
     "fmt": _OWN_FORMATS,

@@ -179,7 +179,6 @@ WORDS = {
     "transform": "here it is collate_fn=, which is called with each batch",
     "local_rank": "here it is rank=, the rank in the whole job",
     "epochs": "an iteration is one epoch",
-    "cache_dir": "each epoch reads the store; plan_cache=",
     "dtype": "types are the table's",
     "drop_last_batch": "here it is drop_last=",
     "zzz": r"help\({call}\) lists those that it takes",
@@ -187,6 +186,8 @@ WORDS = {
 """By word: what every dataset says of it."""
 
 OF_TABLES = {
+    "cache": "here it is cache_dir=",
+    "cache_limit": "here it is cache_bytes=",
     "buffer_size": "here it is shuffle_buffer_size=",
     "anon": r"it goes into storage_options=\{{'anon': ...\}}",
     "usecols": "here it is columns=",

@@ -151,7 +151,12 @@ def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:
     request = queue.next_job(lambda _: True)
     assert isinstance(request, Request)
     queue.want(request)
+    assert queue.next_job(lambda _: False) is None, "that two wait for it is no reason to send it twice"
+    request.is_late = True
+    queue.want(request)
+    queue.want(request)
     assert queue.next_job(lambda _: False) is request
+    assert queue.next_job(lambda _: False) is None
     assert (request.running, queue.held) == (2, 10)
     queue.arrived(request, None, OSError("lost"))
     assert request.waits

@@ -114,7 +114,7 @@ class FetchQueue:
                 if not wanted.is_sought:
                     wanted.is_sought = True
                     return wanted
-            elif wanted.waits:  # it is queued still, or late
+            elif wanted.stage is Stage.QUEUED or (wanted.waits and wanted.is_late and wanted.attempts == 1):
                 return self._sent(wanted)
         return self._next_in_order(may_send)
 

@@ -95,8 +95,7 @@ class Fetcher:
         """
         task = Task(PlannedRead(rows_before, 0, 0, lambda: None))
         with self._wanted:
-            if self._closed:
-                raise _left()
+            self._check_open()
             storage = requests.storage
             if storage is not None and all(storage is not known for known, _ in self._stores):
                 self._stores.append((storage, _retries_of(storage)))
@@ -146,15 +145,14 @@ class Fetcher:
             StorageError: the store failed, or the epoch was left meanwhile.
         """
         with self._wanted:
-            if requests.is_over:
-                raise _left()
-            self._check_open()
+            self._check_open(requests)
             covering = requests.covering(start, stop)
             if covering is not None:
                 self._queue.drop(requests.left_behind(covering[0].piece))
                 self._wanted.notify()
                 for request in covering:
                     self._wait_for(request)
+                self._check_open(requests)
                 if all(request.stage is Stage.DONE for request in covering):  # none was left behind meanwhile
                     return joined(covering, start, stop)
             self.stats.unplanned += 1
@@ -169,7 +167,7 @@ class Fetcher:
         while request.waits:
             left = self._seconds_until_late(request)
             if left is not None and left <= 0 and self._hedging.take():
-                self.stats.hedges += 1
+                request.is_late = True
                 self._queue.want(request)
                 left = None
             self._wait(lambda: not request.waits, left if left is None or left > 0 else _LOOK_AGAIN_S)
@@ -177,8 +175,8 @@ class Fetcher:
             raise request.error
 
     def _seconds_until_late(self, request: Request) -> float | None:
-        """Return in how many seconds a request is late, or to look again; None where it was sent twice."""
-        if request.attempts > 1:
+        """Return in how many seconds a request is late, or to look again; None where that is known."""
+        if request.is_late:
             return None
         after = self._hedging.late_after(request.num_bytes)
         if request.stage is Stage.QUEUED or after is None:  # others that end meanwhile say what late is
@@ -193,9 +191,9 @@ class Fetcher:
         self.stats.seconds_waiting += time.monotonic() - began
         self._check_open()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise _left()
+    def _check_open(self, requests: Requests | None = None) -> None:
+        if self._closed or (requests is not None and requests.is_over):
+            raise StorageError("the epoch was left while its bytes were fetched; iterate the loader again")
 
     def _grow(self) -> None:
         """Start a thread where all are at work."""
@@ -236,7 +234,10 @@ class Fetcher:
         job = self._queue.next_job(may_send)
         if not isinstance(job, Request):
             return None if job is None else partial(self._find, job)
-        job.began = now if job.attempts == 1 else job.began
+        if job.attempts == 1:
+            job.began = now
+        else:
+            self.stats.hedges += 1
         return partial(self._fetch, job, flights[0] if flights else None)
 
     def _find(self, task: Task) -> None:
@@ -408,7 +409,3 @@ def _retries_of(storage: RangeStorage) -> int:
     """Return how often a store has been asked again in this process."""
     traffic = getattr(storage, "traffic", None)
     return 0 if traffic is None else traffic().retries
-
-
-def _left() -> StorageError:
-    return StorageError("the epoch was left while its bytes were fetched; iterate the loader again")

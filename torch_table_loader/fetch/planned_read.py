@@ -54,7 +54,7 @@ class Request:
     """
 
     __slots__ = (
-        *("attempts", "began", "data", "error", "file", "is_held"),
+        *("attempts", "began", "data", "error", "file", "is_held", "is_late"),
         *("piece", "running", "stage", "start", "stop", "storage"),
     )
 
@@ -71,6 +71,8 @@ class Request:
         self.running = 0
         """How many of those have not ended."""
         self.began = 0.0
+        self.is_late = False
+        """Whether it is to be sent once more."""
         self.is_held = False
         """Whether its bytes count as held."""
         self.data: Any = None

@@ -76,7 +76,12 @@ def make(store: FaultyStore) -> Make:
 
 def maker(store: FaultyStore) -> Make:
     def made(**options: Any) -> TableLoader:
-        chosen = {"batch_size": 70, "num_workers": 2, "check_plan": False, "storage_options": store.options} | options
+        chosen: dict[str, Any] = {
+            "batch_size": 70,
+            "num_workers": 2,
+            "check_plan": False,
+            "storage_options": store.options,
+        } | options
         return StructuredDataset.create_dataloader(f"s3://{BUCKET}/t", "parquet", **chosen)[0]
 
     return made

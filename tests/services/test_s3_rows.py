@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.torch.tables import deliver, write_table
+from torch_table_loader import StructuredDataset, TableError
 from torch_table_loader.store import remote_window
+from torch_table_loader.store.spec import RECORDS
 
 GROUPS = [[90, 70], [], [300], [0, 40]]
 OPTIONS: dict[str, Any] = {"shuffle": "rows", "batch_size": 16, "num_workers": 2}
@@ -46,3 +48,23 @@ def test_a_store_in_a_bucket_delivers_the_same(
         )
         assert found == expected
     assert not (tmp_path / "second").exists()
+
+
+def test_a_store_that_is_written_anew_meanwhile_is_refused(
+    tmp_path: Path, s3_options: dict[str, Any], s3_client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table"
+    write_table(table, GROUPS)
+    options: dict[str, Any] = {"row_store": f"s3://{bucket}/stores", "row_store_memory": "4KiB", **OPTIONS}
+    for machine in ("first", "second"):
+        monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / machine))
+        _, dataset = StructuredDataset.create_dataloader(table, storage_options=s3_options, **options)
+        view = dataset.as_map()
+        assert view[0] is not None
+    [key] = [
+        entry["Key"] for entry in s3_client.list_objects_v2(Bucket=bucket)["Contents"] if entry["Key"].endswith(RECORDS)
+    ]
+    body = s3_client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    s3_client.put_object(Bucket=bucket, Key=key, Body=bytes(len(body)))
+    with pytest.raises(TableError, match=rf"{RECORDS} changed under us"):
+        view[1]

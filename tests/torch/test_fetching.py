@@ -42,7 +42,12 @@ def served(store: FaultyStore) -> Iterator[Callable[..., TableLoader]]:
     """Give what makes loaders over a store that may fail."""
 
     def made(**options: Any) -> TableLoader:
-        chosen = {"batch_size": 50, "num_workers": 2, "storage_options": store.options, "check_plan": False} | options
+        chosen: dict[str, Any] = {
+            "batch_size": 50,
+            "num_workers": 2,
+            "storage_options": store.options,
+            "check_plan": False,
+        } | options
         return StructuredDataset.create_dataloader(f"s3://{BUCKET}/t", "parquet", **chosen)[0]
 
     store.fail()

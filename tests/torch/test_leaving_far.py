@@ -136,7 +136,7 @@ def leave_by_close(loader: TableLoader) -> None:
 def leave_to_the_collector(loader: TableLoader) -> None:
     batches = iter(loader)
     next(batches)
-    batches.cycle = batches  # type: ignore[attr-defined]
+    batches.cycle = batches
     gone = weakref.ref(batches)
     del batches
     gc.collect()

@@ -88,8 +88,7 @@ def test_secrets_are_never_printed(capsys: pytest.CaptureFixture[str], typed: li
 
 def test_storage_options_reach_the_store(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "inspect", "s3://b/t", "--storage-option", "profile=p", "--storage-option", "role_arn=r")
-    assert "role_arn" in said
-    assert "profile" in said
+    assert "profile (p)" in said
 
 
 def test_a_warning_is_one_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:

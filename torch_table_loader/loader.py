@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from io import BytesIO
 from itertools import islice
 from multiprocessing import get_all_start_methods, get_start_method
@@ -32,6 +33,7 @@ from torch_table_loader.planning.steps import num_steps
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.fetch.fetch_stats import FetchStats
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.position import JobPosition
 
@@ -189,7 +191,8 @@ class LoaderIterator(Iterator[Any]):
             self._next = moved(self._merger, device, pin=options.pin_memory)
         if options.show_progress:
             left = work.plan.steps - start if work.plan.counted and not work.plan.endless else None
-            self._next = iter(progress_bar(f"epoch {work.epoch}", show=True)(self._next, left))
+            beside = partial(_megabytes_per_second, self._merger.fetched, time.perf_counter())
+            self._next = iter(progress_bar(f"epoch {work.epoch}", show=True, beside=beside)(self._next, left))
         return work, job.planned(position).longest
 
     def __next__(self) -> Any:
@@ -260,6 +263,12 @@ class LoaderIterator(Iterator[Any]):
         self._is_over = True
         self._merger.close()
         self._next = iter(())
+
+
+def _megabytes_per_second(fetched: FetchStats, began: float) -> str:
+    """Return how fast compressed bytes come from the store; nothing where none do."""
+    seconds = time.perf_counter() - began
+    return f"{fetched.num_bytes / 1e6 / seconds:.1f} MB/s" if fetched.num_bytes and seconds > 0 else ""
 
 
 def _remainder(plan: object) -> int:

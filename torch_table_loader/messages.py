@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _PACKAGE = __name__.partition(".")[0]
@@ -59,10 +59,24 @@ def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
     return f"; did you mean {', '.join(near)}?" if near else ""
 
 
-def progress_bar(label: str, *, show: bool) -> Callable[[Iterable[Any], int | None], Iterable[Any]]:
-    """Make a wrapper that draws a progress bar around an iterable, or leaves it as it is."""
+def progress_bar(
+    label: str, *, show: bool, beside: Callable[[], str] = str
+) -> Callable[[Iterable[Any], int | None], Iterable[Any]]:
+    """Make a wrapper that draws a progress bar around an iterable, or leaves it as it is.
+
+    Args:
+        label: what the bar says in front.
+        show: whether there is a bar.
+        beside: returns what it says at its end by now.
+    """
     if not show:
         return lambda items, _total: items
     from tqdm.auto import tqdm
 
-    return lambda items, total: tqdm(items, desc=label, total=total)
+    def drawn(items: Iterable[Any], total: int | None) -> Iterator[Any]:
+        with tqdm(items, desc=label, total=total) as bar:
+            for item in bar:
+                bar.set_postfix_str(beside(), refresh=False)
+                yield item
+
+    return drawn

@@ -79,7 +79,7 @@ class LoaderOptions:
         partitioning: "hive" to decode ``key=value`` segments of paths, those at the end of `path` included.
         num_ranks: ranks of the job, or "auto".
         rank: this rank, global; leave it out with "auto" and `mesh`.
-        show_progress: draw a progress bar (needs tqdm).
+        show_progress: draw a progress bar, with the MB/s that come from an object store (needs tqdm).
         shuffle_buffer_size: permute rows inside consecutive windows of so many rows of a lane; None or 0: do not.
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process".

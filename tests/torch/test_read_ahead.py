@@ -7,6 +7,7 @@ requests for ranges.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,18 @@ def test_the_plan_says_what_is_fetched(tmp_path: Path, far: Callable[[], Any]) -
     assert (fetched.requests, fetched.num_bytes) == (plan.requests, plan.num_bytes)
     assert 1 <= plan.amplification < 100
     assert "fetched" in str(loader.metrics())
+
+
+def test_progress_says_how_fast_bytes_come(
+    tmp_path: Path, far: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "t", "parquet")
+    for where, said in ((nullcontext, False), (far, True)):
+        with where():
+            loader = StructuredDataset.create_dataloader(
+                str(tmp_path / "t"), batch_size=7, columns=["id"], show_progress=True
+            )[0]
+            assert len(list(loader)) == len(loader)
+        drawn = capsys.readouterr().err
+        assert "epoch 0: 100%" in drawn
+        assert ("MB/s" in drawn) == said

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from torch_table_loader.arrow.ranged_file import open_ranges
+from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.planning.requests import REQUEST_BYTES
@@ -32,23 +32,19 @@ class _FarFile:
     """Bytes of a file, of which those of its end and the last that came are kept."""
 
     def __init__(self, storage: RangeStorage, file: DataFile, ahead: int, tail_bytes: int = 0) -> None:
-        self._storage = storage
-        self._file = file
-        self._ahead = ahead
+        def fetch(start: int, stop: int) -> Any:
+            return storage.read_range(file.path, start, stop, file.version)
+
         size = file.version.num_bytes
-        self._tail = self._fetched(max(0, size - tail_bytes), size) if tail_bytes and size else (0, memoryview(b""))
-        self._last = self._tail
+        self._tail_start = max(0, size - tail_bytes)
+        self._tail = memoryview(fetch(self._tail_start, size)) if tail_bytes and size else None
+        self._ranges = BufferedRanges(fetch, size, ahead)
 
-    def _fetched(self, start: int, stop: int) -> tuple[int, memoryview]:
-        return start, memoryview(self._storage.read_range(self._file.path, start, stop, self._file.version))
-
-    def read(self, start: int, stop: int) -> memoryview:
+    def read(self, start: int, stop: int) -> Any:
         """Return bytes that are kept, or ask for them and for what comes next."""
-        for begin, data in (self._last, self._tail):
-            if begin <= start <= stop <= begin + len(data):
-                return data[start - begin : stop - begin]
-        self._last = self._fetched(start, min(self._file.version.num_bytes, max(stop, start + self._ahead)))
-        return self._last[1][: stop - start]
+        if self._tail is not None and start >= self._tail_start:
+            return self._tail[start - self._tail_start : stop - self._tail_start]
+        return self._ranges.read(start, stop)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from torch_table_loader.arrow.ranged_file import open_ranges
+from torch_table_loader.arrow.ranged_file import BufferedRanges, open_ranges
 from torch_table_loader.causes import in_brief, store_error_type
 from torch_table_loader.errors import (
     AccessRefusedError,
@@ -36,7 +36,6 @@ from torch_table_loader.source.address import (
     shown,
 )
 from torch_table_loader.source.azure import azure_container, choose_azure
-from torch_table_loader.source.buffered_ranges import BufferedRanges
 from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
 from torch_table_loader.source.gcs import choose_gcs, gcs_bucket
 from torch_table_loader.source.object_store import ClientChoice, Connect, ObjectStoreClient

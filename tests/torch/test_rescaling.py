@@ -24,6 +24,7 @@ from tests.torch.jobs import (
 )
 from tests.torch.tables import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError
+from torch_table_loader.contracts import Storage
 from torch_table_loader.planning.cutting import RoundRobinStrategy
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
@@ -242,9 +243,9 @@ def test_a_counted_state_counts_the_whole_table_only_for_another_topology(
     counted: list[int] = []
     count = TaskReader.count
 
-    def watched(reader: TaskReader, task: ReadTask) -> list[int]:
+    def watched(reader: TaskReader, task: ReadTask, storage: Storage | None = None) -> list[int]:
         counted.append(task.file_index)
-        return count(reader, task)
+        return count(reader, task, storage)
 
     monkeypatch.setattr(TaskReader, "count", watched)
     loader = make(table, num_ranks=3, rank=0, **options)

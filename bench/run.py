@@ -19,7 +19,7 @@ from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import FarRow, Outcome, Row, duel_row, write, write_distant
 from bench.tables import build
 
-_WHAT = ("duels", "checksums", "planning", "first-batch", "resume", "memory", "iceberg", "rows", "distant")
+_WHAT = ("duels", "checksums", "planning", "packing", "first-batch", "resume", "memory", "iceberg", "rows", "distant")
 
 
 class Bench:
@@ -71,6 +71,17 @@ class Bench:
             Outcome("planning 1,000,000 row groups in 10,000 files, s", first, bars.PLANNING_SECONDS),
             Outcome("planning its next epoch, s", following, bars.NEXT_EPOCH_SECONDS),
         ]
+
+    def packing(self) -> list[Outcome]:
+        """Pack documents of tokens."""
+        outcomes: list[Outcome] = []
+        for block, (micros, fill) in self._child("bench.packing").items():
+            what = f"best fit of blocks of {int(block):,} documents into 4,096 tokens"
+            outcomes += [
+                Outcome(f"{what}, µs a document", micros, bars.PACKING_MICROS),
+                Outcome(f"{what}, share of real tokens", fill, bars.PACKING_FILL[block], at_least=True),
+            ]
+        return outcomes
 
     def first_batch(self) -> list[Outcome]:
         """Time the first batch of fifty files."""
@@ -242,6 +253,7 @@ def main() -> None:
         tqdm.write(row.line())
     for name, measure in (
         ("planning", bench.planning),
+        ("packing", bench.packing),
         ("first-batch", bench.first_batch),
         ("resume", bench.resume),
         ("memory", bench.memory),

@@ -1,0 +1,254 @@
+"""The packing law: each document once, no pack too long, and best fit, as a plain search over all packs finds it."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.laws.effort import examples
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.planning.packing import LongDocuments, Packed, Pieces, best_fit, split_long
+
+Ints = NDArray[np.int64]
+
+
+def int64(numbers: list[int]) -> Ints:
+    return np.array(numbers, dtype=np.int64)
+
+
+def packs(packed: Packed) -> list[list[int]]:
+    return [part.tolist() for part in np.split(packed.order, packed.offsets[1:-1])] if len(packed.order) else []
+
+
+def sums(lengths: Ints, packed: Packed) -> list[int]:
+    return [int(lengths[pack].sum()) for pack in packs(packed)]
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[Ints, int]:
+    """Lengths of documents and a seq_len; now and then of few different lengths, so that packs are equally full."""
+    seq_len = draw(st.integers(1, 40) | st.sampled_from([63, 64, 65, 1000, 4096, 4097, 65_536, 100_003, 1 << 20]))
+    length = draw(st.sampled_from([st.integers(1, seq_len), st.integers(1, min(seq_len, 5))]))
+    few = draw(st.none() | st.lists(length, min_size=1, max_size=4))
+    return int64(draw(st.lists(length if few is None else st.sampled_from(few), max_size=60))), seq_len
+
+
+def searched(lengths: Ints, seq_len: int, most: int) -> list[list[int]]:
+    """Best fit decreasing by looking at all packs for each document."""
+    found: list[list[int]] = []
+    touched: list[int] = []  # packs by when a document came into them last, the latest in front
+    for document in sorted(range(len(lengths)), key=lambda document: (-lengths[document], document)):
+        free = {pack: seq_len - int(lengths[found[pack]].sum()) for pack in touched if len(found[pack]) < most}
+        fitting = [pack for pack in free if free[pack] >= lengths[document]]
+        pack = min(fitting, key=lambda pack: free[pack], default=len(found))
+        if pack == len(found):
+            found.append([])
+        found[pack].append(document)
+        touched = [pack, *(other for other in touched if other != pack)]
+    return [sorted(pack) for pack in sorted(found, key=lambda pack: pack[0])]
+
+
+@given(blocks(), st.integers(1, 6) | st.none())
+@settings(max_examples=examples(300), deadline=None)
+def test_packs_are_those_of_a_plain_search(block: tuple[Ints, int], most: int | None) -> None:
+    lengths, seq_len = block
+    assert packs(best_fit(lengths, seq_len, most)) == searched(lengths, seq_len, most or len(lengths))
+
+
+@given(blocks())
+@settings(max_examples=examples(300), deadline=None)
+def test_each_document_lies_in_one_pack_and_no_two_packs_would_fit_into_one(block: tuple[Ints, int]) -> None:
+    lengths, seq_len = block
+    packed = best_fit(lengths, seq_len)
+    assert packed.order.dtype == packed.offsets.dtype == np.int64
+    assert packed.offsets[0] == 0
+    assert packed.offsets[-1] == len(lengths)
+    assert np.array_equal(np.sort(packed.order), np.arange(len(lengths)))
+    assert all(pack == sorted(pack) and pack for pack in packs(packed))
+    tokens = sums(lengths, packed)
+    assert max(tokens, default=0) <= seq_len
+    assert all(first + second > seq_len for first, second in combinations(tokens, 2))
+
+
+@given(blocks(), st.integers(1, 6))
+@settings(max_examples=examples(150), deadline=None)
+def test_a_pack_has_as_many_documents_as_it_may(block: tuple[Ints, int], most: int) -> None:
+    lengths, seq_len = block
+    packed = best_fit(lengths, seq_len, most)
+    assert np.array_equal(np.sort(packed.order), np.arange(len(lengths)))
+    held = list(zip(packs(packed), sums(lengths, packed), strict=True))
+    assert all(len(pack) <= most and tokens <= seq_len for pack, tokens in held)
+    open_ = [tokens for pack, tokens in held if len(pack) < most]
+    assert all(first + second > seq_len for first, second in combinations(open_, 2))
+
+
+@given(blocks(), st.randoms(use_true_random=False))
+@settings(max_examples=examples(150), deadline=None)
+def test_the_order_of_documents_decides_which_lie_together_but_not_which_lengths(
+    block: tuple[Ints, int], random: object
+) -> None:
+    lengths, seq_len = block
+    order = list(range(len(lengths)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+
+    def kinds(of: Ints) -> list[list[int]]:
+        return sorted(sorted(of[pack].tolist()) for pack in packs(best_fit(of, seq_len)))
+
+    assert kinds(lengths) == kinds(lengths[order])
+
+
+@given(blocks())
+@settings(max_examples=examples(100), deadline=None)
+def test_the_same_lengths_of_another_width_or_layout_give_the_same_packs(block: tuple[Ints, int]) -> None:
+    lengths, seq_len = block
+    strided = np.repeat(lengths, 2)[::2]
+    for same in (lengths.astype(np.int32), lengths.astype(np.uint64), strided, lengths.copy()):
+        assert packs(best_fit(same, seq_len)) == packs(best_fit(lengths, seq_len))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 3, 255, 256, 4096, 65_535, 65_536, 65_537, 1_000_003])
+def test_documents_that_fit_exactly_fill_every_pack(seq_len: int) -> None:
+    rng = np.random.default_rng(seq_len)
+    cuts = [np.sort(rng.integers(0, seq_len + 1, 1)) for _ in range(50)]
+    pairs = np.concatenate([np.diff(cut, prepend=0, append=seq_len) for cut in cuts])
+    lengths = rng.permutation(pairs[pairs > 0])
+    assert set(sums(lengths, best_fit(lengths, seq_len))) == {seq_len}
+
+
+def test_packs_of_few_and_of_many_documents_are_mixed() -> None:
+    """A block of shuffled documents gives packs in random order: sizes do not drift from its start to its end."""
+    halves = np.zeros(2)
+    for seed in range(20):
+        lengths = split_long(log_normal(1000, seed), 4096, "split").length
+        documents = np.diff(best_fit(lengths, 4096).offsets)
+        half = len(documents) // 2
+        halves += documents[:half].mean(), documents[-half:].mean()
+    assert abs(halves[0] / halves[1] - 1) < 0.15  # in the order of their lowest documents it would be 1.5
+
+
+# ---- how full packs are ----------------------------------------------------------------------------------
+
+
+def log_normal(documents: int, seed: int) -> Ints:
+    return np.maximum(np.random.default_rng(seed).lognormal(np.log(600), 1.1, documents), 1).astype(np.int64)
+
+
+@pytest.mark.parametrize(("documents", "least"), [(1000, 0.995), (4096, 0.999)])
+def test_packs_of_real_lengths_are_full(documents: int, least: float) -> None:
+    fills = []
+    for seed in range(10):
+        lengths = split_long(log_normal(documents, seed), 4096, "split").length
+        fills.append(lengths.sum() / 4096 / (len(best_fit(lengths, 4096).offsets) - 1))
+    assert np.mean(fills) >= least
+
+
+# ---- the same everywhere and for ever --------------------------------------------------------------------
+
+# THESE VALUES MUST NEVER CHANGE. Packs are part of the saved state's format: whoever changes one of them makes every
+# checkpoint of packed sequences resume in another order, without a word. Fix the code, not the values.
+VECTORS: list[tuple[list[int], int, int | None, list[list[int]]]] = [
+    ([], 7, None, []),
+    ([7], 7, None, [[0]]),
+    ([3, 6, 2, 5, 4], 10, None, [[1, 4], [0, 2, 3]]),
+    ([1, 1, 1, 1, 1], 2, None, [[0, 1], [2, 3], [4]]),
+    ([5, 2, 5, 2, 2], 7, None, [[0, 3], [1, 2], [4]]),
+    ([9, 9, 9, 4, 4, 4, 4], 13, None, [[0, 5], [1, 4], [2, 3], [6]]),
+    ([1, 2, 3, 4, 5, 6, 7, 8, 9], 11, 2, [[0], [4, 5], [3, 6], [2, 7], [1, 8]]),
+    ([1, 1, 1, 1, 1, 1, 1], 100, 3, [[0, 1, 2], [3, 4, 5], [6]]),
+]
+
+
+@pytest.mark.parametrize(("lengths", "seq_len", "most", "expected"), VECTORS)
+def test_packs_never_change(lengths: list[int], seq_len: int, most: int | None, expected: list[list[int]]) -> None:
+    assert packs(best_fit(int64(lengths), seq_len, most)) == expected
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "expected"),
+    [
+        (4096, "8f80fbdcf25a1bc3"),
+        (5003, "4eae74781514eb3c"),
+        (65_536, "de7f451ad52c2b9f"),
+        (65_537, "e1ffba4cbdb51cd3"),
+    ],
+)
+def test_packs_of_a_large_block_never_change(seq_len: int, expected: str) -> None:
+    # A linear congruential generator: lengths that no version of a library changes.
+    lengths, number = [], 1
+    for _ in range(4096):
+        number = (number * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        lengths.append(1 + (number >> 33) % 3000)
+    packed = best_fit(int64(lengths), seq_len)
+    told = packed.order.astype("<i8").tobytes() + packed.offsets.astype("<i8").tobytes()
+    assert hashlib.blake2b(told, digest_size=8).hexdigest() == expected
+
+
+# ---- documents longer than a pack ------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 20))
+@settings(max_examples=examples(150), deadline=None)
+def test_pieces_of_split_documents_are_the_documents(lengths: list[int], seq_len: int) -> None:
+    pieces = split_long(int64(lengths), seq_len, "split")
+    tokens = [(document, start + token) for document, start, length in triples(pieces) for token in range(length)]
+    assert tokens == [(document, token) for document, length in enumerate(lengths) for token in range(length)]
+    last = {document: (start, length) for document, start, length in triples(pieces)}
+    assert all(length == seq_len or last[document] == (start, length) for document, start, length in triples(pieces))
+    assert all(1 <= length <= seq_len for _, _, length in triples(pieces))
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 20))
+@settings(max_examples=examples(100), deadline=None)
+def test_truncated_and_dropped_documents(lengths: list[int], seq_len: int) -> None:
+    truncated = [(document, 0, min(length, seq_len)) for document, length in enumerate(lengths) if length]
+    assert triples(split_long(int64(lengths), seq_len, "truncate")) == truncated
+    whole = [(document, 0, length) for document, length in enumerate(lengths) if 0 < length <= seq_len]
+    assert triples(split_long(int64(lengths), seq_len, "drop")) == whole
+    if max(lengths, default=0) <= seq_len:
+        assert triples(split_long(int64(lengths), seq_len, "error")) == whole
+    else:
+        with pytest.raises(TableError, match=f"more than seq_len={seq_len}"):
+            split_long(int64(lengths), seq_len, "error")
+
+
+def triples(pieces: Pieces) -> list[tuple[int, int, int]]:
+    assert {pieces.document.dtype, pieces.start.dtype, pieces.length.dtype} == {np.dtype(np.int64)}
+    return list(zip(pieces.document.tolist(), pieces.start.tolist(), pieces.length.tolist(), strict=True))
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_names_the_document() -> None:
+    with pytest.raises(ConfigError, match=r"got 0 of document 1"):
+        best_fit(int64([3, 0, 9]), 4)
+    with pytest.raises(ConfigError, match=r"seq_len=4 tokens, got 9 of document 2"):
+        best_fit(int64([3, 4, 9]), 4)
+    with pytest.raises(TableError, match=r"document 2 has 9 tokens, more than seq_len=4"):
+        split_long(int64([3, 4, 9, 8]), 4, "error")
+    with pytest.raises(ConfigError, match=r"got -1 of document 1"):
+        split_long(int64([3, -1]), 4, "split")
+
+
+@pytest.mark.parametrize("bound", [0, -5])
+def test_bounds_below_one_are_refused(bound: int) -> None:
+    with pytest.raises(ConfigError, match="seq_len must be at least 1"):
+        best_fit(int64([]), bound)
+    with pytest.raises(ConfigError, match="seq_len must be at least 1"):
+        split_long(int64([]), bound, "split")
+    with pytest.raises(ConfigError, match="max_documents must be at least 1"):
+        best_fit(int64([1]), 1, bound)
+
+
+def test_wrong_types_and_words_are_refused() -> None:
+    with pytest.raises(ConfigTypeError, match="seq_len must be an integer"):
+        best_fit(int64([1]), 2.5)  # type: ignore[arg-type]
+    how: LongDocuments = "cut"  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"'split', 'truncate', 'drop', 'error', got 'cut'"):
+        split_long(int64([1]), 2, how)

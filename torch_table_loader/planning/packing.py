@@ -1,0 +1,215 @@
+"""Documents to packs of at most so many tokens: best fit decreasing, a pure function of the lengths of a block.
+
+The longest document comes first, and goes into the fullest pack in which it fits; where it fits in none it opens one.
+Free space is looked up in a bit set of two levels, so that a document costs under a microsecond whatever the lengths
+are. Packs stand in the order of their longest documents: in a block of shuffled documents that is a random order of
+packs, in which packs of few long documents and packs of many short ones are mixed.
+
+Nothing here may change what comes out: the packs are part of the saved state's format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.planning.keys import as_int
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+LongDocuments = Literal["split", "truncate", "drop", "error"]
+
+_RADIX_LENGTHS = 1 << 16
+"""numpy sorts integers of 16 bits by counting."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Documents in packs.
+
+    Args:
+        order: int64[n] the documents as they lie in the packs; inside a pack their numbers rise.
+        offsets: int64[packs + 1]; pack p holds the documents ``order[offsets[p]:offsets[p + 1]]``.
+    """
+
+    order: Ints
+    offsets: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Parts of documents, in the order of the documents.
+
+    Args:
+        document: int64[n] the document of each.
+        start: int64[n] its first token in the document.
+        length: int64[n] its tokens, at least 1.
+    """
+
+    document: Ints
+    start: Ints
+    length: Ints
+
+
+def best_fit(lengths: Ints, seq_len: int, max_documents: int | None = None) -> Packed:
+    """Pack documents, none of which is cut.
+
+    Documents are placed from the longest to the shortest, those of one length in the order of their numbers. Each
+    goes into the fullest pack in which it fits; of equally full ones into that which became so full last. Packs are
+    in the order of the numbers of their longest documents (of equally long ones the lowest number counts).
+
+    So no two packs would fit into one, unless one is full of `max_documents`. The lengths in the packs depend on the
+    lengths of the block alone, and not on their order.
+
+    Args:
+        lengths: int64[n] tokens of each document, in [1, seq_len].
+        seq_len: the most tokens of a pack.
+        max_documents: the most documents of a pack; None for any number.
+
+    Raises:
+        ConfigError: a length outside [1, seq_len], or a bound below 1.
+
+    >>> packed = best_fit(np.array([3, 6, 2, 5, 4]), seq_len=10)
+    >>> packed.order.tolist(), packed.offsets.tolist()
+    ([1, 4, 0, 2, 3], [0, 2, 5])
+    """
+    lengths, seq_len = np.asarray(lengths, dtype=np.int64), _at_least_one("seq_len", seq_len)
+    most = len(lengths) if max_documents is None else _at_least_one("max_documents", max_documents)
+    if wrong := np.flatnonzero((lengths < 1) | (lengths > seq_len))[:1].tolist():
+        raise ConfigError(
+            f"documents to pack must have 1 to seq_len={seq_len} tokens, got {lengths[wrong[0]]} of document "
+            f"{wrong[0]}; split or drop longer ones, and leave out empty ones"
+        )
+    missing = seq_len - lengths
+    turns = np.argsort(missing.astype(np.uint16) if seq_len <= _RADIX_LENGTHS else missing, kind="stable")
+    pack_of_turn = np.array(_place(lengths[turns].tolist(), seq_len, most), dtype=np.int64)
+    # A pack's first document is its longest: packs are numbered as they are opened, in the order of the turns.
+    opener = turns[np.unique(pack_of_turn, return_index=True)[1]]
+    rank = np.empty_like(opener)
+    rank[np.argsort(opener)] = np.arange(len(opener))
+    pack = np.empty_like(lengths)
+    pack[turns] = rank[pack_of_turn]
+    counts = np.bincount(pack, minlength=len(opener))
+    return Packed(np.argsort(pack, kind="stable"), np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+
+
+def split_long(lengths: Ints, seq_len: int, how: LongDocuments) -> Pieces:
+    """Cut documents into pieces of at most `seq_len` tokens. An empty document has no piece.
+
+    Args:
+        lengths: int64[n] tokens of each document.
+        seq_len: the most tokens of a piece.
+        how: of a longer document, "split" makes pieces of `seq_len` tokens and one of the rest, "truncate" keeps the
+            first `seq_len` tokens, and "drop" keeps nothing; "error" refuses it.
+
+    Raises:
+        ConfigError: `how` is unknown, `seq_len` is below 1, or a length below 0.
+        TableError: `how` is "error", and a document is longer than `seq_len`.
+
+    >>> pieces = split_long(np.array([5, 0, 12]), seq_len=5, how="split")
+    >>> pieces.document.tolist(), pieces.start.tolist(), pieces.length.tolist()
+    ([0, 2, 2, 2], [0, 0, 5, 10], [5, 5, 5, 2])
+    """
+    lengths, seq_len = np.asarray(lengths, dtype=np.int64), _at_least_one("seq_len", seq_len)
+    if how not in get_args(LongDocuments):
+        raise ConfigError(f"long documents must be one of {', '.join(map(repr, get_args(LongDocuments)))}, got {how!r}")
+    if lengths.min(initial=0) < 0:
+        raise ConfigError(f"a document has at least 0 tokens, got {lengths.min()} of document {lengths.argmin()}")
+    long = lengths > seq_len
+    if how == "error" and long.any():
+        raise TableError(
+            f"document {long.argmax()} has {lengths[long.argmax()]} tokens, more than seq_len={seq_len}; pass "
+            "long_docs='split', 'truncate' or 'drop', or a larger seq_len"
+        )
+    if how == "drop":
+        lengths = np.where(long, 0, lengths)
+    elif how == "truncate":
+        lengths = np.minimum(lengths, seq_len)
+    counts = -(-lengths // seq_len)
+    document = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
+    start = (np.arange(len(document), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)) * seq_len
+    return Pieces(document, start, np.minimum(lengths[document] - start, seq_len))
+
+
+def _at_least_one(name: str, value: int) -> int:
+    number = as_int(name, value)
+    if number < 1:
+        raise ConfigError(f"{name} must be at least 1, got {number}")
+    return number
+
+
+def _place(lengths: list[int], seq_len: int, most: int) -> list[int]:
+    """Return the pack of each document.
+
+    Args:
+        lengths: from the longest to the shortest.
+        seq_len: the most tokens of a pack.
+        most: the most documents of a pack.
+    """
+    least = lengths[-1] if lengths else 1
+    packs = _OpenPacks(seq_len, len(lengths))
+    take, put = packs.take, packs.put
+    pack_of, documents = [0] * len(lengths), [0] * len(lengths)
+    opened = 0
+    for turn, length in enumerate(lengths):
+        free, pack = take(length)
+        if pack < 0:
+            free, pack, opened = seq_len, opened, opened + 1
+        pack_of[turn] = pack
+        documents[pack] += 1
+        if free - length >= least and documents[pack] < most:
+            put(pack, free - length)
+    return pack_of
+
+
+class _OpenPacks:
+    """Packs by their free tokens: a stack for each number, and a bit set of the numbers whose stack is not empty.
+
+    The bit set is cut into words of about ``sqrt(seq_len)`` bits, and `summary` has a bit for each word that is not 0:
+    the smallest number that is large enough is found by looking at two words.
+    """
+
+    __slots__ = ("below", "mask", "shift", "summary", "top", "words")
+
+    def __init__(self, seq_len: int, packs: int) -> None:
+        self.shift = (seq_len.bit_length() + 1) // 2
+        self.mask = (1 << self.shift) - 1
+        self.words, self.summary = [0] * ((seq_len >> self.shift) + 1), 0
+        self.top: dict[int, int] = {}
+        self.below = [-1] * packs
+
+    def take(self, need: int) -> tuple[int, int]:
+        """Take the pack with the least free tokens that are enough; return these and the pack, or -1 twice."""
+        number = need >> self.shift
+        word = self.words[number] >> (need & self.mask)
+        if word:
+            free = need + (word & -word).bit_length() - 1
+        else:
+            further = self.summary >> (number + 1)
+            if not further:
+                return -1, -1
+            number += (further & -further).bit_length()
+            word = self.words[number]
+            free = (number << self.shift) + (word & -word).bit_length() - 1
+        pack = self.top[free]
+        if self.below[pack] >= 0:
+            self.top[free] = self.below[pack]
+        else:
+            del self.top[free]
+            self.words[number] ^= 1 << (free & self.mask)
+            if not self.words[number]:
+                self.summary ^= 1 << number
+        return free, pack
+
+    def put(self, pack: int, free: int) -> None:
+        """Add a pack with so many free tokens."""
+        self.below[pack], self.top[free] = self.top.get(free, -1), pack
+        number = free >> self.shift
+        self.words[number] |= 1 << (free & self.mask)
+        self.summary |= 1 << number

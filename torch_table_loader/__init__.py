@@ -31,6 +31,7 @@ from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.mixed import MixedDataset
 from torch_table_loader.options import LoaderOptions
+from torch_table_loader.pack import Pack
 from torch_table_loader.planning.cutting import (
     RoundRobinStrategy,
     RowBalancedStrategy,
@@ -70,6 +71,7 @@ __all__ = [
     "MixedDataset",
     "OpenFile",
     "OutOfMemoryError",
+    "Pack",
     "ResumeError",
     "RoundRobinStrategy",
     "RowBalancedStrategy",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
     from numpy.typing import NDArray
 
 
@@ -16,8 +17,16 @@ class RowStage(ABC):
 
     The plan counts the rows that come out. Length, equal steps, tails, lanes, states and rescaling are then the
     arithmetic that rows have without a stage, and resuming inside the rows that come of one row needs nothing more.
-    What comes out of a row must depend on that row alone.
+    What comes out of a row must depend on that row alone, or on those of its block where `block_rows` asks for blocks.
     """
+
+    @property
+    def block_rows(self) -> int | None:
+        """How many live rows of a row group the stage takes together; None where each row stands alone.
+
+        Blocks begin with a split's first row of the row group; only the last of a row group is shorter.
+        """
+        return None
 
     @property
     @abstractmethod
@@ -57,3 +66,38 @@ class RowStage(ABC):
             start: the first row of what comes out of the batch.
             stop: behind the last, at most ``counts(batch).sum()``.
         """
+
+
+class RowBlocks:
+    """Joins record batches to what a stage takes together."""
+
+    __slots__ = ("_num_rows", "_size", "_waiting")
+
+    def __init__(self, size: int | None) -> None:
+        """Start empty.
+
+        Args:
+            size: rows of a block; None where each batch is taken as it comes.
+        """
+        self._size = size
+        self._waiting: list[pa.RecordBatch] = []
+        self._num_rows = 0
+
+    def push(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Add a batch; return the blocks that are full."""
+        if self._size is None:
+            return [batch]
+        self._waiting.append(batch)
+        self._num_rows += batch.num_rows
+        if self._num_rows < self._size:
+            return []
+        [joined] = self.rest()
+        full = joined.num_rows // self._size
+        if left := joined.num_rows - full * self._size:
+            self._waiting, self._num_rows = [joined.slice(full * self._size, left)], left
+        return [joined.slice(number * self._size, self._size) for number in range(full)]
+
+    def rest(self) -> list[pa.RecordBatch]:
+        """Return what waits as one block, if anything does; nothing waits then."""
+        waiting, self._waiting, self._num_rows = self._waiting, [], 0
+        return [pa.concat_batches(waiting)] if waiting else []

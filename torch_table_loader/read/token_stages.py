@@ -134,9 +134,11 @@ class TokenStage(RowStage):
     ) -> list[NDArray[Any]]:
         """Put begin and end tokens in; the loss learns to end a document, and not what separates two."""
         pack = self.pack
-        places: list[tuple[Ints, int | None, int]] = [(offsets[:-1][begin], pack.bos_id, 0)]
-        behind = 1 if pack.sep_id is None else 2
-        places.append((offsets[1:][end] - behind, pack.eos_id, 1))
+        places: list[tuple[Ints, int, int]] = []
+        if pack.bos_id is not None:
+            places.append((offsets[:-1][begin], pack.bos_id, 0))
+        if pack.eos_id is not None:
+            places.append((offsets[1:][end] - (1 if pack.sep_id is None else 2), pack.eos_id, 1))
         if pack.sep_id is not None:
             places.append((offsets[1:] - 1, pack.sep_id, 0))
         is_stored = np.ones(int(offsets[-1]), dtype=np.bool_)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,15 +13,16 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.pack import IGNORED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from torch_table_loader.arrow.token_rows import Parts
-    from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.pack import Pack
 
     Ints = NDArray[np.int64]
+
+
+Documents = Callable[[pa.RecordBatch], dict[str, Any]]
+"""Makes tensors of columns of documents, by name."""
 
 
 class Spans(NamedTuple):
@@ -120,11 +121,11 @@ class Sequences:
     Args:
         pack: what the caller asked for.
         names: the columns that are cut, the tokens first.
-        documents: makes tensors of the other columns of documents; None where there are none.
+        documents: makes tensors of the other columns of documents, by name; None where there are none.
         numpy: whether arrays come out instead of tensors.
     """
 
-    def __init__(self, pack: Pack, names: Sequence[str], documents: RowsCodec[Any] | None, *, numpy: bool) -> None:
+    def __init__(self, pack: Pack, names: Sequence[str], documents: Documents | None, *, numpy: bool) -> None:
         """Keep them."""
         self._pack = pack
         self._names = names
@@ -288,8 +289,7 @@ class Sequences:
         if self._documents is not None:
             names = [field.name for field in columns.type if field.name not in self._pack.spans]
             batch = pa.RecordBatch.from_arrays([columns.field(name) for name in names], names=names)
-            rows = self._documents.decode(batch)
-            found["documents"] = rows.batches(max(1, rows.num_rows))[0] if rows.num_rows else {}
+            found["documents"] = self._documents(batch)
         if self._pack.spans:
             found["spans"] = {name: self._spans(columns.field(name), layout) for name in self._pack.spans}
         return found

@@ -38,11 +38,13 @@ class Documents(NamedTuple):
     Args:
         kept: int64[n], which rows of the batch the documents are.
         offsets: int64[n + 1], where the tokens of each begin.
+        added: int64[n], tokens that were put before those that are stored.
         values: of each column that is cut, one a token.
     """
 
     kept: Ints
     offsets: Ints
+    added: Ints
     values: Sequence[NDArray[Any]]
 
 
@@ -66,7 +68,7 @@ class TokenStage(RowStage):
             raise ConfigError(f"Pack: tokens={pack.tokens!r} must be a list of integers, got a list of {ids.type}")
         self._cut[0] = ids.with_type(_wide_enough(ids.type, (pack.bos_id, pack.eos_id, pack.sep_id)))
         for name in pack.spans:
-            _check_spans(table, name)
+            _check_span_type(table, name)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -127,7 +129,9 @@ class TokenStage(RowStage):
         ]
         if self._adds:
             stored = self._with_ends(stored, offsets, begin[kept] > 0, end[kept] > 0)
-        return Documents(kept, offsets, stored)
+        for name in self.pack.spans:
+            _check_spans(name, batch.column(name), lengths)
+        return Documents(kept, offsets, begin[kept], stored)
 
     def _with_ends(
         self, stored: Sequence[NDArray[Any]], offsets: Ints, begin: NDArray[np.bool_], end: NDArray[np.bool_]
@@ -202,7 +206,8 @@ class TokensAsRows(TokenStage):
         behind = np.full(len(at), IGNORED, dtype=np.int64)
         if len(at) and until[-1] < ends[-1]:
             behind[-1] = self._targets(found.values, until[-1:])[0]
-        parts = self._parts(batch, found.kept[first:last], at - begins, until - at, behind)
+        begun = at - begins - found.added[first:last]
+        parts = self._parts(batch, found.kept[first:last], begun, until - at, behind)
         values = [column[start:stop] for column in found.values]
         return rows_of_tokens(values, parts, self.schema(batch.schema))
 
@@ -260,7 +265,7 @@ class SequencesAsRows(TokenStage):
         if self.pack.long_docs == "split":
             cut = np.flatnonzero(begun + length < lengths[document])
             behind[cut] = self._targets(found.values, at[cut] + length[cut])
-        parts = self._parts(batch, found.kept[document], begun, length, behind)
+        parts = self._parts(batch, found.kept[document], begun - found.added[document], length, behind)
         offsets = np.concatenate(([0], np.cumsum(length)))[part_offsets]
         values = [_gathered(column, at, length) for column in found.values]
         return rows_of_sequences(values, offsets, parts, part_offsets, self.schema(batch.schema))
@@ -362,7 +367,22 @@ def _wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
     return kind if fits else pa.int64()
 
 
-def _check_spans(table: pa.Schema, name: str) -> None:
+def _check_spans(name: str, lists: pa.Array, lengths: Ints) -> None:
+    """Refuse spans that are not inside their document."""
+    lists = plain(lists)
+    inside = lists.flatten()
+    row = np.repeat(np.arange(len(lengths)), _lengths_of(lists))
+    start, end = (inside.field(field).fill_null(-1).to_numpy(zero_copy_only=False) for field in ("start", "end"))
+    wrong = np.flatnonzero((start < 0) | (end < start) | (end > lengths[row]))
+    if len(wrong):
+        first = wrong[0]
+        raise TableError(
+            f"column {name!r}: a span must lie inside its document, from 0 to its number of tokens, got {start[first]} "
+            f"to {end[first]} in row {row[first]} of this batch, which has {lengths[row[first]]} tokens"
+        )
+
+
+def _check_span_type(table: pa.Schema, name: str) -> None:
     if name not in table.names:
         raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
     kind = plain_type(table.field(name).type)

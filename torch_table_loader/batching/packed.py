@@ -72,11 +72,9 @@ class PackedRows(Rows):
 
     def batches(self, batch_size: int) -> list[Any]:
         """Cut into dicts of tensors or arrays; the last may have fewer sequences, and its last sequence padding."""
-        codec, found = self._codec, []
-        for start in range(0, self.num_rows, batch_size):
-            rows = self.slice(start, min(start + batch_size, self.num_rows))
-            found.append(codec.outputs.batch(rows.tokens, rows.parts))
-        return found
+        if not self.num_rows:
+            return []
+        return self._codec.outputs.batches(self.tokens, self.parts, batch_size * self._codec.width)
 
 
 class PackedCodec(RowsCodec[PackedRows]):

@@ -28,7 +28,7 @@ from tests.torch.packing_reference import (
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, Pack, ResumeError, StructuredDataset, TableError, TableLoader
 
-GROUPS = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
+GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
 BOS, EOS, SEP = 1, 2, 3
 
 PACKS = st.builds(
@@ -47,9 +47,8 @@ PACKS = st.builds(
 
 def make(root: Path, pack: Pack, **options: Any) -> TableLoader:
     with meant_warnings():
-        return StructuredDataset.create_dataloader(
-            str(root), "parquet", pack=pack, **({"check_plan": False, "columns": ["id"]} | options)
-        )[0]
+        asked: dict[str, Any] = {"check_plan": False, "columns": ["id"]} | options
+        return StructuredDataset.create_dataloader(str(root), "parquet", **({"pack": pack} | asked))[0]
 
 
 def topologies() -> st.SearchStrategy[dict[str, Any]]:
@@ -333,7 +332,7 @@ def test_what_does_not_fit_is_refused(given_options: dict[str, Any], message: st
 )
 def test_options_that_do_not_fit_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make(table, **({"pack": Pack(seq_len=4)} | options))
+        make(table, **{"pack": Pack(seq_len=4), **options})
 
 
 def test_documents_are_small_enough_for_their_numbers() -> None:

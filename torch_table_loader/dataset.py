@@ -296,8 +296,7 @@ class StructuredDataset(TableDataset):
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
             if source is None:
-                own_reader = None if isinstance(format, str) else reader
-                source = list_files(path, reader.name, own_reader, storage, asked)
+                source = list_files(path, reader, storage, asked, by_name=isinstance(format, str))
             source = agreed_source(source, plan_check)
             cache = open_plan_cache(asked, source.storage)
             open_at = partial(open_job, options=asked, ranks=ranks, cache=cache)

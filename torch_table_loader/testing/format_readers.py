@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.contracts import NullProvingReader
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
@@ -71,7 +72,8 @@ def stored_files(path: str | os.PathLike[str], format_name: str) -> tuple[Storag
         path: a directory, a glob, or a file.
         format_name: of the format reader.
     """
-    source = PathSource.open(path, format_name)
+    naming = reader_for(format_name) if format_name in format_names() else None
+    source = PathSource.open(path, format_name, naming=naming)
     return source.storage, source.files
 
 

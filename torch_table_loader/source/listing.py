@@ -330,8 +330,7 @@ def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str)
     kept = [
         entry
         for entry in found
-        if (entry.special or entry.version is not None)
-        and not is_hidden(_relative(storage, root, entry.path), allowed)
+        if (entry.special or entry.version is not None) and not is_hidden(_relative(storage, root, entry.path), allowed)
     ]
     return sorted(kept, key=lambda entry: _utf8(_relative(storage, root, entry.path)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -14,14 +14,8 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.ipc import check_footer
-from torch_table_loader.read.reader_base import (
-    WithoutStatistics,
-    bounded,
-    refuse_duplicates,
-    rows_without_columns,
-    whole_groups,
-)
-from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, group_rows, owned
+from torch_table_loader.read.reader_base import WithoutStatistics, refuse_duplicates, whole_groups
+from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, DocumentFile, group_rows, owned
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -82,37 +76,23 @@ class FmsFsdpReader(WithoutStatistics):
 
     def ranges(
         self,
-        file: DataFile,
+        file: DataFile,  # noqa: ARG002
         meta: FileMeta,
         groups: Sequence[int],
-        columns: Sequence[str],  # noqa: ARG002
+        columns: Sequence[str],
     ) -> Sequence[Sequence[tuple[int, int]]]:
         """Return record batches whole: see `RangedReader.ranges`."""
         return whole_groups(meta, groups, columns)
 
 
-class FmsFsdpFile:
-    """An open file (implements `OpenFile`); a row group is read in one piece."""
+class FmsFsdpFile(DocumentFile):
+    """An open file, whose record batches become rows."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
         """Own an open file."""
-        self._source = source
+        super().__init__(source, meta)
         self._file = file
-        self._meta = meta
         self._stored = pa.schema([pa.field(field.name, field.type.value_type) for field in meta.schema])
-
-    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield documents: see `OpenFile.batches`."""
-        for group in groups:
-            if columns:
-                batch = self._group(group, columns)
-            else:
-                batch = rows_without_columns(self._meta.group_rows[group])
-            yield from bounded(batch, max_rows)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._source.close()
 
     def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
         documents = self._documents(group)

@@ -93,6 +93,9 @@ class _Modes(Column):
         edges = np.clip(np.concatenate(([start], self._ends[first:last])), start, stop)
         return owned(np.repeat(self._modes[first:last], np.diff(edges)))
 
+    def close(self) -> None:
+        """Do nothing: the index said it all."""
+
 
 def _parse(data: pa.Buffer) -> Index:
     """Read an index.

@@ -106,7 +106,11 @@ class TokenReader(WithoutStatistics, ABC):
         return TokenFile(storage, file, meta, self)
 
     def ranges(
-        self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
+        self,
+        file: DataFile,  # noqa: ARG002
+        meta: FileMeta,
+        groups: Sequence[int],
+        columns: Sequence[str],
     ) -> Sequence[Sequence[tuple[int, int]]]:
         """Return the tokens of row groups, if those are read: see `RangedReader.ranges`."""
         places = meta.group_ranges if TOKENS in columns else None
@@ -122,38 +126,51 @@ class Column(ABC):
     def values(self, start: int, stop: int) -> pa.Buffer:
         """Return the values of a run of tokens, counted from the file's first, in memory of their own."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release what is open."""
 
 
-class TokenFile:
-    """An open file of tokens (implements `OpenFile`); a row group is read in one piece, into fresh memory."""
+class DocumentFile(ABC):
+    """An open file of documents (implements `OpenFile`), of which a row group is read in one piece."""
+
+    def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
+        """Own an open file."""
+        self._source = source
+        self._meta = meta
+
+    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield documents: see `OpenFile.batches`."""
+        for group in groups:
+            whole = self._group(group, columns) if columns else rows_without_columns(self._meta.group_rows[group])
+            yield from bounded(whole, max_rows)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._source.close()
+
+    @abstractmethod
+    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+        """Read a row group into fresh memory."""
+
+
+class TokenFile(DocumentFile):
+    """An open file of tokens, and what is read beside them."""
 
     def __init__(self, storage: Storage, file: DataFile, meta: FileMeta, reader: TokenReader) -> None:
         """Open the tokens; what stands beside them is opened when it is read."""
-        lengths, *self._more = unpack(meta.footer or b"")
-        self._lengths = lengths
-        self._meta = meta
+        self._lengths, *self._more = unpack(meta.footer or b"")
+        super().__init__(storage.open(file.path), meta)
         self._file = file
         self._storage = storage
         self._reader = reader
         self._rows = np.concatenate(([0], np.cumsum(meta.group_rows, dtype=np.int64)))
         self._width = width_of(meta)
-        self._source = storage.open(file.path)
         self._columns: dict[str, Column] = {}
-
-    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield documents: see `OpenFile.batches`."""
-        for group in groups:
-            if columns:
-                batch = self._group(group, columns)
-            else:
-                batch = rows_without_columns(self._meta.group_rows[group])
-            yield from bounded(batch, max_rows)
 
     def close(self) -> None:
         """Release all files."""
-        self._source.close()
+        super().close()
         for column in self._columns.values():
             column.close()
 

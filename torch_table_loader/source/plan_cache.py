@@ -172,8 +172,8 @@ class PlanCache:
         if file.reader is not None:  # its settings are a part of what it says of a file
             identity.append(hashlib.sha256(pickle.dumps(file.reader)).hexdigest())
         facts: list[Any] = [version.num_bytes, version.mtime_ns, version.etag]
-        for each in file.sidecars:
-            facts += [each.name, each.version.num_bytes, each.version.mtime_ns, each.version.etag]
+        for beside in file.sidecars:
+            facts += [beside.name, beside.version.num_bytes, beside.version.mtime_ns, beside.version.etag]
         return hashlib.sha256(json.dumps([*identity, *facts]).encode("utf-8")).digest()
 
     def _path(self, key: bytes) -> str:

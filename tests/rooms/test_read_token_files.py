@@ -40,7 +40,7 @@ from torch_table_loader.read.token_files import TOKENS, document_lengths, group_
 from torch_table_loader.records import DataFile, FileMeta
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.source.listing import PathSource, named_files
-from torch_table_loader.testing import check_format_reader
+from torch_table_loader.testing import check_format_reader, stored_files
 
 SMALL = 64
 """Bytes of a row group in most tests."""
@@ -85,7 +85,8 @@ def test_it_keeps_the_contract(tmp_path: Path, form: str) -> None:
     assert isinstance(reader, NullProvingReader)
     file = write(form, tmp_path)
     check_format_reader(reader, LocalStorage(), [file])
-    check_format_reader(reader_for(form), LocalStorage(), [file])
+    check_format_reader(reader_for(form), *stored_files(tmp_path, form))
+    check_format_reader(reader, *stored_files(tmp_path, reader))
     assert len(reader.inspect(LocalStorage(), file, None).group_rows) > 3
 
 

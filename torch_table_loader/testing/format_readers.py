@@ -65,15 +65,21 @@ def check_format_reader(
         _check_failures(where, reader, storage, file, meta, schema)
 
 
-def stored_files(path: str | os.PathLike[str], format_name: str) -> tuple[Storage, Sequence[DataFile]]:
+def stored_files(
+    path: str | os.PathLike[str],
+    format: str | FormatReader,  # noqa: A002 the name that callers of a dataset write
+) -> tuple[Storage, Sequence[DataFile]]:
     """Return the storage and the files that a table's path has, for `check_format_reader`.
 
     Args:
         path: a directory, a glob, or a file.
-        format_name: of the format reader.
+        format: the format reader or its name; a `SidecarReader` of your own as it is.
     """
-    naming = reader_for(format_name) if format_name in format_names() else None
-    source = PathSource.open(path, format_name, naming=naming)
+    if not isinstance(format, str):
+        source = PathSource.open(path, format.name, reader=format, naming=format)
+    else:
+        naming = reader_for(format) if format in format_names() else None
+        source = PathSource.open(path, format, naming=naming)
     return source.storage, source.files
 
 

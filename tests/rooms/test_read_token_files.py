@@ -44,7 +44,7 @@ from torch_table_loader.testing import check_format_reader, stored_files
 
 SMALL = 64
 """Bytes of a row group in most tests."""
-READERS = {
+READERS: dict[str, Any] = {
     "megatron": MegatronReader(group_bytes=SMALL),
     "datatrove": DatatroveReader(group_bytes=SMALL),
     "nanotron": DatatroveReader("nanotron", group_bytes=SMALL),

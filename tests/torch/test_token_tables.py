@@ -34,7 +34,12 @@ def write(tmp_path: Path) -> Callable[[str], str]:
 
 
 def make(path: str, form: str, **options: Any) -> TableLoader:
-    chosen = {"batch_size": 8, "num_workers": 2, "output_format": "dict", "columns": ["tokens"]} | options
+    chosen: dict[str, Any] = {
+        "batch_size": 8,
+        "num_workers": 2,
+        "output_format": "dict",
+        "columns": ["tokens"],
+    } | options
     with meant_warnings():
         return StructuredDataset.create_dataloader(path, form, **chosen)[0]
 
@@ -116,6 +121,7 @@ def test_a_distant_table_gives_the_same_and_tokens_are_fetched_ahead(
         plan = dataset.explain().fetch
         list(loader)
         fetched = loader.metrics().fetch
+        assert plan is not None
         assert (fetched.requests, fetched.unplanned) == (plan.requests, 0)
         assert fetched.num_bytes == plan.num_bytes > 0
 

@@ -212,12 +212,15 @@ def test_the_plan_knows_rows_bytes_and_tokens_without_reading_tokens(tmp_path: P
 
 @FORMS
 @pytest.mark.parametrize("mapped", [False, True])
-def test_handed_out_memory_is_owned_and_may_be_written(tmp_path: Path, form: str, mapped: bool) -> None:
+@pytest.mark.parametrize("documents", [[[1, 2, 3], [], [4, 5]], [[6, 7]]], ids=str)
+def test_handed_out_memory_is_owned_and_may_be_written(
+    tmp_path: Path, form: str, mapped: bool, documents: list[list[int]]
+) -> None:
     class Storage(LocalStorage):
         def open(self, path: str) -> pa.NativeFile:
             return pa.memory_map(path) if mapped else super().open(path)
 
-    file = write(form, tmp_path, [[1, 2, 3], [], [4, 5]])
+    file = write(form, tmp_path, documents)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     reader = READERS[form]
     meta = reader.inspect(Storage(), file, None)
@@ -229,7 +232,7 @@ def test_handed_out_memory_is_owned_and_may_be_written(tmp_path: Path, form: str
             memoryview(buffer).cast("B")[:] = bytes(buffer.size)
     handle.close()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert rows(file, reader, meta, TOKENS) == [[[1, 2, 3], [], [4, 5]]]
+    assert rows(file, reader, meta, TOKENS) == [documents]
 
 
 def index_with(**changes: Any) -> bytes:

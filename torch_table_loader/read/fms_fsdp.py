@@ -15,7 +15,7 @@ from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.ipc import check_footer
 from torch_table_loader.read.reader_base import WithoutStatistics, refuse_duplicates, whole_groups
-from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, DocumentFile, group_rows, owned
+from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, DocumentFile, group_rows
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
@@ -126,13 +126,7 @@ class FmsFsdpFile(DocumentFile):
                 f"{self._file.name}, column {name!r}: a document has no nulls, got {column.chunk(place).null_count} in "
                 f"record batch {place} of row group {group}; write it again without"
             )
-        values = column.combine_chunks()
-        flat = values.buffers()[1]
-        if flat is None or flat.is_mutable:
-            return values
-        width = values.type.bit_width // 8
-        data = owned(flat.slice(values.offset * width, len(values) * width))
-        return pa.Array.from_buffers(values.type, len(values), [None, data])
+        return column.combine_chunks()  # it copies, even a single chunk
 
     def _documents(self, group: int) -> list[pa.RecordBatch]:
         """Decode the record batches of a row group, which follow one another as in a stream."""

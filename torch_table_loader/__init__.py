@@ -3,6 +3,7 @@
 from torch_table_loader.contracts import (
     FormatReader,
     OpenFile,
+    Sidecar,
     SnapshotSource,
     Source,
     SplitStrategy,
@@ -79,6 +80,7 @@ __all__ = [
     "RowRange",
     "RowSpan",
     "Shard",
+    "Sidecar",
     "SizeBalancedStrategy",
     "SnapshotSource",
     "Source",

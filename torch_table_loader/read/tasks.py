@@ -353,13 +353,14 @@ class TaskReader:
 
     def _check_version(self, file: DataFile, given: Storage | None) -> None:
         """Refuse a file that is not what was listed; what reads with its version has found that out."""
-        if file.version.immutable:
-            return
-        if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(file.version):
-            return
-        now = (self._storage if given is None else given).version(file.path)
-        if not file.version.holds(now):
-            raise changed_error(file, now)
+        for each in (file, *file.sidecars):
+            if each.version.immutable:
+                continue
+            if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(each.version):
+                continue
+            now = (self._storage if given is None else given).version(each.path)
+            if not each.version.holds(now):
+                raise changed_error(each, now)
 
     def _explain(self, error: Exception, plan: FilePlan, walk: FileWalk, given: Storage | None) -> Exception:
         file, is_local = plan.file, self._storage.is_local

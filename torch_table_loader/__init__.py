@@ -38,6 +38,7 @@ from torch_table_loader.planning.cutting import (
     TargetSizeStrategy,
 )
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+from torch_table_loader.ragged import Pad
 from torch_table_loader.records import (
     DataFile,
     DataFileInfo,
@@ -70,6 +71,7 @@ __all__ = [
     "MixedDataset",
     "OpenFile",
     "OutOfMemoryError",
+    "Pad",
     "ResumeError",
     "RoundRobinStrategy",
     "RowBalancedStrategy",

@@ -9,13 +9,13 @@ from os import PathLike
 from typing import Any, Literal, TypedDict, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.ragged import RaggedOption, check_ragged
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import parse_bytes, whole
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 WorkerType = Literal["thread", "process"]
 EvenRanks = Literal["balance", "drop", "pad"]
-RaggedLayout = Literal["nested", "pad", "offsets"]
 StringLayout = Literal["list", "codes"]
 
 DEFAULT_LANES = 4
@@ -86,7 +86,7 @@ class LoaderOptions:
         even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
         prefetch_batches: most finished batches of a lane that wait; None: 2 with `collate_fn`, else what 2 reads give.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
-        ragged: how lists are delivered: "nested", "pad" or "offsets".
+        ragged: how lists are delivered: "nested", "pad", "offsets" or a `Pad`, or ``{column: one of these}``.
         strings: "list" or "codes".
         vocabulary: ``{column: values}`` for codes; a string that is not in it is −1.
         decimals: "float64" to take decimals as doubles; None refuses them.
@@ -136,7 +136,7 @@ class LoaderOptions:
     even_ranks: EvenRanks | None = None
     prefetch_batches: int | None = None
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
-    ragged: RaggedLayout | None = None
+    ragged: RaggedOption | None = None
     strings: StringLayout = "list"
     vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
@@ -226,7 +226,6 @@ class LoaderOptions:
             ("output_format", get_args(OutputFormat)),
             ("worker_type", get_args(WorkerType)),
             ("even_ranks", (None, *get_args(EvenRanks))),
-            ("ragged", (None, *get_args(RaggedLayout))),
             ("strings", get_args(StringLayout)),
             ("decimals", (None, "float64")),
             ("partitioning", (None, "hive")),
@@ -242,6 +241,7 @@ class LoaderOptions:
             )
         if self.nulls is not None and self.nulls != "mask" and not isinstance(self.nulls, Mapping):
             raise ConfigError(f"nulls must be None, 'mask' or {{column: fill}}, got {self.nulls!r}")
+        check_ragged(self.ragged)
         self._check_vocabulary()
         if self.vocabulary is not None and self.strings != "codes":
             raise ConfigError('vocabulary is for strings="codes"; pass both or neither')
@@ -353,7 +353,7 @@ class LoaderKeywords(TypedDict, total=False):
     even_ranks: EvenRanks | None
     prefetch_batches: int | None
     nulls: Mapping[str, Any] | Literal["mask"] | None
-    ragged: RaggedLayout | None
+    ragged: RaggedOption | None
     strings: StringLayout
     vocabulary: Mapping[str, Sequence[str]] | None
     decimals: Literal["float64"] | None

@@ -32,6 +32,7 @@ class MixedKeywords(TypedDict, total=False):
 
     batch_size: int
     global_batch_size: int | None
+    micro_batches: int
     num_ranks: int | str
     rank: int | None
     mesh: Any

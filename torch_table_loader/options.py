@@ -49,7 +49,12 @@ _SWITCHES = (
 _MOST_ROWS = 2**40
 _MOST_LANES = 2**16
 
-_ROWS_ONLY = {"global_batch_size": None, "row_store": None, "row_store_memory": DEFAULT_ROW_STORE_MEMORY}
+_ROWS_ONLY = {
+    "global_batch_size": None,
+    "micro_batches": 1,
+    "row_store": None,
+    "row_store_memory": DEFAULT_ROW_STORE_MEMORY,
+}
 _SPLITS_ONLY = {
     "split_bytes": None,
     "split_rows": None,
@@ -102,6 +107,8 @@ class LoaderOptions:
         count_filtered: count the rows that pass a row filter before training.
         global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`; the dataset's
             `options.batch_size` is then this rank's part.
+        micro_batches: with shuffle="rows", batches of a rank in a step of the optimizer, which accumulates gradients
+            over them; `global_batch_size` is divided by them too.
         row_store: "memory", a directory or a URL; None: memory if the store fits into `row_store_memory` and into
             what is free, else a cache directory.
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
@@ -151,6 +158,7 @@ class LoaderOptions:
     check_plan: bool = True
     count_filtered: bool = True
     global_batch_size: int | None = None
+    micro_batches: int = 1
     row_store: str | None = field(default=None, repr=False)
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
     raw_files: bool = False
@@ -169,6 +177,7 @@ class LoaderOptions:
 
     def _check_numbers(self) -> None:
         self._take_integer("batch_size", least=1, most=_MOST_ROWS)
+        self._take_integer("micro_batches", least=1, most=_MOST_ROWS)
         self._take_integer("shuffle_seed")
         for name, least, most in (
             ("num_workers", 0, _MOST_LANES),
@@ -368,6 +377,7 @@ class LoaderKeywords(TypedDict, total=False):
     check_plan: bool
     count_filtered: bool
     global_batch_size: int | None
+    micro_batches: int
     row_store: str | None
     row_store_memory: int | str
     raw_files: bool

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +287,19 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         "global_batch_size=64 over 4 ranks is 16 rows a rank, got batch_size=64 beside it; leave",
     ),
     ([SPLITS], {"global_batch_size": 8}, "global_batch_size=8 has no meaning with shuffle=True"),
+    ([SPLITS], {"micro_batches": 2}, "micro_batches=2 has no meaning with shuffle=True"),
+    (ROW_MODES, {"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
+    (ROW_MODES, {"micro_batches": 2.0}, "micro_batches must be an int, got float 2.0"),
+    (
+        ROW_MODES,
+        {"global_batch_size": 64, "micro_batches": 3, "num_ranks": 4, "rank": 1},
+        "must be a multiple of num_ranks=4 times micro_batches=3, got 64; the nearest is 60",
+    ),
+    (
+        ROW_MODES,
+        {"global_batch_size": 64, "micro_batches": 2, "batch_size": 16, "num_ranks": 4, "rank": 1},
+        "over 4 ranks and 2 micro-batches is 8 rows a micro-batch, got batch_size=16 beside it; leave",
+    ),
     ([SPLITS], {"row_store": "memory"}, "row_store='memory' has no meaning with shuffle=True"),
     (NO_MEANING, {"split_rows": 5}, "split_rows=5 has no meaning with shuffle='rows'"),
     (NO_MEANING, {"shuffle_buffer_size": 5}, "shuffle_buffer_size=5 has no meaning"),
@@ -324,6 +337,39 @@ def test_a_global_batch_is_divided_over_the_ranks(mode: RowMode, tables: Path, g
     dataset: Any = loader.dataset
     assert dataset.options.batch_size == 4
     assert len(mode.rows(next(iter(loader)))) == 4
+
+
+def optimizer_steps(mode: RowMode, tables: Path, ranks: int, micro: int, state: Any = None, **options: Any) -> Any:
+    """Give the rows of each step of an optimizer that accumulates over micro-batches, sorted, and a later state."""
+    job: dict[str, Any] = {"global_batch_size": 12, "num_ranks": ranks, "micro_batches": micro, **options}
+    read = []
+    for rank in range(ranks):
+        loader = mode.make(tables, rank=rank, **job)
+        if state is not None:
+            loader.load_state_dict(state)
+        told, batches = len(loader), iter(loader)
+        own = mode.read(islice(batches, 2 * micro))
+        between = loader.state_dict()
+        read.append(own + mode.read(batches))
+        assert len(read[-1]) == told
+        assert {len(batch) for batch in read[-1][:-1]} == {12 // ranks // micro}
+    taken = [sorted(sum(batches, [])) for batches in zip_longest(*read, fillvalue=[])]
+    return [sorted(sum(taken[at : at + micro], [])) for at in range(0, len(taken), micro)], between
+
+
+@in_row_modes
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"even_ranks": "pad"}], ids=str)
+def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
+    mode: RowMode, tables: Path, options: dict[str, Any]
+) -> None:
+    wanted, state = optimizer_steps(mode, tables, 1, 1, **options)
+    assert all(len(rows) == 12 for rows in wanted[:-1])
+    for ranks, micro in ((1, 3), (2, 1), (2, 3), (3, 4)):
+        found, there = optimizer_steps(mode, tables, ranks, micro, **options)
+        assert found == wanted
+        assert there == state
+    rest, _ = optimizer_steps(mode, tables, 2, 2, state, **options)
+    assert rest == wanted[2:]
 
 
 def test_uneven_steps_are_said_once(mode: Mode, tables: Path) -> None:

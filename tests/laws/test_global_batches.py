@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.laws.worlds import row_topologies
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import EvenRanks
 from torch_table_loader.planning.global_batches import (
     GlobalBatches,
     concat_places,
@@ -130,7 +131,8 @@ def divided(draw: st.DrawFn) -> tuple[int, list[Topology]]:
         (ranks, micro) for ranks in range(1, rows + 1) for micro in range(1, rows + 1) if not rows % (ranks * micro)
     ]
     chosen = draw(st.lists(st.sampled_from(ways), min_size=1, max_size=5, unique=True))
-    even, drop = draw(st.sampled_from([None, "pad"])), draw(st.booleans())
+    even: EvenRanks | None = draw(st.sampled_from([None, "pad"]))
+    drop = draw(st.booleans())
     jobs = [
         Topology(ranks, 1, rank_batch_size(None, rows, ranks, micro), None, even, drop, micro)
         for ranks, micro in [(1, 1), *chosen]
@@ -150,7 +152,8 @@ def steps_of_the_optimizer(ranks: list[GlobalBatches]) -> list[list[int]]:
 
 def real_places(batches: GlobalBatches, step: int) -> list[int]:
     places, real = batches.step(step)
-    return places[:real].tolist()
+    found: list[int] = places[:real].tolist()
+    return found
 
 
 @given(total=st.integers(0, 150), job=divided())

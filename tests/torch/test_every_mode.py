@@ -190,6 +190,7 @@ def test_excluded_rows_leave_at_the_next_epoch(mode: RowMode, tables: Path, filt
     head = mode.rows(next(batches))
     mode.change(loader.dataset, "exclude", head)
     mode.change(loader.dataset, "exclude", range(30))
+    assert mode.excluded(loader.dataset) == sorted({*head, *range(30)})
     assert [head, *mode.read(batches)] == first, "the epoch that runs keeps its order"
     state = loader.state_dict()
     loader.set_epoch(0)
@@ -202,6 +203,7 @@ def test_excluded_rows_leave_at_the_next_epoch(mode: RowMode, tables: Path, filt
     fresh = mode.make(tables, filters=filters)
     fresh.load_state_dict(state)
     fresh.set_epoch(1)
+    assert mode.excluded(fresh.dataset) == sorted(gone)
     assert mode.read(fresh) == order
     mode.change(fresh.dataset, "include", range(30))
     fresh.set_epoch(1)
@@ -216,6 +218,50 @@ def test_rows_that_no_table_has_cannot_be_excluded(mode: RowMode, tables: Path) 
     for what in ("exclude", "include"):
         with pytest.raises(ConfigError, match="row ids must be in"):
             mode.change(dataset, what, [90])
+
+
+@in_row_modes
+def test_a_mask_says_the_same_as_ids(mode: RowMode, tables: Path) -> None:
+    loaders = [mode.make(tables, filters=SOME) for _ in range(3)]
+    datasets: list[Any] = [loader.dataset for loader in loaders]
+    by_ids, by_tensor, by_array = datasets
+    rows = [3, 8, 40]
+    mode.change(by_ids, "exclude", rows)
+    mask: Any = mode.mask(by_tensor, rows)
+    by_tensor.exclude(mask)
+    arrays = {name: own.numpy() for name, own in mask.items()} if isinstance(mask, dict) else mask.numpy()
+    by_array.exclude(arrays)
+    assert mode.excluded(by_ids) == mode.excluded(by_tensor) == mode.excluded(by_array) == rows
+    order, *others = [mode.read(loader) for loader in loaders]
+    assert others == [order, order]
+    assert loaders[0].state_dict() == loaders[1].state_dict()
+    short = {name: own[1:] for name, own in arrays.items()} if isinstance(arrays, dict) else arrays[1:]
+    for change in (by_array.exclude, by_array.include):
+        with pytest.raises(ConfigError, match="a mask of rows must have the shape"):
+            change(short)
+    assert mode.excluded(by_array) == rows
+
+
+@in_row_modes
+def test_what_is_excluded_is_a_copy(mode: RowMode, tables: Path) -> None:
+    dataset: Any = mode.make(tables).dataset
+    mode.change(dataset, "exclude", [3, 5])
+    found = dataset.excluded
+    for ids in found.values() if isinstance(found, dict) else [found]:
+        ids.fill(0)
+    assert mode.excluded(dataset) == [3, 5]
+
+
+@in_row_modes
+def test_ranks_without_a_group_cannot_gather_and_one_rank_need_not(mode: RowMode, tables: Path) -> None:
+    alone: Any = mode.make(tables).dataset
+    alone.exclude(mode.mask(alone, [3, 5]), gather=True)
+    alone.include(mode.mask(alone, [5]), gather=True)
+    assert mode.excluded(alone) == [3]
+    of_two: Any = mode.make(tables, num_ranks=2, rank=0).dataset
+    with pytest.raises(ConfigError, match=r"gather=True joins the rows of 2 ranks, and no process group has as many"):
+        of_two.exclude(mode.mask(of_two, [3]), gather=True)
+    assert mode.excluded(of_two) == []
 
 
 # ---- the form --------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from torch_table_loader.planning.cutting import (
     TargetSizeStrategy,
 )
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+from torch_table_loader.ragged import Pad
 from torch_table_loader.records import (
     DataFile,
     DataFileInfo,
@@ -73,6 +74,7 @@ __all__ = [
     "OpenFile",
     "OutOfMemoryError",
     "Pack",
+    "Pad",
     "ResumeError",
     "RoundRobinStrategy",
     "RowBalancedStrategy",

@@ -38,6 +38,9 @@ from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.file_list import write_files
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import FormatReader, Source, Storage
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.survey import Table
@@ -211,25 +214,43 @@ class TableDataset(RankDataset):
         """
         write_files(path, self.table.files, self.options.storage_options, self.options.retry_seconds)
 
-    def exclude(self, row_ids: Any) -> None:
-        """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
-
-        Call it on every rank, with the same ids, in the same epoch. A state that is loaded later brings its own
-        exclusions, in place of these; a warning says so.
-
-        Args:
-            row_ids: integers as the column ``row_id`` gives them: an array, a tensor or a list.
+    @property
+    def excluded(self) -> NDArray[np.int64]:
+        """The row ids that are excluded from the next epoch to begin: int64[n], sorted; a copy.
 
         Raises:
-            ConfigError: an id that no row has, or no ``shuffle="rows"``.
+            ConfigError: no ``shuffle="rows"``.
+        """
+        return table_rows(self, "excluded").exclusions.newest.ids.copy()
+
+    def exclude(self, row_ids: Any, *, gather: bool = False) -> None:
+        """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
+
+        Call it on every rank, in the same epoch, with the same ids, or with `gather`. A state that is loaded later
+        brings its own exclusions, in place of these; a warning says so.
+
+        Args:
+            row_ids: integers as the column ``row_id`` gives them, or a mask with a bool for each of the table's
+                physical rows: an array, a tensor or a list.
+            gather: take the rows that any rank of the process group names; every rank must call it.
+
+        Raises:
+            ConfigError: an id that no row has, here or on another rank; a mask of other rows; or no
+                ``shuffle="rows"``.
+            StorageTimeoutError: with `gather`, a rank did not call it within five minutes.
         """
         rows = table_rows(self, "exclude")
-        rows.exclusions.change(rows.exclude(row_ids))
+        rows.exclusions.change(rows.exclude(self._asked(rows, row_ids, gather=gather)))
 
-    def include(self, row_ids: Any) -> None:
+    def include(self, row_ids: Any, *, gather: bool = False) -> None:
         """Take rows in again that were excluded; see `exclude`."""
         rows = table_rows(self, "include")
-        rows.exclusions.change(rows.include(row_ids))
+        rows.exclusions.change(rows.include(self._asked(rows, row_ids, gather=gather)))
+
+    def _asked(self, rows: TableRows, row_ids: Any, *, gather: bool) -> NDArray[np.int64]:
+        if not gather:
+            return rows.ids_of(row_ids)
+        return self._position.of_all_ranks(lambda: {"": rows.ids_of(row_ids)})[""]
 
     def as_map(self) -> MapView:
         """Return the table's live rows as a map-style dataset; see `MapView`."""

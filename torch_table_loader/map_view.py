@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from torch_table_loader.batching.cells import RowError
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,7 +97,12 @@ class MapView(torch.utils.data.Dataset[Any]):
         columns = stored.gather(places)
         if self._items.options.row_id:
             columns.append(pa.array(stored.ids(places)))
-        return self._codec.decode_plain(columns)
+        try:
+            return self._codec.decode_plain(columns)
+        except RowError as error:
+            if error.row is None:
+                raise
+            raise TableError(f"the row at place {places[error.row]}: {error}") from error
 
     def _places(self, indices: Any) -> NDArray[np.int64]:
         """Return the places that are meant as int64[n], each in [0, len)."""

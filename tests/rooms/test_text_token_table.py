@@ -128,7 +128,7 @@ def test_what_is_written_depends_on_neither_ranks_nor_ends(
 
         def failing(given: list[str], calls: Any = calls, fails_at: int | None = fails_at) -> list[list[int]]:
             if next(calls) == fails_at:
-                raise RuntimeError("ended here")
+                raise OSError("ended here")
             return words(given)
 
         failing.__module__, failing.__qualname__ = words.__module__, words.__qualname__
@@ -136,9 +136,8 @@ def test_what_is_written_depends_on_neither_ranks_nor_ends(
         if fails_at is None:
             tokenize_table(opened(table), ended, failing)
             continue
-        with pytest.raises(RuntimeError, match="ended here") as caught:
+        with pytest.raises(ConfigError, match=f"the tokenizer '{NAME}:words' failed: OSError: ended here"):
             tokenize_table(opened(table), ended, failing)
-        assert ".parquet were tokenized" in caught.value.__notes__[0]
         assert not ended.exists()
         assert {path: path.stat().st_mtime_ns for path in times} == times, "what was there is not written again"
         assert list(unfinished.glob(".*")) == []
@@ -191,9 +190,11 @@ def test_a_table_that_is_finished_is_left_alone(table: Path, tmp_path: Path) -> 
 def test_other_options_are_not_mixed_with_what_is_there(
     table: Path, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
+    asked: dict[str, Any] = {"tokenizer": words}
+
     def run(out: str, **change: Any) -> None:
         options = {name: change.pop(name) for name in ("split_rows", "filters", "columns") if name in change}
-        tokenize_table(opened(table, **options), tmp_path / out, **{"tokenizer": words} | change)
+        tokenize_table(opened(table, **options), tmp_path / out, **asked | change)
 
     run("finished")
     tokenize_table(opened(table, num_ranks=2, rank=1, drop_last=True), tmp_path / "begun", words)
@@ -314,15 +315,15 @@ def test_bad_input_is_refused_before_anything_is_written(
     table: Path, tmp_path: Path, given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     out = tmp_path / "out"
+    asked: dict[str, Any] = {"out": out, "tokenizer": words}
     with pytest.raises(error, match=message):
-        tokenize_table(opened(table), **{"out": out, "tokenizer": words} | given)
+        tokenize_table(opened(table), **asked | given)
     assert not out.exists()
     assert not (tmp_path / "out.unfinished").exists()
 
 
-@pytest.mark.parametrize("shuffle", ["rows"])
-def test_rows_of_a_row_store_are_refused(table: Path, tmp_path: Path, shuffle: Any) -> None:
-    dataset = StructuredDataset(str(table), shuffle=shuffle, row_store="memory", columns=["id"])
+def test_rows_of_a_row_store_are_refused(table: Path, tmp_path: Path) -> None:
+    dataset = StructuredDataset(str(table), shuffle="rows", row_store="memory", columns=["id"])
     with pytest.raises(ConfigError, match="leave shuffle= out"):
         tokenize_table(dataset, tmp_path / "out", words)
 
@@ -394,7 +395,13 @@ def test_an_iceberg_table_goes_on_at_its_snapshot(tmp_path: Path) -> None:
     made.append(rows.slice(15))
 
     def share(rank: int, **snapshot: Any) -> Any:
-        given = {"num_ranks": 2, "rank": rank, "drop_last": True, "check_plan": False, "output_format": "arrow"}
+        given: dict[str, Any] = {
+            "num_ranks": 2,
+            "rank": rank,
+            "drop_last": True,
+            "check_plan": False,
+            "output_format": "arrow",
+        }
         dataset = IcebergDataset("db.docs", catalog, columns=["text", "id"], split_rows=10, **given, **snapshot)
         return tokenize_table(dataset, tmp_path / "out", words)
 

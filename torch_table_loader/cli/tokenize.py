@@ -102,9 +102,9 @@ def run(typed: argparse.Namespace) -> None:
     told += f", {share.dropped:,} rows without text left out" if share.dropped else ""
     print(f"{told}, {time.perf_counter() - began:.1f} s")
     if share.finished:
-        print(f"{share.path} is whole")
+        print(f"{typed.out} is whole")
     else:
-        print(f"{share.path} will be there when the other ranks are done")
+        print(f"{typed.out} will be there when the other ranks are done")
 
 
 def _open(typed: argparse.Namespace) -> TableDataset:

@@ -32,8 +32,9 @@ Nulls = Literal["error", "drop", "empty"]
 IdType = Literal["uint16", "uint32", "int32"]
 
 ID_TYPES: dict[str, pa.DataType] = {"uint16": pa.uint16(), "uint32": pa.uint32(), "int32": pa.int32()}
-BATCH_ROWS = 1024
-"""Texts that a tokenizer takes at once; no row group ends inside of them, so that it is part of the format."""
+BATCH_ROWS = 256
+"""Texts that a tokenizer takes at once: enough to keep it busy, and few enough where they are books. No row group ends
+inside of them, so that the number is part of the format."""
 GROUP_TOKENS = 1 << 22
 """Tokens from which on a row group ends, at the end of a batch."""
 
@@ -97,7 +98,7 @@ class TokenForm:
 
         Raises:
             RowFaultError: a text is null, or has an id beyond the type.
-            ConfigError: the tokenizer returned something else than lists of ids.
+            ConfigError: the tokenizer failed, or returned something else than lists of ids.
         """
         texts = batch.column(self.column)
         if texts.null_count and self.nulls == "drop":
@@ -113,7 +114,10 @@ class TokenForm:
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _ids(self, texts: list[str], tokenizer: Tokenizer) -> pa.Array:
-        lists = tokenizer.encode(texts) if texts else []
+        try:
+            lists = tokenizer.encode(texts) if texts else []
+        except Exception as error:
+            raise ConfigError(f"the tokenizer {tokenizer.name!r} failed: {type(error).__name__}: {error}") from error
         sizes = [len(ids) for ids in lists if isinstance(ids, Sized)]
         if not len(sizes) == len(lists) == len(texts):
             raise ConfigError(
@@ -127,9 +131,8 @@ class TokenForm:
             raise self._fault(lists, tokenizer) from None
         if len(ids) and not 0 <= ids.min() <= ids.max() <= self._most:
             raise self._fault(lists, tokenizer)
-        offsets = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))).astype(np.int32)
-        values = pa.array(ids.astype(self.id_type))
-        return pa.ListArray.from_arrays(pa.array(offsets), values, type=self._list_type)
+        offsets = pa.array(np.cumsum([0, *sizes]), type=pa.int32())
+        return pa.ListArray.from_arrays(offsets, pa.array(ids.astype(self.id_type)), type=self._list_type)
 
     @property
     def _most(self) -> int:
@@ -292,9 +295,6 @@ class PartsWriter:
                 except RowFaultError as fault:
                     where = f"{self.rows.name_of(part)}, row {self.rows.row_of(part, live + fault.row)}"
                     raise TableError(f"{where}: {fault.message}") from None
-                except Exception as error:
-                    error.add_note(f"while rows of {self.rows.name_of(part)} were tokenized")
-                    raise
                 yield batch.num_rows, tokenized
                 live += batch.num_rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ def table(tmp_path: Path) -> Path:
 
 
 def opened(table: Path, **options: Any) -> StructuredDataset:
-    return StructuredDataset(str(table), **{"split_rows": 60, "output_format": "arrow", "check_plan": False} | options)
+    own: dict[str, Any] = {"split_rows": 60, "output_format": "arrow", "check_plan": False}
+    return StructuredDataset(str(table), **own | options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -214,7 +215,7 @@ def test_a_table_that_changed_is_refused(table: Path, tmp_path: Path) -> None:
 # ---- rows that cannot be tokenized -----------------------------------------------------------------------
 
 
-def write_texts(root: Path, rows: list[str | None], kind: pa.DataType | None = None) -> Path:
+def write_texts(root: Path, rows: Sequence[str | None], kind: pa.DataType | None = None) -> Path:
     (root / "t").mkdir()
     columns = {"text": pa.array(rows, kind or pa.string()), "x": list(range(len(rows)))}
     pq.write_table(pa.table(columns), root / "t" / "a.parquet", row_group_size=4)
@@ -223,7 +224,7 @@ def write_texts(root: Path, rows: list[str | None], kind: pa.DataType | None = N
 
 @pytest.mark.parametrize("options", [{}, {"filters": pc.field("x") > 2}, {"split_rows": 3}, {"row_id": True}])
 def test_a_null_is_an_error_that_names_file_and_row(tmp_path: Path, options: dict[str, Any]) -> None:
-    table = write_texts(tmp_path, ["a"] * 9 + [None, "b"])
+    table = write_texts(tmp_path, [*"aaaaaaaaa", None, "b"])
     with pytest.raises(TableError, match=r"^a\.parquet, row 9: the column 'text' is null; pass nulls=\"drop\""):
         tokenize_table(opened(table, **options), tmp_path / "out", words)
     assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 from torch_table_loader.contracts import (
     FormatReader,
     OpenFile,
+    Sidecar,
     SnapshotSource,
     Source,
     SplitStrategy,
@@ -31,6 +32,7 @@ from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics
 from torch_table_loader.mixed import MixedDataset
 from torch_table_loader.options import LoaderOptions
+from torch_table_loader.pack import Pack
 from torch_table_loader.planning.cutting import (
     RoundRobinStrategy,
     RowBalancedStrategy,
@@ -71,6 +73,7 @@ __all__ = [
     "MixedDataset",
     "OpenFile",
     "OutOfMemoryError",
+    "Pack",
     "ResumeError",
     "RoundRobinStrategy",
     "RowBalancedStrategy",
@@ -78,6 +81,7 @@ __all__ = [
     "RowRange",
     "RowSpan",
     "Shard",
+    "Sidecar",
     "SizeBalancedStrategy",
     "SnapshotSource",
     "Source",

@@ -272,8 +272,9 @@ class StructuredDataset(TableDataset):
 
         Args:
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
-            format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; the name of an
-                installed format reader; or a format reader.
+            format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; of token files
+                "megatron", "datatrove" ("nanotron") or "fms-fsdp"; the name of an installed format reader; or a
+                format reader.
             source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`.
             storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside
                 `files`; see `contracts.Storage`.
@@ -296,8 +297,7 @@ class StructuredDataset(TableDataset):
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
             if source is None:
-                own_reader = None if isinstance(format, str) else reader
-                source = list_files(path, reader.name, own_reader, storage, asked)
+                source = list_files(path, reader, storage, asked, by_name=isinstance(format, str))
             source = agreed_source(source, plan_check)
             cache = open_plan_cache(asked, source.storage)
             open_at = partial(open_job, options=asked, ranks=ranks, cache=cache)

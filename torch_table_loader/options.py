@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Real
 from os import PathLike
 from typing import Any, Literal, TypedDict, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.pack import Pack
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.units import parse_bytes, whole
+from torch_table_loader.units import integer, parse_bytes, seconds, whole
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 WorkerType = Literal["thread", "process"]
@@ -112,6 +112,7 @@ class LoaderOptions:
         cache_dir: a directory of this machine that keeps what is fetched from an object store, for all its ranks.
         cache_bytes: bytes that are kept there at most: int or "64GiB"; what was used longest ago goes first.
         retry_seconds: how long to try a request that the store does not serve; 0: once.
+        pack: how documents of tokens become sequences; `batch_size` then counts sequences.
     """
 
     batch_size: int = 1024
@@ -159,6 +160,7 @@ class LoaderOptions:
     cache_dir: str | None = field(default=None, repr=False)
     cache_bytes: int | str = DEFAULT_CACHE_BYTES
     retry_seconds: float = DEFAULT_RETRY_SECONDS
+    pack: Pack | None = None
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -166,6 +168,7 @@ class LoaderOptions:
         self._check_choices()
         self._check_switches()
         self._check_names()
+        self._check_pack()
 
     def _check_numbers(self) -> None:
         self._take_integer("batch_size", least=1, most=_MOST_ROWS)
@@ -187,7 +190,7 @@ class LoaderOptions:
         self._take_size("cache_bytes")
         if whole(self.read_ahead_bytes) != 0:
             self._take_size("read_ahead_bytes")
-        object.__setattr__(self, "retry_seconds", _seconds("retry_seconds", self.retry_seconds))
+        object.__setattr__(self, "retry_seconds", seconds("retry_seconds", self.retry_seconds))
         self._check_ranks()
 
     def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
@@ -307,6 +310,29 @@ class LoaderOptions:
             if twice := sorted({entry for entry in value if list(value).count(entry) > 1}):
                 raise ConfigError(f"{name} names {_shown(twice[0])} twice; name each once")
 
+    def _check_pack(self) -> None:
+        pack = self.pack
+        if pack is None:
+            return
+        if not isinstance(pack, Pack):
+            raise ConfigTypeError(f"pack must be a Pack(seq_len=..., ...), got {type(pack).__name__} {pack!r}")
+        if self.output_format not in ("torch", "numpy"):
+            raise ConfigError(
+                f"output_format={self.output_format!r} delivers rows of the table as they are, and pack makes "
+                'sequences of them; leave pack out, or take output_format="torch" or "numpy"'
+            )
+        if pack.strategy == "concat" and self.shuffle_buffer_size is not None:
+            raise ConfigError(
+                "shuffle_buffer_size permutes rows, which would be single tokens of sequences; leave it out, or take "
+                'strategy="best_fit" or "pad", or shuffle="rows"'
+            )
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows that a batch is made of: tokens, where documents are cut anywhere."""
+        tokens = self.pack is not None and self.pack.strategy == "concat" and self.shuffle != "rows"
+        return self.batch_size * self.pack.seq_len if tokens and self.pack is not None else self.batch_size
+
     @property
     def lanes(self) -> int:
         """Lanes of a rank: at least one."""
@@ -376,6 +402,7 @@ class LoaderKeywords(TypedDict, total=False):
     cache_dir: str | None
     cache_bytes: int | str
     retry_seconds: float
+    pack: Pack | None
 
 
 def defaults() -> dict[str, Any]:
@@ -396,41 +423,3 @@ def _shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"
     return repr(shown_url(value) if isinstance(value, str) else value)
-
-
-def _seconds(name: str, value: Any) -> float:
-    """Return a duration of any kind of number as a float.
-
-    Args:
-        name: of the option.
-        value: what came.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigTypeError(f"{name} must be a number of seconds, got {type(value).__name__} {value!r}")
-    seconds = float(value)
-    if not seconds >= 0:
-        raise ConfigError(f"{name} must be at least 0, got {value!r}")
-    return seconds
-
-
-def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return an integer of any kind, numpy's too, as an int.
-
-    Args:
-        name: of the option or argument.
-        value: what came.
-        least: the least that is allowed.
-        most: the most.
-
-    Raises:
-        ConfigTypeError: it is no integer.
-        ConfigError: it is out of range.
-    """
-    number = whole(value)
-    if number is None:
-        raise ConfigTypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")
-    if least is not None and number < least:
-        raise ConfigError(f"{name} must be at least {least}, got {number}")
-    if most is not None and number > most:
-        raise ConfigError(f"{name} must be at most {most}, got {number}")
-    return number

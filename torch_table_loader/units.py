@@ -1,9 +1,10 @@
-"""Sizes as people write them."""
+"""Sizes as people write them, and numbers of any kind."""
 
 from __future__ import annotations
 
 import operator
 import re
+from numbers import Real
 from typing import Any
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
@@ -55,3 +56,41 @@ def parse_bytes(value: int | str, name: str = "a size") -> int:
     if num_bytes <= 0:
         raise ConfigError(f"{name} must be positive, got {value!r}")
     return num_bytes
+
+
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return an integer of any kind, numpy's too, as an int.
+
+    Args:
+        name: of the option or argument.
+        value: what came.
+        least: the least that is allowed.
+        most: the most.
+
+    Raises:
+        ConfigTypeError: it is no integer.
+        ConfigError: it is out of range.
+    """
+    number = whole(value)
+    if number is None:
+        raise ConfigTypeError(f"{name} must be an int, got {type(value).__name__} {value!r}")
+    if least is not None and number < least:
+        raise ConfigError(f"{name} must be at least {least}, got {number}")
+    if most is not None and number > most:
+        raise ConfigError(f"{name} must be at most {most}, got {number}")
+    return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return a duration of any kind of number as a float.
+
+    Args:
+        name: of the option.
+        value: what came.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigTypeError(f"{name} must be a number of seconds, got {type(value).__name__} {value!r}")
+    number = float(value)
+    if not number >= 0:
+        raise ConfigError(f"{name} must be at least 0, got {value!r}")
+    return number

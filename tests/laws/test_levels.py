@@ -24,6 +24,7 @@ LEVELS = {
     "units": 0,
     "contracts": 1,
     "options": 1,
+    "pack": 1,
     "arrow": 2,
     "planning": 2,
     "fetch": 3,

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from tests.laws.effort import examples
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.planning.packing import LongDocuments, Packed, Pieces, best_fit, split_long
+from torch_table_loader.pack import LongDocs
+from torch_table_loader.planning.packing import Packed, Pieces, best_fit, split_long
 
 Ints = NDArray[np.int64]
 
@@ -249,6 +250,6 @@ def test_bounds_below_one_are_refused(bound: int) -> None:
 def test_wrong_types_and_words_are_refused() -> None:
     with pytest.raises(ConfigTypeError, match="seq_len must be an integer"):
         best_fit(int64([1]), 2.5)  # type: ignore[arg-type]
-    how: LongDocuments = "cut"  # type: ignore[assignment]
+    how: LongDocs = "cut"  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"'split', 'truncate', 'drop', 'error', got 'cut'"):
         split_long(int64([1]), 2, how)

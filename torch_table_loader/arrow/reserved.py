@@ -22,3 +22,6 @@ POSITION_FIELD = 2147483545
 
 ROW_ID_FIELD = 2147483540
 LAST_UPDATED_FIELD = 2147483539
+
+DOCUMENTS = "documents"
+"""The column of packed rows that says which parts of documents lie under them; see `arrow.token_rows`."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
 from torch_table_loader.arrow.arrays import encoded
 from torch_table_loader.arrow.buffers import Arena, aligned
+from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.packed import PackedCodec
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, refuses_any_null
 from torch_table_loader.errors import TableError
@@ -33,6 +36,10 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
     Raises:
         ConfigError: a column that the output cannot hold; names column, type and remedy.
     """
+    if policy.pack is not None:
+        columns = [field for field in columns_of_parts(schema) if field.name not in policy.pack.spans]
+        documents = TensorCodec(pa.schema(columns), replace(policy, pack=None)).output if columns else None
+        return PackedCodec(schema, policy.pack, documents, numpy=policy.output_format == "numpy")
     if policy.output_format in ("arrow", "dict"):
         return ArrowCodec(schema, python=policy.output_format == "dict")
     return TensorCodec(schema, policy)
@@ -143,6 +150,15 @@ class TensorCodec(RowsCodec[TensorRows]):
         if batch.schema is not self._schema and not batch.schema.equals(self._schema):
             _check_columns(batch.schema, self._schema)
         return self._decode(batch.columns, batch.num_rows)
+
+    def output(self, batch: pa.RecordBatch) -> dict[str, Any]:
+        """Return a record batch as one output; where it has no row, columns of variable width are empty lists."""
+        rows = self.decode(batch)
+        if rows.num_rows:
+            return rows.batches(rows.num_rows)[0]
+        leaves = zip(self.leaves, rows.data, strict=True)
+        cuts = iter([leaf.cut(data, 1) if leaf.kind.row_bytes else [[]] for leaf, data in leaves])
+        return _dicts(self.shapes, cuts, 1)[0]
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
         """View columns in their plain types as rows."""

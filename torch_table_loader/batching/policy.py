@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions, OutputFormat, RaggedLayout, StringLayout
+from torch_table_loader.pack import Pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class TypePolicy:
         strings: "list" or "codes".
         vocabulary: ``{column: values}`` for codes.
         decimals: "float64" or None.
+        pack: how documents become sequences, or None.
 
     Raises:
         ConfigError: an option that the output format cannot follow.
@@ -33,6 +35,7 @@ class TypePolicy:
     strings: StringLayout = "list"
     vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
+    pack: Pack | None = None
 
     def __post_init__(self) -> None:
         """Refuse what the output format cannot follow."""
@@ -64,6 +67,7 @@ class TypePolicy:
             strings=options.strings,
             vocabulary=options.vocabulary,
             decimals=options.decimals,
+            pack=options.pack,
         )
 
     @property

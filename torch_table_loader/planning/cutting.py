@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import DEFAULT_SPLIT_BYTES, integer
+from torch_table_loader.options import DEFAULT_SPLIT_BYTES
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.splits import SplitTable
 from torch_table_loader.records import Shard, Split
-from torch_table_loader.units import parse_bytes
+from torch_table_loader.units import integer, parse_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

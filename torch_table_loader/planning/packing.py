@@ -11,19 +11,18 @@ Nothing here may change what comes out: the packs are part of the saved state's 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.pack import LongDocs
 from torch_table_loader.planning.keys import as_int
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints: TypeAlias = NDArray[np.int64]
-
-LongDocuments = Literal["split", "truncate", "drop", "error"]
 
 _RADIX_LENGTHS = 1 << 16
 """numpy sorts integers of 16 bits by counting."""
@@ -99,7 +98,7 @@ def best_fit(lengths: Ints, seq_len: int, max_documents: int | None = None) -> P
     return Packed(np.argsort(pack, kind="stable"), np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
 
 
-def split_long(lengths: Ints, seq_len: int, how: LongDocuments) -> Pieces:
+def split_long(lengths: Ints, seq_len: int, how: LongDocs) -> Pieces:
     """Cut documents into pieces of at most `seq_len` tokens. An empty document has no piece.
 
     Args:
@@ -117,8 +116,8 @@ def split_long(lengths: Ints, seq_len: int, how: LongDocuments) -> Pieces:
     ([0, 2, 2, 2], [0, 0, 5, 10], [5, 5, 5, 2])
     """
     lengths, seq_len = np.asarray(lengths, dtype=np.int64), _at_least_one("seq_len", seq_len)
-    if how not in get_args(LongDocuments):
-        raise ConfigError(f"long documents must be one of {', '.join(map(repr, get_args(LongDocuments)))}, got {how!r}")
+    if how not in get_args(LongDocs):
+        raise ConfigError(f"long documents must be one of {', '.join(map(repr, get_args(LongDocs)))}, got {how!r}")
     if lengths.min(initial=0) < 0:
         raise ConfigError(f"a document has at least 0 tokens, got {lengths.min()} of document {lengths.argmin()}")
     long = lengths > seq_len

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
+import pyarrow as pa
 
 
 class RowStage(ABC):
@@ -16,8 +12,16 @@ class RowStage(ABC):
 
     The plan counts the rows that come out. Length, equal steps, tails, lanes, states and rescaling are then the
     arithmetic that rows have without a stage, and resuming inside the rows that come of one row needs nothing more.
-    What comes out of a row must depend on that row alone.
+    What comes out of a row must depend on that row alone, or on those of its block where `block_rows` asks for blocks.
     """
+
+    @property
+    def block_rows(self) -> int | None:
+        """How many live rows of a row group the stage takes together; None where each row stands alone.
+
+        Blocks begin with a split's first row of the row group; only the last of a row group is shorter.
+        """
+        return None
 
     @property
     @abstractmethod
@@ -27,7 +31,7 @@ class RowStage(ABC):
     @property
     @abstractmethod
     def reads(self) -> tuple[str, ...]:
-        """The columns that `counts` needs."""
+        """The columns that `count` needs."""
 
     @abstractmethod
     def schema(self, given: pa.Schema) -> pa.Schema:
@@ -38,22 +42,65 @@ class RowStage(ABC):
         """
 
     @abstractmethod
-    def counts(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Return how many rows come out of each row.
+    def count(self, batch: pa.RecordBatch) -> int:
+        """Return how many rows come out of a batch.
 
         Args:
             batch: rows with at least the columns of `reads`.
-
-        Returns:
-            int64[rows], none negative.
         """
 
     @abstractmethod
-    def apply(self, batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
-        """Return some of the rows that come out, in the order of the rows that they come of.
+    def rows(self, batch: pa.RecordBatch) -> StagedRows:
+        """Return the rows that come out of a batch, in the order of the rows that they come of.
 
         Args:
             batch: rows of the schema that `schema` was given.
-            start: the first row of what comes out of the batch.
-            stop: behind the last, at most ``counts(batch).sum()``.
         """
+
+
+class StagedRows(ABC):
+    """The rows that a stage makes of a batch."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """How many; what `RowStage.count` says."""
+
+    @abstractmethod
+    def slice(self, start: int, stop: int) -> pa.RecordBatch:
+        """Return the rows `start` to `stop` (exclusive), in [0, num_rows]."""
+
+
+class RowBlocks:
+    """Joins record batches to what a stage takes together."""
+
+    __slots__ = ("_num_rows", "_size", "_waiting")
+
+    def __init__(self, size: int | None) -> None:
+        """Start empty.
+
+        Args:
+            size: rows of a block; None where each batch is taken as it comes.
+        """
+        self._size = size
+        self._waiting: list[pa.RecordBatch] = []
+        self._num_rows = 0
+
+    def push(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Add a batch; return the blocks that are full."""
+        if self._size is None:
+            return [batch]
+        self._waiting.append(batch)
+        self._num_rows += batch.num_rows
+        if self._num_rows < self._size:
+            return []
+        [joined] = self.rest()
+        full = joined.num_rows // self._size
+        if left := joined.num_rows - full * self._size:
+            self._waiting, self._num_rows = [joined.slice(full * self._size, left)], left
+        return [joined.slice(number * self._size, self._size) for number in range(full)]
+
+    def rest(self) -> list[pa.RecordBatch]:
+        """Return what waits as one block, if anything does; nothing waits then."""
+        waiting, self._waiting, self._num_rows = self._waiting, [], 0
+        return [pa.concat_batches(waiting)] if waiting else []

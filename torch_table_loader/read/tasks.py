@@ -21,13 +21,14 @@ from torch_table_loader.read.file_walk import FileWalk, Piece, Run, fit_segments
 from torch_table_loader.read.footers import LazyFooters
 from torch_table_loader.read.formats import is_columnar, reader_of
 from torch_table_loader.read.needs import needed_ranges
+from torch_table_loader.read.row_stage import RowBlocks
 from torch_table_loader.records import FileNeeds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import OpenFile, Storage
-    from torch_table_loader.read.row_stage import RowStage
+    from torch_table_loader.read.row_stage import RowStage, StagedRows
     from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
 
 DEFAULT_MAX_ROWS = 65_536
@@ -36,7 +37,7 @@ DEFAULT_MAX_ROWS = 65_536
 class _Masked(NamedTuple):
     """A batch of the table's columns, where it starts in the file, and which of its rows pass (None: all).
 
-    `num_live` counts the rows that pass; behind a stage, those that it makes of them.
+    `num_live` counts the rows that pass; behind a stage, those that it makes of them, which `staged` has.
     """
 
     piece: Piece
@@ -44,6 +45,7 @@ class _Masked(NamedTuple):
     batch: pa.RecordBatch
     mask: NDArray[np.bool_] | None
     num_live: int
+    staged: StagedRows | None = None
 
 
 class _Reading(NamedTuple):
@@ -150,15 +152,17 @@ class TaskReader:
             return
         plan, segments, skip, take, _ = found
         base = None if self._bases is None else int(self._bases[task.file_index])
-        with closing(self._masked(plan, segments, storage)) as parts:
+        with closing(self._masked(plan, segments, storage, base)) as parts:
             for part in parts:
                 num_live = part.num_live
                 start = min(skip, num_live)
                 stop = num_live if take < 0 else min(num_live, start + take)
                 skip -= start
                 take -= 0 if take < 0 else stop - start
-                for first in range(start, stop, self._max_rows):
-                    yield self._delivered(part, first, min(first + self._max_rows, stop), base)
+                # What a stage makes of a part comes as one: it is bounded by the rows of the part.
+                most = self._max_rows if self._stage is None else max(1, stop - start)
+                for first in range(start, stop, most):
+                    yield self._delivered(part, first, min(first + most, stop), base)
                 if take == 0:
                     self._check_version(plan.file, storage)
                     return
@@ -196,7 +200,7 @@ class TaskReader:
         if isinstance(found, list):
             return found
         counts = [0] * len(task.segments)
-        for part in self._masked(found.plan, found.segments, storage):
+        for part in self._masked(found.plan, found.segments, storage, counting=True):
             counts[found.owners[part.piece.segment]] += part.num_live
         return counts
 
@@ -257,25 +261,36 @@ class TaskReader:
 
     def _delivered(self, part: _Masked, start: int, stop: int, base: int | None) -> pa.RecordBatch:
         """Return the live rows `start` to `stop` of a part."""
+        if part.staged is not None:
+            return part.staged.slice(start, stop)
         batch, mask = part.batch, part.mask
-        if batch.num_columns > len(self._columns):
-            batch = batch.select(self._columns)
-        if base is not None:
-            ids = _ascending(base + part.row, batch.num_rows)
-            batch = pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._rows_schema)
-        if self._stage is not None:
-            return self._stage.apply(batch if mask is None else batch.filter(pa.array(mask)), start, stop)
+        batch = self._chosen(batch, part.row, base)
         if mask is None or stop - start == batch.num_rows:
             return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
         # Filtering by the mask would cost more: a filter asks at each row, these indices were checked when made.
         indices = np.flatnonzero(mask)[start:stop].astype(np.uint32)
         return pc.take(batch, pa.array(indices), boundscheck=False)
 
+    def _chosen(self, batch: pa.RecordBatch, row: int, base: int | None) -> pa.RecordBatch:
+        """Leave out columns that only a filter wanted, and add row ids to consecutive rows."""
+        if batch.num_columns > len(self._columns):
+            batch = batch.select(self._columns)
+        if base is None:
+            return batch
+        ids = _ascending(base + row, batch.num_rows)
+        return pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._rows_schema)
+
     def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
         return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
 
     def _masked(
-        self, plan: FilePlan, segments: Sequence[Segment], given: Storage | None
+        self,
+        plan: FilePlan,
+        segments: Sequence[Segment],
+        given: Storage | None,
+        base: int | None = None,
+        *,
+        counting: bool = False,
     ) -> Generator[_Masked, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
         runs = self._runs(plan, segments)
@@ -286,18 +301,11 @@ class TaskReader:
         found = [0] * len(segments)
         may_thin = self._bases is None
         walk = FileWalk(storage, plan, self._max_rows, may_thin=may_thin, verify_checksums=self._verify)
-        swappable = storage.is_local
         try:
-            for run in runs:
-                for piece, row, batch, thinned in walk.batches(run):
-                    if swappable:  # the file that was opened may not be the one that was looked at before
-                        self._check_version(plan.file, given)
-                        swappable = False
-                    conformed = plan.conformer.apply(batch, row)
-                    mask = None if thinned else plan.mask(conformed, row)
-                    part = _Masked(piece, row, conformed, mask, self._num_live(conformed, mask))
-                    found[piece.segment] += part.num_live
-                    yield part
+            walked = self._walked(plan, walk, runs, given)
+            for part in walked if self._stage is None else self._staged(walked, base, counting=counting):
+                found[part.piece.segment] += part.num_live
+                yield part
             if not self._knows_live(plan):
                 _check_found(plan.file, segments, found)
         except Exception as error:
@@ -306,21 +314,53 @@ class TaskReader:
             walk.close()
         self._check_version(plan.file, given)
 
-    def _num_live(self, batch: pa.RecordBatch, mask: NDArray[np.bool_] | None) -> int:
-        if self._stage is not None:
-            counts = self._stage.counts(batch)
-            return int((counts if mask is None else counts[mask]).sum())
-        return batch.num_rows if mask is None else int(np.count_nonzero(mask))
+    def _walked(
+        self, plan: FilePlan, walk: FileWalk, runs: Sequence[Run], given: Storage | None
+    ) -> Generator[_Masked, None, None]:
+        """Yield what the file has, with the rows that live."""
+        swappable = (self._storage if given is None else given).is_local
+        for run in runs:
+            for piece, row, batch, thinned in walk.batches(run):
+                if swappable:  # the file that was opened may not be the one that was looked at before
+                    self._check_version(plan.file, given)
+                    swappable = False
+                conformed = plan.conformer.apply(batch, row)
+                mask = None if thinned else plan.mask(conformed, row)
+                live = conformed.num_rows if mask is None else int(np.count_nonzero(mask))
+                yield _Masked(piece, row, conformed, mask, live)
+
+    def _staged(self, walked: Iterator[_Masked], base: int | None, *, counting: bool) -> Iterator[_Masked]:
+        """Yield what the stage makes of the live rows, as it takes them together; when counting, how much that is."""
+        stage = self._stage
+        assert stage is not None  # noqa: S101 asked only where there is one
+        blocks = RowBlocks(stage.block_rows)
+        last: _Masked | None = None
+
+        def made(part: _Masked, batches: Sequence[pa.RecordBatch]) -> Iterator[_Masked]:
+            for batch in batches:
+                staged = None if counting else stage.rows(batch)
+                num_live = stage.count(batch) if staged is None else staged.num_rows
+                yield part._replace(batch=batch, mask=None, num_live=num_live, staged=staged)
+
+        for part in walked:
+            if last is not None and part.piece.segment != last.piece.segment:
+                yield from made(last, blocks.rest())
+            last = part
+            batch = self._chosen(part.batch, part.row, base)
+            yield from made(part, blocks.push(batch if part.mask is None else batch.filter(pa.array(part.mask))))
+        if last is not None:
+            yield from made(last, blocks.rest())
 
     def _check_version(self, file: DataFile, given: Storage | None) -> None:
         """Refuse a file that is not what was listed; what reads with its version has found that out."""
-        if file.version.immutable:
-            return
-        if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(file.version):
-            return
-        now = (self._storage if given is None else given).version(file.path)
-        if not file.version.holds(now):
-            raise changed_error(file, now)
+        for each in (file, *file.sidecars):
+            if each.version.immutable:
+                continue
+            if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(each.version):
+                continue
+            now = (self._storage if given is None else given).version(each.path)
+            if not each.version.holds(now):
+                raise changed_error(each, now)
 
     def _explain(self, error: Exception, plan: FilePlan, walk: FileWalk, given: Storage | None) -> Exception:
         file, is_local = plan.file, self._storage.is_local

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.pack import Pack
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -38,6 +39,8 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
         ConfigError: the table has no such column (the nearest are named), or a column of ours would hide one.
     """
     names = table.schema.names
+    if options.pack is not None:
+        options = replace(options, columns=_packed_columns(options.pack, options.columns))
     columns = list(names if options.columns is None else options.columns)
     if unknown := [name for name in columns if name not in names]:
         raise ConfigError(f"the table has no column {unknown[0]!r}{did_you_mean(unknown[0], names, spare=20)}")
@@ -49,6 +52,12 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
             "leave it out of columns="
         )
     return columns
+
+
+def _packed_columns(pack: Pack, asked: Sequence[str] | None) -> list[str]:
+    """Return what packing reads: the columns that are cut, the spans, and what the caller named beyond."""
+    own = [*pack.cut_columns, *pack.spans]
+    return [*own, *(name for name in asked or () if name not in own)]
 
 
 def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: LoaderOptions) -> RowsCodec[Any]:
@@ -132,7 +141,7 @@ def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
     return Topology(
         num_ranks,
         options.lanes,
-        options.batch_size,
+        options.batch_rows,
         options.shuffle_buffer_size,
         options.even_ranks,
         options.drop_last,

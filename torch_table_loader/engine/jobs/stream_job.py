@@ -28,6 +28,7 @@ from torch_table_loader.planning.requests import plan_file
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
+from torch_table_loader.read.token_stages import stage_of
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
@@ -103,6 +104,8 @@ class StreamJob(Job):
         columns = columns_of(table, options)
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
         largest = int(table.layout.group_rows.max(initial=0))
+        if stage is None and options.pack is not None:
+            stage = stage_of(options.pack, table.schema)
         read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
         reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage)
         codec_of(table, reader.schema, columns, options)

@@ -1,0 +1,156 @@
+"""The Arrow form of documents of tokens on their way to sequences: what stages and stores write, and batching reads.
+
+Both forms have one column for each column that is cut as the tokens are, the tokens first, and `documents`:
+
+* **Tokens as rows**, where documents are cut anywhere: flat values, and `documents` as run-ends of a struct, one run
+  for each part of a document.
+* **Sequences as rows**: lists of values, none longer than a sequence, and `documents` as lists of the struct.
+
+The struct is ``<length: int64, start: int64, next: int64, columns: struct<...>>``: tokens of the part, the place of its
+first token in its document, the token behind its last (−100 where it ends the document, or where the loss leaves that
+token out), and the other columns of the document, if any are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from torch_table_loader.arrow.reserved import DOCUMENTS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+
+class Parts(NamedTuple):
+    """Parts of documents, in the order in which their tokens lie.
+
+    Args:
+        at: int64[n], the place of each part's first token among the tokens, rising.
+        length: int64[n], its tokens, at least one. What no part covers is padding.
+        start: int64[n], the place of its first token among those that its document stores; −1 of a begin token that
+            was added.
+        next: int64[n], the token behind its last, or −100.
+        columns: the other columns of its document, a StructArray[n]; or None.
+    """
+
+    at: Ints
+    length: Ints
+    start: Ints
+    next: Ints
+    columns: pa.StructArray | None
+
+
+def part_type(columns: Sequence[pa.Field]) -> pa.StructType:
+    """Return the type of a part, with the other columns of its document."""
+    numbers = [pa.field(name, pa.int64(), nullable=False) for name in ("length", "start", "next")]
+    return pa.struct([*numbers, *([pa.field("columns", pa.struct(columns))] if columns else [])])
+
+
+def schema_of_tokens(cut: Sequence[pa.Field], columns: Sequence[pa.Field]) -> pa.Schema:
+    """Return the schema where tokens are rows.
+
+    Args:
+        cut: the columns that are cut, of the type of one token's value.
+        columns: the other columns of documents.
+    """
+    return pa.schema([*cut, pa.field(DOCUMENTS, pa.run_end_encoded(pa.int64(), part_type(columns)))])
+
+
+def schema_of_sequences(cut: Sequence[pa.Field], columns: Sequence[pa.Field]) -> pa.Schema:
+    """Return the schema where sequences are rows; see `schema_of_tokens`."""
+    lists = [pa.field(field.name, pa.large_list(field.type), nullable=False) for field in cut]
+    return pa.schema([*lists, pa.field(DOCUMENTS, pa.large_list(part_type(columns)), nullable=False)])
+
+
+def columns_of_parts(schema: pa.Schema) -> list[pa.Field]:
+    """Return the other columns of documents, of a schema of either form."""
+    kind = schema.field(DOCUMENTS).type
+    kind = kind.value_type
+    return list(kind.field("columns").type) if kind.num_fields > 3 else []
+
+
+def tokens_are_rows(schema: pa.Schema) -> bool:
+    """Return which of the two forms a schema is of."""
+    return bool(pt.is_run_end_encoded(schema.field(DOCUMENTS).type))
+
+
+def rows_of_tokens(values: Sequence[NDArray[Any]], parts: Parts, schema: pa.Schema) -> pa.RecordBatch:
+    """Return tokens as rows.
+
+    Args:
+        values: of each column that is cut, one a token.
+        parts: cover all tokens.
+        schema: from `schema_of_tokens`.
+    """
+    runs = pa.RunEndEncodedArray.from_arrays(
+        pa.array(parts.at + parts.length), _parts_array(parts), type=schema.field(DOCUMENTS).type
+    )
+    cut = [pa.array(column, field.type) for column, field in zip(values, schema, strict=False)]
+    return pa.RecordBatch.from_arrays([*cut, runs], schema=schema)
+
+
+def rows_of_sequences(
+    values: Sequence[NDArray[Any]], offsets: Ints, parts: Parts, part_offsets: Ints, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Return sequences as rows.
+
+    Args:
+        values: of each column that is cut, one a token, padding left out.
+        offsets: int64[rows + 1], where the tokens of each sequence begin.
+        parts: of all sequences; `at` does not matter.
+        part_offsets: int64[rows + 1], where the parts of each sequence begin.
+        schema: from `schema_of_sequences`.
+    """
+    tokens = pa.array(offsets)
+    cut = [
+        pa.LargeListArray.from_arrays(tokens, pa.array(column, field.type.value_type))
+        for column, field in zip(values, schema, strict=False)
+    ]
+    documents = pa.LargeListArray.from_arrays(pa.array(part_offsets), _parts_array(parts))
+    arrays = [array.cast(field.type) for array, field in zip([*cut, documents], schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def parts_of_tokens(documents: pa.RunEndEncodedArray) -> Parts:
+    """Return the parts under tokens that are rows; of a whole array, since a slice may cut a part."""
+    ends = documents.run_ends.to_numpy()
+    at = np.zeros(len(ends), dtype=np.int64)
+    at[1:] = ends[:-1]
+    return _parts(documents.values, at, ends - at)
+
+
+def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
+    """Return the parts under sequences that are rows, each of which begins at a multiple of `width`."""
+    offsets = documents.offsets.to_numpy()
+    struct = documents.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])) if len(documents) else None
+    if struct is None:
+        none = np.empty(0, dtype=np.int64)
+        return Parts(none, none, none, none, None)
+    length = struct.field("length").to_numpy()
+    counts = np.diff(offsets)
+    ends = np.cumsum(length)
+    before = np.concatenate(([0], ends))[offsets[:-1] - offsets[0]]
+    row = np.repeat(np.arange(len(documents)) * width - before, counts)
+    return _parts(struct, ends - length + row, length)
+
+
+def _parts(struct: pa.StructArray, at: Ints, length: Ints) -> Parts:
+    columns = struct.field("columns") if struct.type.num_fields > 3 else None
+    return Parts(at, length, struct.field("start").to_numpy(), struct.field("next").to_numpy(), columns)
+
+
+def _parts_array(parts: Parts) -> pa.StructArray:
+    names = ["length", "start", "next"]
+    arrays = [pa.array(parts.length), pa.array(parts.start), pa.array(parts.next)]
+    fields = [pa.field(name, pa.int64(), nullable=False) for name in names]
+    if parts.columns is not None:
+        arrays.append(parts.columns)
+        fields.append(pa.field("columns", parts.columns.type))
+    return pa.StructArray.from_arrays(arrays, fields=fields)

@@ -1,0 +1,209 @@
+"""Packed rows: tokens in one flat array, and which parts of documents they are; cut into batches of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.arrow.buffers import joined, new_array
+from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
+from torch_table_loader.arrow.token_rows import (
+    Parts,
+    columns_of_parts,
+    parts_of_sequences,
+    parts_of_tokens,
+    tokens_are_rows,
+)
+from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
+from torch_table_loader.batching.packed_outputs import Documents, Sequences
+from torch_table_loader.batching.rows import Block, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.pack import IGNORED
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.batching.rows import Allocate
+    from torch_table_loader.pack import Pack
+
+    Ints = NDArray[np.int64]
+
+
+class PackedRows(Rows):
+    """A run of rows, each of `width` tokens: one, or those of a sequence.
+
+    Args:
+        codec: knows what the columns are.
+        num_rows: how many.
+        tokens: one flat array a column that is cut; what no part covers is padding, and may hold anything.
+        parts: which parts of documents the tokens are.
+    """
+
+    __slots__ = ("_codec", "num_rows", "parts", "tokens")
+
+    num_rows: int
+
+    def __init__(self, codec: PackedCodec, num_rows: int, tokens: Sequence[NDArray[Any]], parts: Parts) -> None:
+        """Keep them as they are."""
+        self._codec = codec
+        self.num_rows = num_rows
+        self.tokens = tokens
+        self.parts = parts
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of their values."""
+        columns = self.parts.columns
+        return sum(column.nbytes for column in self.tokens) + (0 if columns is None else int(columns.nbytes))
+
+    def slice(self, start: int, stop: int) -> Self:
+        """View rows `start` to `stop`; a part that is cut knows the token behind it."""
+        width = self._codec.width
+        parts = self._codec.cut(self.tokens, self.parts, start * width, stop * width)
+        return type(self)(
+            self._codec, stop - start, [values[start * width : stop * width] for values in self.tokens], parts
+        )
+
+    def take(self, indices: NDArray[np.int64]) -> Self:
+        """Copy the rows at `indices`."""
+        return cast("Self", self._codec.concat([self.slice(row, row + 1) for row in indices.tolist()]))
+
+    def batches(self, batch_size: int) -> list[Any]:
+        """Cut into dicts of tensors or arrays; the last may have fewer sequences, and its last sequence padding."""
+        if not self.num_rows:
+            return []
+        return self._codec.outputs.batches(self.tokens, self.parts, batch_size * self._codec.width)
+
+
+class PackedCodec(RowsCodec[PackedRows]):
+    """Makes, joins and ships packed rows; see `RowsCodec`.
+
+    Args:
+        schema: of one of the two forms of `arrow.token_rows`; a column `padding` may follow.
+        pack: what the caller asked for.
+        documents: makes tensors of the other columns of documents, by name; None where there are none.
+        numpy: whether arrays come out instead of tensors.
+    """
+
+    def __init__(self, schema: pa.Schema, pack: Pack, documents: Documents | None, *, numpy: bool) -> None:
+        """Find the columns."""
+        self._schema = schema
+        self._names = [name for name in schema.names if name not in (DOCUMENTS, PADDING_COLUMN)]
+        self._tokens_are_rows = tokens_are_rows(schema)
+        self._loss = self._names.index(pack.loss_mask) if pack.loss_mask is not None else None
+        self._columns = pa.struct(columns_of_parts(schema)) if columns_of_parts(schema) else None
+        self.width = 1 if self._tokens_are_rows else pack.seq_len
+        self.outputs = Sequences(pack, tuple(self._names), documents, numpy=numpy)
+
+    @property
+    def null_sensitive(self) -> frozenset[str]:
+        """None: stages refuse nulls among the tokens."""
+        return frozenset()
+
+    def decode(self, batch: pa.RecordBatch) -> PackedRows:
+        """View tokens or sequences that are rows."""
+        cut = batch.columns[: len(self._names)]
+        real = batch.num_rows
+        if PADDING_COLUMN in self._schema.names:
+            real -= int(batch.column(PADDING_COLUMN).true_count)
+        if self._tokens_are_rows:
+            tokens = [column.to_numpy(zero_copy_only=False) for column in cut]
+            parts = parts_of_tokens(batch.column(DOCUMENTS))
+        else:
+            tokens = [_padded(column, self.width) for column in cut]
+            parts = parts_of_sequences(batch.column(DOCUMENTS), self.width)
+        if real < batch.num_rows:  # the last rows only fill up the rank's last batch
+            parts = self.cut(tokens, parts, 0, real * self.width)
+        return PackedRows(self, batch.num_rows, tokens, parts)
+
+    def decode_plain(self, columns: Sequence[pa.Array]) -> PackedRows:
+        """View columns of the schema as rows."""
+        return self.decode(pa.RecordBatch.from_arrays(list(columns), schema=self._schema))
+
+    def cut(self, tokens: Sequence[NDArray[Any]], parts: Parts, start: int, stop: int) -> Parts:
+        """Return the parts of some of the tokens, with places from the first of these.
+
+        Args:
+            tokens: that the parts are of.
+            parts: of which some are wanted.
+            start: the first token that is wanted.
+            stop: the token behind the last.
+        """
+        ends = parts.at + parts.length
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = max(first, int(np.searchsorted(parts.at, stop, side="left")))
+        at = np.maximum(parts.at[first:last], start)
+        length = np.minimum(ends[first:last], stop) - at
+        begun = np.add(parts.start[first:last], at - parts.at[first:last], dtype=np.int64)
+        behind = parts.next[first:last]
+        if last > first and ends[last - 1] > stop:
+            behind = behind.copy()
+            behind[-1] = self.target(tokens, stop)
+        columns = None if parts.columns is None else parts.columns.slice(first, last - first)
+        return Parts(at - start, length, begun, behind, columns)
+
+    def target(self, tokens: Sequence[NDArray[Any]], place: int) -> int:
+        """Return the token at a place as a label."""
+        if self._loss is not None and not tokens[self._loss][place]:
+            return IGNORED
+        return int(tokens[0][place])
+
+    def concat(self, parts: Sequence[PackedRows]) -> PackedRows:
+        """Copy runs into one."""
+        columns = zip(*(rows.tokens for rows in parts), strict=True)
+        tokens = [joined(list(runs), new_array) for runs in columns]
+        return PackedRows(self, sum(rows.num_rows for rows in parts), tokens, self._joined_parts(parts))
+
+    def _joined_parts(self, runs: Sequence[PackedRows]) -> Parts:
+        before = np.cumsum([0, *(rows.num_rows * self.width for rows in runs)])[:-1].tolist()
+        at = np.concatenate([rows.parts.at + start for rows, start in zip(runs, before, strict=True)])
+        length, start, behind = (np.concatenate([rows.parts[field] for rows in runs]) for field in (1, 2, 3))
+        columns = None
+        if self._columns is not None:
+            arrays = [rows.parts.columns for rows in runs if rows.parts.columns is not None]
+            columns = pa.concat_arrays(arrays) if arrays else pa.array([], self._columns)
+        return Parts(at, length, start, behind, columns)
+
+    def pack(self, *parts: PackedRows, out: Allocate | None = None) -> Block:
+        """Copy runs into one flat block."""
+        joined_parts = self._joined_parts(parts)
+        numbers = np.stack(joined_parts[:4]) if len(joined_parts.at) else np.empty((4, 0), dtype=np.int64)
+        runs = list(zip(*(rows.tokens for rows in parts), strict=True))
+        sizes = [numbers.nbytes, *(sum(run.nbytes for run in column) for column in runs)]
+        shipped = None
+        if joined_parts.columns is not None:
+            shipped = pa.record_batch([joined_parts.columns], names=[""])
+            sizes.append(ipc_size(shipped))
+        block, pieces = new_block(sizes, sum(rows.num_rows for rows in parts), out)
+        pieces[0].view(np.int64)[:] = numbers.reshape(-1)
+        for column, piece in zip(runs, pieces[1:], strict=False):
+            np.concatenate(column, out=piece.view(column[0].dtype))
+        if shipped is not None:
+            ipc_write(shipped, pieces[-1])
+        return block
+
+    def unpack(self, block: Block) -> PackedRows:
+        """View a block as rows."""
+        pieces = pieces_of(block)
+        numbers = pieces[0].view(np.int64).reshape(4, -1)
+        tokens = [piece.view(self._dtype(name)) for piece, name in zip(pieces[1:], self._names, strict=False)]
+        columns = None if self._columns is None else ipc_read(pieces[-1]).column(0)
+        return PackedRows(self, block.num_rows, tokens, Parts(numbers[0], numbers[1], numbers[2], numbers[3], columns))
+
+    def _dtype(self, name: str) -> Any:
+        kind = self._schema.field(name).type
+        return (kind if self._tokens_are_rows else kind.value_type).to_pandas_dtype()
+
+
+def _padded(lists: pa.LargeListArray, width: int) -> NDArray[Any]:
+    """Return lists as one flat array, each from a multiple of `width` on."""
+    offsets = lists.offsets.to_numpy()
+    values = lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy(zero_copy_only=False)
+    lengths = np.diff(offsets)
+    if len(values) == len(lists) * width:
+        return cast("NDArray[Any]", values)
+    out = new_array((len(lists), width), values.dtype)
+    out[np.arange(width) < lengths[:, None]] = values
+    return out.reshape(-1)

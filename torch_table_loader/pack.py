@@ -1,0 +1,142 @@
+"""How documents of tokens become sequences of one length: what the caller asked for, validated once, then frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.units import integer
+
+PackStrategy = Literal["concat", "pad", "best_fit", "windows"]
+LongDocs = Literal["split", "truncate", "drop", "error"]
+LabelStyle = Literal["hf", "shifted"]
+PackOutput = Literal["hf", "flash", "flex", "megatron", "segment_ids"]
+
+IGNORED = -100
+"""The label that losses leave out, in torch and in Hugging Face."""
+
+_MOST_TOKENS = 2**31 - 1
+"""Offsets of a batch are int32, as FlashAttention takes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """How documents of tokens become sequences of `seq_len` tokens.
+
+    Args:
+        seq_len: tokens of a sequence.
+        tokens: the list column of token ids, one document a row. A null is a document without tokens.
+        strategy: "concat": documents follow one another, and are cut where a sequence ends. "pad": one document a
+            sequence. "best_fit": whole documents, packed so that little is left empty. "windows": with
+            ``shuffle="rows"``, the table's tokens are cut into sequences in table order, which are then permuted;
+            "concat" permutes documents first there.
+        aligned: further list columns with one value a token, such as weights; each is cut as the tokens are.
+        loss_mask: such a column; where it is 0 or false, the label is −100.
+        spans: columns of ``list<struct<start, end, ...>>`` with offsets into the document; each is clipped to the
+            sequence.
+        bos_id: put before documents that do not begin with it.
+        eos_id: put behind documents that do not end with it.
+        sep_id: put behind every document.
+        pad_id: fills what is left of a sequence.
+        long_docs: what happens to a document of more than `seq_len` tokens where documents are not cut anyway:
+            "split", "truncate" (the rest is left out), "drop" or "error".
+        min_length: documents of fewer tokens are left out.
+        labels: "hf": aligned with the tokens, as Hugging Face's models shift them themselves; "shifted": the label of
+            a token is the one behind it, as torchtitan and Megatron take them; None: no labels.
+        output: names and forms of what comes out: None for all tensors by the names of this library, or "hf",
+            "flash", "flex", "megatron", "segment_ids".
+        max_docs_per_row: most documents of a sequence; `cu_seqlens` then has the same size in every batch.
+        block_docs: documents that "best_fit" packs together.
+        stride: with "windows", tokens from one sequence's begin to the next's; None for `seq_len`.
+
+    Raises:
+        ConfigError: a value that is out of range, or two that do not fit each other.
+        ConfigTypeError: a value of the wrong type.
+
+    >>> Pack(seq_len=4096, eos_id=0).tokens
+    'input_ids'
+    """
+
+    seq_len: int
+    tokens: str = "input_ids"
+    strategy: PackStrategy = "concat"
+    aligned: Sequence[str] = ()
+    loss_mask: str | None = None
+    spans: Sequence[str] = ()
+    bos_id: int | None = None
+    eos_id: int | None = None
+    sep_id: int | None = None
+    pad_id: int = 0
+    long_docs: LongDocs = "split"
+    min_length: int = 1
+    labels: LabelStyle | None = "hf"
+    output: PackOutput | None = None
+    max_docs_per_row: int | None = None
+    block_docs: int = 4096
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        self._check_integers()
+        for name, allowed in (
+            ("strategy", get_args(PackStrategy)),
+            ("long_docs", get_args(LongDocs)),
+            ("labels", (None, *get_args(LabelStyle))),
+            ("output", (None, *get_args(PackOutput))),
+        ):
+            value = getattr(self, name)
+            if value not in allowed:
+                raise ConfigError(f"Pack: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+        self._check_columns()
+        self._check_pairs()
+
+    def _check_integers(self) -> None:
+        for name, least, most in (
+            ("seq_len", 1, _MOST_TOKENS),
+            ("min_length", 1, _MOST_TOKENS),
+            ("max_docs_per_row", 1, _MOST_TOKENS),
+            ("block_docs", 1, 2**20),
+            ("stride", 1, _MOST_TOKENS),
+            ("bos_id", 0, 2**32 - 1),
+            ("eos_id", 0, 2**32 - 1),
+            ("sep_id", 0, 2**32 - 1),
+            ("pad_id", -(2**31), 2**32 - 1),
+        ):
+            given = getattr(self, name)
+            if given is None and name not in ("seq_len", "min_length", "block_docs", "pad_id"):
+                continue
+            object.__setattr__(self, name, integer(f"Pack: {name}", given, least, most))
+
+    def _check_columns(self) -> None:
+        for name in ("aligned", "spans"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not all(isinstance(entry, str) for entry in given):
+                raise ConfigTypeError(f"Pack: {name} must be a list of column names, got {given!r}")
+            object.__setattr__(self, name, tuple(given))
+        for name in ("tokens", "loss_mask"):
+            given = getattr(self, name)
+            if not (isinstance(given, str) or (given is None and name == "loss_mask")):
+                raise ConfigTypeError(f"Pack: {name} must be a column name, got {given!r}")
+        names = [self.tokens, *self.aligned, *self.spans, *([] if self.loss_mask is None else [self.loss_mask])]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"Pack: column {twice[0]!r} is named twice; name each once")
+
+    def _check_pairs(self) -> None:
+        if self.stride is not None and self.strategy != "windows":
+            raise ConfigError(f'Pack: stride is for strategy="windows", got strategy={self.strategy!r}')
+        if self.strategy == "concat" and self.long_docs != "split":
+            raise ConfigError(
+                f'Pack: long_docs={self.long_docs!r} has no meaning with strategy="concat", which cuts documents '
+                'where a sequence ends; take "best_fit" or "pad"'
+            )
+        if self.labels is None and self.loss_mask is not None:
+            raise ConfigError("Pack: loss_mask hides labels, but labels=None; leave one of them out")
+        if self.output == "megatron" and self.labels == "hf":
+            object.__setattr__(self, "labels", "shifted")
+
+    @property
+    def cut_columns(self) -> tuple[str, ...]:
+        """The list columns that are cut into sequences, the tokens first."""
+        return (self.tokens, *self.aligned, *([] if self.loss_mask is None else [self.loss_mask]))

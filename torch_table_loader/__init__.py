@@ -51,6 +51,7 @@ from torch_table_loader.records import (
     Shard,
     Split,
 )
+from torch_table_loader.text.token_table import tokenize_table
 from torch_table_loader.units import parse_bytes
 
 __all__ = [
@@ -100,4 +101,5 @@ __all__ = [
     "TimeTravelSource",
     "WorkerError",
     "parse_bytes",
+    "tokenize_table",
 ]

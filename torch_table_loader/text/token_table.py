@@ -20,7 +20,6 @@ from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.errors import ConfigError, ResumeError, StorageError, WorkerError
 from torch_table_loader.local_files import new_file, read_regular
 from torch_table_loader.messages import progress_bar
-from torch_table_loader.options import integer
 from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.read.filter_key import filter_key
 from torch_table_loader.source.fingerprint import content_key
@@ -35,6 +34,7 @@ from torch_table_loader.text.token_parts import (
     TokenForm,
 )
 from torch_table_loader.text.tokenizers import Encode, Tokenizer, load_tokenizer
+from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -137,6 +137,8 @@ def tokenize_table(
 
 def _job_of(dataset: TableDataset) -> StreamJob:
     job = dataset.job
+    if dataset.options.pack is not None:
+        raise ConfigError("pack= packs tokens, which are not there yet; pass it to the dataset of the token table")
     if not isinstance(job, StreamJob) or not job.strategy.cuts:
         raise ConfigError(
             "a table to tokenize is read split by split, in its order; leave shuffle= out, and a split_strategy= that "

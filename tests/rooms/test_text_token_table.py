@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch_table_loader import (
     ConfigError,
     ConfigTypeError,
     IcebergDataset,
+    Pack,
     ResumeError,
     StorageError,
     StructuredDataset,
@@ -377,6 +379,17 @@ def test_a_table_without_files_makes_one_without_rows(tmp_path: Path) -> None:
 def test_row_ids_say_where_documents_came_from(table: Path, tmp_path: Path) -> None:
     tokenize_table(opened(table, columns=["text"], row_id=True, filters=pc.field("id") >= 290), tmp_path / "out", words)
     assert [row["row_id"] for row in rows_of(tmp_path / "out")] == list(range(290, 300))
+
+
+def test_sequences_are_packed_of_it(table: Path, tmp_path: Path) -> None:
+    tokenize_table(opened(table), tmp_path / "out", words)
+    pack = Pack(seq_len=16, strategy="best_fit", labels=None)
+    loader, _ = StructuredDataset.create_dataloader(str(tmp_path / "out"), pack=pack, batch_size=8, num_workers=1)
+    found = [token for batch in loader for token in batch["input_ids"].flatten().tolist()]
+    expected = list(itertools.chain.from_iterable(words(texts(300))))
+    assert Counter(found) - Counter({0: len(found) - len(expected)}) == Counter(expected)
+    with pytest.raises(ConfigError, match="pass it to the dataset of the token table"):
+        tokenize_table(StructuredDataset(str(tmp_path / "out"), pack=pack), tmp_path / "again", words)
 
 
 def test_other_formats(tmp_path: Path) -> None:

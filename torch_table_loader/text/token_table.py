@@ -137,6 +137,8 @@ def tokenize_table(
 
 def _job_of(dataset: TableDataset) -> StreamJob:
     job = dataset.job
+    if dataset.options.pack is not None:
+        raise ConfigError("pack= packs tokens, which are not there yet; pass it to the dataset of the token table")
     if not isinstance(job, StreamJob) or not job.strategy.cuts:
         raise ConfigError(
             "a table to tokenize is read split by split, in its order; leave shuffle= out, and a split_strategy= that "

@@ -352,6 +352,25 @@ class Generator(SplitStrategy, Protocol):
 
 
 @runtime_checkable
+class ListCountingReader(FormatReader, Protocol):
+    """A format reader that knows how many values the lists of a column hold, so that packing need not count them."""
+
+    def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Return how many values the lists of a column hold together, and how many lists hold any.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            meta: what `inspect` said.
+            column: a list column, as the file spells its name.
+
+        Returns:
+            Both for each row group; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
 class RangedReader(FormatReader, Protocol):
     """A format reader that can say which bytes of a file it will read: far away they are fetched before it does."""
 

@@ -95,6 +95,21 @@ class Client(ABC):
     def stat(self, path: str) -> Found:
         """Return what is at one path. Raises FileNotFoundError."""
 
+    def probe(self, path: str) -> Found:
+        """Return what `stat` does, or a directory where nothing is: in a store without directories any path names one.
+
+        Args:
+            path: which; one that ends with a slash names no file.
+        """
+        return self.stat(path)
+
+    def has_folder(self, path: str) -> bool:
+        """Return whether a directory is at one path."""
+        try:
+            return self.stat(path).is_dir
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     @abstractmethod
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List a directory: all files below it, or, not recursive, its files and directories."""
@@ -218,7 +233,7 @@ class FsspecClient(Client):
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
             return Found(path, None)
         with _with_http_failures(self._protocol):
-            return _of_fsspec(path, self.native.info(path))
+            return _of_fsspec(path, self.native.info(path.rstrip("/") or path))
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one call, and ask for what a listing left out (http has no sizes in it)."""

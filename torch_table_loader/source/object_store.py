@@ -6,8 +6,8 @@ What callers name for each store is in `s3`, `gcs` and `azure`; what all three t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -200,23 +200,34 @@ class ObjectStoreClient(Client):
 
     def stat(self, path: str) -> Found:
         """Send one HEAD request, and a listing where that finds nothing: it may be a directory."""
-        bucket, key = self._at(path)
-        if key:
-            try:
-                return Found(path, _version(bucket.head(key)))
-            except FileNotFoundError:
-                pass
-        with _missing_bucket(path):
-            page = next(iter(bucket.list(key or None, chunk_size=1)), ())
-        if not page:
+        found = self.probe(path)
+        if found.is_dir and not self.has_folder(path):
             raise FileNotFoundError(path)
+        return found
+
+    def probe(self, path: str) -> Found:
+        """Send one HEAD request, and none where the path cannot be an object's."""
+        bucket, key = self._at(path)
+        if key and not key.endswith("/"):
+            with suppress(FileNotFoundError):
+                return Found(path, _version(bucket.head(key)))
         return Found(path, None)
+
+    def has_folder(self, path: str) -> bool:
+        """Send one request for a listing."""
+        bucket, key = self._at(path)
+        page: Sequence[Any] = ()
+        with _empty_where_missing():
+            page = next(iter(bucket.list(key or None, chunk_size=1)), ())
+        return bool(page)
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one request for every thousand objects; the empty objects that mark directories are left out."""
         bucket, key = self._at(root)
         name = root.partition("/")[0]
-        with _missing_bucket(root):
+        objects: list[Any] = []
+        folders: set[str] = set()
+        with _empty_where_missing():
             if recursive:
                 objects = [meta for page in bucket.list(key or None, chunk_size=_LIST_CHUNK) for meta in page]
                 folders = {meta["path"].rpartition("/")[0] for meta in objects}
@@ -265,14 +276,13 @@ class ObjectStoreClient(Client):
 
 
 @contextmanager
-def _missing_bucket(path: str) -> Iterator[None]:
-    """Raise FileNotFoundError where there is no bucket to list: of objects obstore does so by itself."""
+def _empty_where_missing() -> Iterator[None]:
+    """Find nothing where there is no bucket to list: then nothing is in it."""
     try:
         yield
-    except GenericError as error:
-        if store_error_type(error) is MissingFileError:
-            raise FileNotFoundError(path) from error
-        raise
+    except (FileNotFoundError, GenericError) as error:
+        if store_error_type(error) is not MissingFileError:
+            raise
 
 
 def _version(meta: Any) -> FileVersion:

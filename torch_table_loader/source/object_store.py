@@ -11,23 +11,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from obstore.exceptions import GenericError, PreconditionError
 
-from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.clients import ChangedFile, Client, Found
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from obstore import GetOptions
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
     Bucket = S3Store | GCSStore | AzureStore
+
+B = TypeVar("B")
 
 Connect: TypeAlias = "Callable[[str], Bucket]"
 """Opens a bucket (or container) by its name."""
@@ -38,7 +38,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 """Seconds without a byte after which a request has failed, where ``request_timeout`` says nothing else."""
 
-NO_RETRIES: RetryConfig = {"max_retries": 0}
+_NO_RETRIES: RetryConfig = {"max_retries": 0}
 """Who asks decides whether to ask again: one policy for all clients."""
 
 _NO_LIMIT = "30 days"
@@ -143,6 +143,19 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
     return config
 
 
+def open_bucket(kind: Callable[..., B], name: str, config: Any, network: ClientConfig, login: Any) -> B:
+    """Open a bucket, or container, which asks once.
+
+    Args:
+        kind: obstore's class of the store.
+        name: of the bucket.
+        config: what the store is told, as that class takes it.
+        network: what `client_config` says.
+        login: gives credentials; None where `config` has them, or the machine.
+    """
+    return kind(name, config=config, client_options=network, retry_config=_NO_RETRIES, credential_provider=login)
+
+
 def ca_file(options: Mapping[str, Any]) -> str | None:
     """Return the file of the certificate authorities that are trusted besides the system's."""
     verify = options.get("verify")
@@ -192,11 +205,6 @@ class ObjectStoreClient(Client):
         """
         self._connect = connect
         self._buckets: dict[str, Bucket] = {}
-
-    def open(self, path: str) -> pa.NativeFile:
-        """Open an object: one HEAD for its size; all its bytes are of the version that this names."""
-        version = self.stat(path).file_version()
-        return open_ranges(lambda start, stop: self.read_range(path, start, stop, version.etag), version.num_bytes)
 
     def stat(self, path: str) -> Found:
         """Send one HEAD request, and a listing where that finds nothing: it may be a directory."""

@@ -112,7 +112,7 @@ class FileStorage:
             StorageError: the store refuses, or does not answer.
         """
         if not self._is_far:
-            return self._ask(path, lambda client: client.open(path))
+            return self._ask(path, lambda client: _open(client, path))
         # Of parts that a client reads by itself, nobody could check how much came.
         version = self.version(path)
         ranges = BufferedRanges(
@@ -324,6 +324,11 @@ _MEMORY_STAYS = (
     "memory:// files live in the process that wrote them and cannot be read by a spawned one; "
     'use worker_type="thread", or multiprocessing_context="fork", or put the table where all processes see it'
 )
+
+
+def _open(client: Client, path: str) -> pa.NativeFile:
+    """Open a file of this machine; one of memory:// whole, since fsspec hands every reader the same position."""
+    return client.open(path) if isinstance(client, LocalClient) else pa.BufferReader(client.read(path))
 
 
 def _or_none(look: Callable[[str], Found], path: str) -> Found | None:

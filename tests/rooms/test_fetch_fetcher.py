@@ -20,7 +20,7 @@ from torch_table_loader.fetch.fetcher import Fetcher
 from torch_table_loader.fetch.parts import PartsAhead, begin_parts
 from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+from torch_table_loader.records import DataFile, FileNeeds, FileVersion, Traffic
 
 MIB = 1 << 20
 
@@ -48,6 +48,9 @@ class Store:
 
     def open(self, path: str) -> Any:
         raise AssertionError(path)
+
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def close(self) -> None: ...
 

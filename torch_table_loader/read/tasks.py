@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import ROW_ID
-from torch_table_loader.contracts import RangeStorage, is_far
+from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
@@ -316,7 +316,7 @@ class TaskReader:
         """Refuse a file that is not what was listed; what reads with its version has found that out."""
         if file.version.immutable:
             return
-        if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(file.version):
+        if given is not None and has_ranges(self._storage) and self._storage.checks(file.version):
             return
         now = (self._storage if given is None else given).version(file.path)
         if not file.version.holds(now):

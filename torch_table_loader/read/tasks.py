@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import ROW_ID
-from torch_table_loader.contracts import ListCountingReader, RangeStorage, is_far
+from torch_table_loader.contracts import ListCountingReader, has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
@@ -374,7 +374,7 @@ class TaskReader:
         for each in (file, *file.sidecars):
             if each.version.immutable:
                 continue
-            if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(each.version):
+            if given is not None and has_ranges(self._storage) and self._storage.checks(each.version):
                 continue
             now = (self._storage if given is None else given).version(each.path)
             if not each.version.holds(now):

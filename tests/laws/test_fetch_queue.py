@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from random import Random
 
@@ -22,9 +22,9 @@ def needs_of(path: str, groups: list[list[tuple[int, int]]]) -> FileNeeds:
     return FileNeeds(file, tuple(map(tuple, groups)))
 
 
-def requests_of(task: Task) -> Requests | None:
+def requests_of(task: Task, held: Sequence[tuple[int, int]] = ()) -> Requests | None:
     needs = task.read.find()
-    return None if needs is None else Requests(needs)
+    return None if needs is None else Requests(needs, held=held)
 
 
 @st.composite
@@ -44,6 +44,11 @@ def groups(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
 
 Groups = list[list[tuple[int, int]]]
 Lanes = list[list[Groups | None]]
+Held = Sequence[tuple[int, int]]
+HELD = st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 20_000)), max_size=6).map(
+    lambda found: [(start, start + size) for start, size in found]
+)
+"""Ranges that the disk cache has, of every file the same."""
 LANES = st.lists(st.lists(st.one_of(st.none(), groups()), max_size=5), min_size=1, max_size=4)
 
 
@@ -63,9 +68,10 @@ def _given(needs: FileNeeds | None) -> FileNeeds | None:
 class Line:
     """Does what a queue says; requests arrive in any order."""
 
-    def __init__(self, queue: FetchQueue, random: Random) -> None:
+    def __init__(self, queue: FetchQueue, random: Random, held: Held = ()) -> None:
         self.queue = queue
         self.random = random
+        self.held = held
         self.flying: list[Request] = []
 
     def work(self) -> bool:
@@ -74,9 +80,11 @@ class Line:
         while (job := self.queue.next_job(lambda _: len(self.flying) < 3)) is not None:
             did = True
             if isinstance(job, Task):
-                self.queue.found(job, requests_of(job))
+                self.queue.found(job, requests_of(job, self.held))
             else:
                 self.flying.append(job)
+                if job.is_here and self.random.random() < 0.05:
+                    self.queue.missed()
         if self.flying:
             request = self.flying.pop(self.random.randrange(len(self.flying)))
             self.queue.arrived(request, CONTENT[request.start : request.stop], None)
@@ -101,16 +109,17 @@ class Line:
                 self.queue.want(request)
             while request.waits:
                 self.work()
+        self.queue.use(covering)
         return bytes(joined(covering, start, stop))
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(LANES, st.integers(1, 30_000), st.randoms(use_true_random=False))
+@given(LANES, st.integers(1, 30_000), st.integers(1, 10_000), HELD, st.randoms(use_true_random=False))
 def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
-    lanes: Lanes, budget: int, random: Random
+    lanes: Lanes, budget: int, near: int, held: Held, random: Random
 ) -> None:
-    queue = FetchQueue(in_order(plans(lanes)), budget)
-    line = Line(queue, random)
+    queue = FetchQueue(in_order(plans(lanes)), budget, near)
+    line = Line(queue, random, held)
     for number in range(max(map(len, lanes))):
         for lane in [lane for lane in range(len(lanes)) if number < len(lanes[lane])]:
             task, wanted = line.task(lane), lanes[lane][number]
@@ -121,7 +130,7 @@ def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
     while line.work():
         pass
     queue.close()
-    assert queue.held == 0
+    assert (queue.held, queue.near_held) == (0, 0)
     assert queue.next_job(lambda _: True) is None
 
 
@@ -141,6 +150,64 @@ def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes: Lanes
     places = [tuple(map(int, reversed(request.file.path.split("/")))) for request in sent]
     first_of_reads = [place for at, place in enumerate(places) if place not in places[:at]]
     assert first_of_reads == sorted(first_of_reads)
+
+
+def sent_while_nobody_reads(queue: FetchQueue, held: Held, *, may_send: bool = True) -> list[Request]:
+    """What a queue sends while no lane comes to any of it, all of which arrives."""
+    sent: list[Request] = []
+    while (job := queue.next_job(lambda _: may_send)) is not None:
+        if isinstance(job, Task):
+            queue.found(job, requests_of(job, held))
+        else:
+            sent.append(job)
+            queue.arrived(job, CONTENT[job.start : job.stop], None)
+    return sent
+
+
+def ranges_of(requests: Iterable[Request]) -> set[tuple[str, int, int]]:
+    return {(request.file.path, request.start, request.stop) for request in requests}
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(LANES, st.integers(1, 30_000), st.integers(1, 10_000), HELD)
+def test_what_the_disk_cache_has_is_read_shortly_before_it_is_used_and_holds_nothing_else_up(
+    lanes: Lanes, budget: int, near: int, held: Held
+) -> None:
+    queue = FetchQueue(in_order(plans(lanes)), budget, near)
+    sent = sent_while_nobody_reads(queue, held)
+    here = [request for request in sent if request.is_here]
+    assert queue.near_held == sum(request.num_bytes for request in here)
+    assert queue.near_held <= near or len(here) == 1
+    unbounded = sent_while_nobody_reads(FetchQueue(in_order(plans(lanes)), budget, budget + 1), held)
+    assert ranges_of(each for each in sent if not each.is_here) == ranges_of(
+        each for each in unbounded if not each.is_here
+    )
+    assert queue.held == sum(request.num_bytes for request in unbounded)
+    places = [(each.file.path, each.start) for each in unbounded if each.is_here]
+    assert [(each.file.path, each.start) for each in here] == places[: len(here)]
+    assert queue.use(here) == bool(here)
+    assert queue.near_held == 0
+    rest = sent_while_nobody_reads(queue, held)
+    assert bool(rest) == (len(here) < len(places)), "what was used makes room"
+    queue.missed()
+    rest += sent_while_nobody_reads(queue, held)
+    assert ranges_of(sent + rest) == ranges_of(unbounded), "a cache that loses what it had is read as early as a store"
+
+
+def test_what_the_disk_cache_has_needs_no_leave_of_the_line_until_it_was_lost() -> None:
+    def begun() -> FetchQueue:
+        needs = needs_of("a", [[(at, at + 1000)] for at in range(0, 90_000, 1000)])
+        return FetchQueue(iter([PlannedRead(0, 0, 90, partial(_given, needs))]), 1 << 20, near=1)
+
+    held = ((0, 1000), (1000, 2000))
+    assert len(sent_while_nobody_reads(begun(), held, may_send=False)) == 0
+    whole = ((0, len(CONTENT)),)
+    queue = begun()
+    (first,) = sent_while_nobody_reads(queue, whole, may_send=False)
+    assert first.is_here
+    queue.missed()
+    queue.use([first])
+    assert sent_while_nobody_reads(queue, whole, may_send=False) == []
 
 
 def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:

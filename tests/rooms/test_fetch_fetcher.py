@@ -257,6 +257,65 @@ def test_what_came_is_in_the_cache_when_the_epoch_is_over(tmp_path: Path, monkey
     assert ahead.stats.cached_bytes == 64 * MIB
 
 
+def cached_epoch(root: Path, store: Store, reads: int) -> Fetcher:
+    return Fetcher(store, plan(store, reads), FetchSettings(64 * MIB, DiskCache(root, 1 << 30)))
+
+
+def read_all(ahead: Fetcher, reads: int) -> None:
+    for number in range(reads):
+        with ahead.next_read(0).open(str(number)) as file:
+            for group in range(4):
+                start = group * 8 * MIB
+                assert bytes(file.read_at(2, start)) == bytes([start >> 20, 0])
+
+
+def test_what_the_cache_has_is_read_shortly_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, got, get = Store(), list[tuple[str, int]](), DiskCache.get
+    ahead = cached_epoch(tmp_path, store, 4)
+    read_all(ahead, 4)
+    ahead.close()
+    came = len(store.asked)
+
+    def noted(cache: DiskCache, key: RangeKey) -> memoryview | None:
+        got.append((key.path, key.start))
+        return get(cache, key)
+
+    monkeypatch.setattr(DiskCache, "get", noted)
+    ahead = cached_epoch(tmp_path, store, 4)
+    until(lambda: len(got) == 1)
+    time.sleep(0.05)
+    assert len(got) == 1, "8 MiB of 64"
+    with ahead.next_read(0).open("0") as file:
+        file.read_at(2, 0)
+        until(lambda: len(got) == 2)
+        time.sleep(0.05)
+        assert got == [("0", 0), ("0", 8 * MIB)]
+    ahead.close()
+    ahead = cached_epoch(tmp_path, store, 4)
+    read_all(ahead, 4)
+    assert ahead.stats.cached_bytes == 16 * 8 * MIB
+    ahead.close()
+    assert len(store.asked) == came
+
+
+def test_what_the_cache_lost_meanwhile_comes_from_the_store_and_the_rest_no_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    ahead = cached_epoch(tmp_path, store, 4)
+    read_all(ahead, 4)
+    ahead.close()
+    store.asked.clear()
+    monkeypatch.setattr(DiskCache, "get", lambda cache, key: None)
+    ahead = cached_epoch(tmp_path, store, 4)
+    until(lambda: len(store.asked) == 8)  # the whole budget, though no lane has come to anything
+    read_all(ahead, 4)
+    assert len(set(store.asked)) == 16
+    assert (ahead.stats.cached_bytes, ahead.stats.unplanned) == (0, 0)
+    ahead.close()
+    until(lambda: not fetching_threads())
+
+
 def test_the_collector_may_close_it_in_the_middle_of_its_own_work() -> None:
     ahead = begin(Store(), 4)
     with ahead._wanted:

@@ -109,6 +109,17 @@ def test_the_store_is_not_even_asked(make: Callable[..., TableLoader], store: Fa
     assert store.seen() == {}
 
 
+@pytest.mark.parametrize(("plan_cache", "footers"), [(False, FILES), (True, 0)])
+def test_footers_are_kept_by_the_plan_cache_alone(
+    make: Callable[..., TableLoader], store: FaultyStore, tmp_path: Path, plan_cache: bool, footers: int
+) -> None:
+    options = {"plan_cache": str(tmp_path / "plans")} if plan_cache else {}
+    taken(make(**options))
+    store.fail()
+    assert sorted(taken(make(**options))) == list(range(NUM_ROWS))
+    assert store.seen().get("GET", 0) == footers
+
+
 @pytest.mark.parametrize(
     "options", [{"columns": None}, {"columns": ["x"], "filters": pc.field("y") > 0.5}, {"columns": ["x", "wide"]}],
     ids=str,

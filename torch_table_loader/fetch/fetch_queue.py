@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage
 
+NEAR_BYTES = 8 * 1024 * 1024
+"""For each lane, bytes that are read ahead of those that the disk cache has: as they come at once, memory that is used
+again, and that a CPU's caches hold, is worth more."""
+
 
 class Task:
     """A planned read that was begun.
@@ -48,18 +52,28 @@ def in_order(plans: Iterable[Iterator[PlannedRead]]) -> Iterator[PlannedRead]:
 
 
 class FetchQueue:
-    """Says what to do next: find out what a read needs, or send a request. Not safe for two threads at once."""
+    """Says what to do next: find out what a read needs, or send a request. Not safe for two threads at once.
 
-    def __init__(self, plan: Iterator[PlannedRead], budget: int) -> None:
+    Requests whose bytes the disk cache has take their turn and their part of the budget like others. But they are put
+    aside then, and sent a few at a time.
+    """
+
+    def __init__(self, plan: Iterator[PlannedRead], budget: int, near: int = NEAR_BYTES) -> None:
         """Begin with nothing fetched.
 
         Args:
             plan: the reads of all lanes, in the order in which their rows are delivered.
             budget: bytes that are in flight, or fetched and not yet left behind; what is wanted now comes on top.
+            near: for each lane, bytes that are read from the disk cache before they are used; at least one request.
         """
         self.held = 0
-        """Bytes that are in flight, or fetched and not yet left behind."""
+        """Bytes that are put aside, in flight, or fetched and not yet left behind."""
+        self.near_held = 0
+        """Those of them that come from the disk cache, are in flight or fetched, and were not used yet."""
         self._budget = budget
+        self._near = near
+        self._trusts_cache = True
+        self._aside: deque[Request] = deque()
         self._plan = plan
         self._upcoming = next(self._plan, None)
         self._pieces: list[_Piece] = []
@@ -145,6 +159,17 @@ class FetchQueue:
             request.stage, request.error = Stage.FAILED, error
             self._give_back(request)
 
+    def use(self, requests: Iterable[Request]) -> bool:
+        """Note that decoding has come to some bytes; return whether others may be read in their place."""
+        used = [request for request in requests if request.is_near]
+        for request in used:
+            self._no_longer_near(request)
+        return bool(used)
+
+    def missed(self) -> None:
+        """Note that the disk cache has lost what it had: what it may lose next is asked for as early as all else."""
+        self._trusts_cache = False
+
     def drop(self, requests: Iterable[Request]) -> None:
         """Give back the bytes of requests that nobody wants any more; those in flight are given back when they end."""
         for request in requests:
@@ -160,9 +185,33 @@ class FetchQueue:
         self._added.clear()
         self._pieces.clear()
         self._urgent.clear()
+        self._aside.clear()
         self._upcoming = None
 
     def _next_in_order(self, may_send: Callable[[Request], bool]) -> Task | Request | None:
+        while True:
+            while self._aside and self._aside[0].stage is not Stage.QUEUED:
+                self._aside.popleft()
+            if self._aside and self._may_read(self._aside[0], may_send):
+                return self._sent(self._aside.popleft())
+            job = self._next_of_plan()
+            if not isinstance(job, Request):
+                return job
+            if job.is_here:
+                self._hold(job)
+                self._aside.append(job)
+            else:
+                return self._sent(job) if may_send(job) else None
+
+    def _may_read(self, request: Request, may_send: Callable[[Request], bool]) -> bool:
+        """Return whether a request that was put aside may be sent."""
+        if not self._trusts_cache:
+            return may_send(request)
+        most = self._near * max(1, len(self._current))
+        return not self.near_held or self.near_held + request.num_bytes <= most
+
+    def _next_of_plan(self) -> Task | Request | None:
+        """Return what comes next in the order of delivery; a request only where the budget has room for it."""
         while self._pieces and not _has_queued(self._pieces[0]):
             heapq.heappop(self._pieces)
         piece, read = (self._pieces[0] if self._pieces else None), self._upcoming
@@ -172,12 +221,15 @@ class FetchQueue:
             return task
         if piece is None or (self.held and self.held + piece.queued[0].num_bytes > self._budget):
             return None
-        return self._sent(piece.queued[0]) if may_send(piece.queued[0]) else None
+        return piece.queued[0]
 
     def _sent(self, request: Request) -> Request:
         if request.stage is Stage.QUEUED:
-            request.stage, request.is_held = Stage.IN_FLIGHT, True
-            self.held += request.num_bytes
+            request.stage = Stage.IN_FLIGHT
+            self._hold(request)
+            if request.is_here:
+                request.is_near = True
+                self.near_held += request.num_bytes
         request.attempts += 1
         request.running += 1
         return request
@@ -195,13 +247,24 @@ class FetchQueue:
         if task.requests is not None:
             self.drop(task.requests.rest())
 
+    def _hold(self, request: Request) -> None:
+        if not request.is_held:
+            request.is_held = True
+            self.held += request.num_bytes
+
+    def _no_longer_near(self, request: Request) -> None:
+        if request.is_near:
+            request.is_near = False
+            self.near_held -= request.num_bytes
+
     def _give_back(self, request: Request) -> None:
+        self._no_longer_near(request)
         if request.is_held:
             request.is_held = False
             self.held -= request.num_bytes
 
 
 def _has_queued(piece: _Piece) -> bool:
-    while piece.queued and piece.queued[0].stage is not Stage.QUEUED:
+    while piece.queued and (piece.queued[0].stage is not Stage.QUEUED or piece.queued[0].is_held):
         piece.queued.popleft()
     return bool(piece.queued)

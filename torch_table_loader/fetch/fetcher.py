@@ -148,10 +148,12 @@ class Fetcher:
             self._check_open(requests)
             covering = requests.covering(start, stop)
             if covering is not None:
-                self._queue.drop(requests.left_behind(covering[0].piece))
-                self._wanted.notify()
+                gone = requests.left_behind(covering[0].piece)
+                self._queue.drop(gone)
                 for request in covering:
                     self._wait_for(request)
+                if self._queue.use(covering) or gone:
+                    self._wanted.notify()
                 self._check_open(requests)
                 if all(request.stage is Stage.DONE for request in covering):  # none was left behind meanwhile
                     return joined(covering, start, stop)
@@ -270,6 +272,8 @@ class Fetcher:
         except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
             error = caught
         with self._wanted:
+            if request.is_here and not cached:
+                self._queue.missed()
             self._count(request, cached=cached, served=error is None)
             self._learn(request, flight, cached=cached, served=error is None)
             self._queue.arrived(request, data, error)

@@ -313,7 +313,7 @@ def test_what_the_cache_lost_meanwhile_comes_from_the_store_and_the_rest_no_late
     assert len(set(store.asked)) == 16
     assert (ahead.stats.cached_bytes, ahead.stats.unplanned) == (0, 0)
     ahead.close()
-    until(lambda: not fetching_threads())
+    until(lambda: not fetching())
 
 
 def test_the_collector_may_close_it_in_the_middle_of_its_own_work() -> None:

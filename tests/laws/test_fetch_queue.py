@@ -215,6 +215,21 @@ def test_what_the_disk_cache_has_needs_no_leave_of_the_line_until_it_was_lost() 
     assert len(sent_while_nobody_reads(queue, {"0", "1"})) == 1
 
 
+def test_what_is_needed_later_but_was_found_first_keeps_nothing_back() -> None:
+    needs = [needs_of(str(number), [[(4, 90_000)]]) for number in range(2)]
+    plan = (PlannedRead(number, 0, 1, partial(_given, each)) for number, each in enumerate(needs))
+    queue = FetchQueue(plan, 1 << 20, near=1)
+    first, second = queue.next_job(lambda _: True), queue.next_job(lambda _: True)
+    assert isinstance(first, Task)
+    assert isinstance(second, Task)
+    for task in (second, first):
+        queue.found(task, requests_of(task, {"0", "1"}))
+        sent = queue.next_job(lambda _: True)
+        assert isinstance(sent, Request)
+        assert sent.file.path == task.read.find().file.path  # type: ignore[union-attr]
+    assert queue.next_job(lambda _: True) is None
+
+
 def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:
     queue = FetchQueue(iter([PlannedRead(0, 0, 1, lambda: needs_of("a", [[(0, 10)]]))]), 1000)
     task = queue.take(0)

@@ -257,22 +257,22 @@ def test_what_came_is_in_the_cache_when_the_epoch_is_over(tmp_path: Path, monkey
     assert ahead.stats.cached_bytes == 64 * MIB
 
 
-def cached_epoch(root: Path, store: Store, reads: int) -> Fetcher:
-    return Fetcher(store, plan(store, reads), FetchSettings(64 * MIB, DiskCache(root, 1 << 30)))
+def cached_epoch(root: Path, store: Store, reads: int, groups: int = 4) -> Fetcher:
+    return Fetcher(store, plan(store, reads, groups), FetchSettings(64 * MIB, DiskCache(root, 1 << 30)))
 
 
-def read_all(ahead: Fetcher, reads: int) -> None:
+def read_all(ahead: Fetcher, reads: int, groups: int = 4) -> None:
     for number in range(reads):
         with ahead.next_read(0).open(str(number)) as file:
-            for group in range(4):
+            for group in range(groups):
                 start = group * 8 * MIB
                 assert bytes(file.read_at(2, start)) == bytes([start >> 20, 0])
 
 
 def test_what_the_cache_has_is_read_shortly_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, got, get = Store(), list[tuple[str, int]](), DiskCache.get
-    ahead = cached_epoch(tmp_path, store, 4)
-    read_all(ahead, 4)
+    ahead = cached_epoch(tmp_path, store, 1, 8)
+    read_all(ahead, 1, 8)
     ahead.close()
     came = len(store.asked)
 
@@ -281,7 +281,7 @@ def test_what_the_cache_has_is_read_shortly_before_it_is_used(tmp_path: Path, mo
         return get(cache, key)
 
     monkeypatch.setattr(DiskCache, "get", noted)
-    ahead = cached_epoch(tmp_path, store, 4)
+    ahead = cached_epoch(tmp_path, store, 1, 8)
     until(lambda: len(got) == 1)
     time.sleep(0.05)
     assert len(got) == 1, "8 MiB of 64"
@@ -291,9 +291,9 @@ def test_what_the_cache_has_is_read_shortly_before_it_is_used(tmp_path: Path, mo
         time.sleep(0.05)
         assert got == [("0", 0), ("0", 8 * MIB)]
     ahead.close()
-    ahead = cached_epoch(tmp_path, store, 4)
-    read_all(ahead, 4)
-    assert ahead.stats.cached_bytes == 16 * 8 * MIB
+    ahead = cached_epoch(tmp_path, store, 1, 8)
+    read_all(ahead, 1, 8)
+    assert ahead.stats.cached_bytes == 64 * MIB
     ahead.close()
     assert len(store.asked) == came
 

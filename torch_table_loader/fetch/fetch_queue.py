@@ -37,6 +37,10 @@ class Task:
         """Whether the lane has left it behind."""
 
 
+_Turn = tuple[int, ...]
+"""Ascends in the order of delivery; that of a request that a lane waits for is empty."""
+
+
 class _Piece(NamedTuple):
     """Requests that are still to be sent, by the row that needs them first."""
 
@@ -68,12 +72,13 @@ class FetchQueue:
         """
         self.held = 0
         """Bytes that are put aside, in flight, or fetched and not yet left behind."""
-        self.near_held = 0
-        """Those of them that come from the disk cache, are in flight or fetched, and were not used yet."""
         self._budget = budget
-        self._near = near
+        self._most_near = near
+        self._near: dict[Request, _Turn] = {}
+        """What comes from the disk cache, is in flight or fetched, and was not used yet."""
+        self._aside: list[tuple[_Turn, Request]] = []
+        """What will come from there, in a heap."""
         self._trusts_cache = True
-        self._aside: deque[Request] = deque()
         self._plan = plan
         self._upcoming = next(self._plan, None)
         self._pieces: list[_Piece] = []
@@ -83,6 +88,11 @@ class FetchQueue:
         """By lane: tasks that the lane has not come to."""
         self._current: dict[int, Task] = {}
         self._added: set[Task] = set()
+
+    @property
+    def near_held(self) -> int:
+        """Bytes that come from the disk cache, are in flight or fetched, and were not used yet."""
+        return sum(request.num_bytes for request in self._near)
 
     def take(self, lane: int) -> Task:
         """Return a lane's next read; what the one before it held is given back."""
@@ -161,9 +171,7 @@ class FetchQueue:
 
     def use(self, requests: Iterable[Request]) -> bool:
         """Note that decoding has come to some bytes; return whether others may be read in their place."""
-        used = [request for request in requests if request.is_near]
-        for request in used:
-            self._no_longer_near(request)
+        used = [request for request in requests if self._near.pop(request, None) is not None]
         return bool(used)
 
     def missed(self) -> None:
@@ -190,25 +198,26 @@ class FetchQueue:
 
     def _next_in_order(self, may_send: Callable[[Request], bool]) -> Task | Request | None:
         while True:
-            while self._aside and self._aside[0].stage is not Stage.QUEUED:
-                self._aside.popleft()
-            if self._aside and self._may_read(self._aside[0], may_send):
-                return self._sent(self._aside.popleft())
+            while self._aside and self._aside[0][1].stage is not Stage.QUEUED:
+                heapq.heappop(self._aside)
+            if self._aside and self._may_read(*self._aside[0], may_send):
+                turn, request = heapq.heappop(self._aside)
+                return self._sent(request, turn)
             job = self._next_of_plan()
             if not isinstance(job, Request):
                 return job
-            if job.is_here:
-                self._hold(job)
-                self._aside.append(job)
-            else:
+            if not job.is_here:
                 return self._sent(job) if may_send(job) else None
+            self._hold(job)
+            heapq.heappush(self._aside, ((*self._pieces[0][:2], next(self._numbers)), job))
 
-    def _may_read(self, request: Request, may_send: Callable[[Request], bool]) -> bool:
+    def _may_read(self, turn: _Turn, request: Request, may_send: Callable[[Request], bool]) -> bool:
         """Return whether a request that was put aside may be sent."""
         if not self._trusts_cache:
             return may_send(request)
-        most = self._near * max(1, len(self._current))
-        return not self.near_held or self.near_held + request.num_bytes <= most
+        # What is needed later, as reads may be found in another order, keeps nothing back.
+        sooner = sum(each.num_bytes for each, its_turn in self._near.items() if its_turn < turn)
+        return not sooner or sooner + request.num_bytes <= self._most_near * max(1, len(self._current))
 
     def _next_of_plan(self) -> Task | Request | None:
         """Return what comes next in the order of delivery; a request only where the budget has room for it."""
@@ -223,13 +232,12 @@ class FetchQueue:
             return None
         return piece.queued[0]
 
-    def _sent(self, request: Request) -> Request:
+    def _sent(self, request: Request, turn: _Turn = ()) -> Request:
         if request.stage is Stage.QUEUED:
             request.stage = Stage.IN_FLIGHT
             self._hold(request)
             if request.is_here:
-                request.is_near = True
-                self.near_held += request.num_bytes
+                self._near[request] = turn
         request.attempts += 1
         request.running += 1
         return request
@@ -252,13 +260,8 @@ class FetchQueue:
             request.is_held = True
             self.held += request.num_bytes
 
-    def _no_longer_near(self, request: Request) -> None:
-        if request.is_near:
-            request.is_near = False
-            self.near_held -= request.num_bytes
-
     def _give_back(self, request: Request) -> None:
-        self._no_longer_near(request)
+        self._near.pop(request, None)
         if request.is_held:
             request.is_held = False
             self.held -= request.num_bytes

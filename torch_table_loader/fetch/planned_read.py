@@ -55,7 +55,7 @@ class Request:
 
     __slots__ = (
         *("attempts", "began", "data", "error", "file", "is_held", "is_here", "is_late"),
-        *("is_near", "piece", "running", "stage", "start", "stop", "storage"),
+        *("piece", "running", "stage", "start", "stop", "storage"),
     )
 
     def __init__(self, file: DataFile, start: int, stop: int, piece: int, storage: RangeStorage | None = None) -> None:
@@ -77,8 +77,6 @@ class Request:
         """Whether its bytes count as held."""
         self.is_here = False
         """Whether the disk cache had its bytes when it was planned."""
-        self.is_near = False
-        """Whether its bytes count as read from there, and not used yet."""
         self.data: Any = None
         self.error: BaseException | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.units import integer
@@ -13,6 +13,20 @@ PackStrategy = Literal["concat", "pad", "best_fit", "windows"]
 LongDocs = Literal["split", "truncate", "drop", "error"]
 LabelStyle = Literal["hf", "shifted"]
 PackOutput = Literal["hf", "flash", "flex", "megatron", "segment_ids"]
+
+TENSORS = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen")
+"""What a batch has by the names of this library."""
+
+_OF_OUTPUT: dict[str | None, tuple[str, ...]] = {
+    None: TENSORS,
+    "hf": ("input_ids", "labels", "position_ids"),
+    "flash": ("input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen"),
+    "flex": ("input_ids", "labels", "position_ids", "doc_ids"),
+    "megatron": ("input_ids", "labels", "position_ids", "cu_seqlens", "max_seqlen"),
+    "segment_ids": ("input_ids", "labels", "position_ids", "segment_ids"),
+}
+
+_TAKEN = {*TENSORS, "segment_ids", "tokens", "loss_mask", "documents", "spans", "padding"}
 
 IGNORED = -100
 """The label that losses leave out, in torch and in Hugging Face."""
@@ -45,8 +59,8 @@ class Pack:
         min_length: documents of fewer tokens are left out.
         labels: "hf": aligned with the tokens, as Hugging Face's models shift them themselves; "shifted": the label of
             a token is the one behind it, as torchtitan and Megatron take them; None: no labels.
-        output: names and forms of what comes out: None for all tensors by the names of this library, or "hf",
-            "flash", "flex", "megatron", "segment_ids".
+        output: what comes out: None for all tensors by the names of this library, some of these names, or the names
+            and forms of "hf", "flash", "flex", "megatron" or "segment_ids". What is left out costs no time.
         max_docs_per_row: most documents of a sequence; `cu_seqlens` then has the same size in every batch.
         block_docs: documents that "best_fit" packs together.
         stride: with "windows", tokens from one sequence's begin to the next's; None for `seq_len`.
@@ -72,7 +86,7 @@ class Pack:
     long_docs: LongDocs = "split"
     min_length: int = 1
     labels: LabelStyle | None = "hf"
-    output: PackOutput | None = None
+    output: PackOutput | Sequence[str] | None = None
     max_docs_per_row: int | None = None
     block_docs: int = 4096
     stride: int | None = None
@@ -84,7 +98,6 @@ class Pack:
             ("strategy", get_args(PackStrategy)),
             ("long_docs", get_args(LongDocs)),
             ("labels", (None, *get_args(LabelStyle))),
-            ("output", (None, *get_args(PackOutput))),
         ):
             value = getattr(self, name)
             if value not in allowed:
@@ -122,6 +135,27 @@ class Pack:
         names = [self.tokens, *self.aligned, *self.spans, *([] if self.loss_mask is None else [self.loss_mask])]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"Pack: column {twice[0]!r} is named twice; name each once")
+        if hidden := [name for name in self.aligned if name in _TAKEN]:
+            raise ConfigError(f"Pack: a batch has {hidden[0]!r} of its own, so no aligned column may have that name")
+
+        self._check_output()
+
+    def _check_output(self) -> None:
+        output = self.output
+        if output is None or (isinstance(output, str) and output in get_args(PackOutput)):
+            return
+        if isinstance(output, str) or not all(name in TENSORS for name in output) or "input_ids" not in output:
+            raise ConfigError(
+                f"Pack: output must be None, one of {', '.join(map(repr, get_args(PackOutput)))}, or some of "
+                f"{', '.join(map(repr, TENSORS))} with 'input_ids' among them, got {output!r}"
+            )
+        object.__setattr__(self, "output", tuple(output))
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """What a batch has of the tokens, by the names of this library."""
+        named = self.output if isinstance(self.output, tuple) else _OF_OUTPUT[cast("str | None", self.output)]
+        return tuple(name for name in named if name != "labels" or self.labels is not None)
 
     def _check_pairs(self) -> None:
         if self.stride is not None and self.strategy != "windows":

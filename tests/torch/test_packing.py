@@ -249,6 +249,16 @@ def test_presets_have_the_names_of_their_field(table: Path, output: Any, form: A
             assert np.array_equal(np.asarray(batch["cu_seq_lens_q"]), np.asarray(base["cu_seqlens"]))
 
 
+def test_only_the_tensors_that_are_named_come_out(table: Path) -> None:
+    whole = Pack(seq_len=9, aligned=["weight"])
+    for names in (["input_ids"], ["labels", "input_ids"], ["input_ids", "doc_ids", "max_seqlen"]):
+        some = Pack(seq_len=9, aligned=["weight"], output=names)
+        loaders = make(table, some, columns=None), make(table, whole, columns=None)
+        for batch, base in zip(*loaders, strict=True):
+            assert set(batch) == {*names, "weight"}
+            assert all(torch.equal(torch.as_tensor(batch[name]), torch.as_tensor(base[name])) for name in batch)
+
+
 def test_edges_have_one_size_where_documents_are_bounded(table: Path) -> None:
     pack = Pack(seq_len=20, strategy="best_fit", max_docs_per_row=2)
     wholes = documents_of(GROUPS, pack)
@@ -312,6 +322,9 @@ def test_spans_outside_their_document_are_refused(tmp_path: Path, start: int, en
         ({"seq_len": 4, "long_docs": "drop"}, "has no meaning"),
         ({"seq_len": 4, "aligned": ["input_ids"]}, "named twice"),
         ({"seq_len": 4, "labels": None, "loss_mask": "trained"}, "hides labels"),
+        ({"seq_len": 4, "aligned": ["doc_ids"]}, "of its own"),
+        ({"seq_len": 4, "output": "olmo"}, "output must be None"),
+        ({"seq_len": 4, "output": ["labels"]}, "with 'input_ids' among them"),
         ({"seq_len": 4, "eos_id": -1}, "eos_id must be at least 0"),
     ],
 )

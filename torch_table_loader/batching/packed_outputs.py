@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-_WITH_EDGES = (None, "flash", "megatron")
-
 _LONG_PART = 64
 """Tokens of a part from which on it costs less to fill parts one by one than all tokens at once."""
 
@@ -184,34 +182,31 @@ class Sequences:
         flat = self._flat(tokens, layout)
         starts = range(0, num_tokens, batch_tokens)
         bounds = np.searchsorted(layout.at, [*starts, num_tokens]).tolist()
-        edges = (
-            self._edges(layout, [*starts, num_tokens])
-            if self._pack.output in _WITH_EDGES
-            else [(None, 0)] * len(starts)
-        )
-        numbers = self._numbers(layout, bounds)
+        has_edges = not {"cu_seqlens", "max_seqlen"}.isdisjoint(self._pack.tensors)
+        edges = self._edges(layout, [*starts, num_tokens]) if has_edges else [(None, 0)] * len(starts)
+        if "doc_ids" in self._pack.tensors:
+            before = np.repeat(bounds[:-1], np.diff(bounds))
+            flat["doc_ids"] = layout.spread(np.arange(len(layout.at)) - before, -1, np.int32)
         found = []
         for place, start in enumerate(starts):
             stop = min(start + batch_tokens, num_tokens)
             own = {name: values[start:stop] for name, values in flat.items()}
-            if numbers is not None:
-                own["doc_ids"] = numbers[start:stop]
             batch = {name: self._out(value) for name, value in self._named(own, *edges[place]).items()}
-            first, last = bounds[place], bounds[place + 1]
             if parts.columns is not None:
-                batch |= self._of_documents(parts.columns, layout, first, last, start, stop)
+                batch |= self._of_documents(parts.columns, layout, bounds[place], bounds[place + 1], start, stop)
             found.append(batch)
         return found
 
     def _flat(self, tokens: Sequence[NDArray[Any]], layout: Layout) -> dict[str, NDArray[Any]]:
-        """Return what each token has, by the names of this library."""
-        pack = self._pack
+        """Return what each token has, by the names of this library; `doc_ids` depend on the batch."""
+        pack, wanted = self._pack, self._pack.tensors
         ids = self._filled(tokens[0], layout, pack.pad_id, np.int64)
         flat = {"input_ids": ids}
-        if pack.labels is not None:
+        if "labels" in wanted:
             flat["labels"] = self._labels(tokens, ids, layout)
-        flat["position_ids"] = layout.positions()
-        if pack.output == "segment_ids":
+        if "position_ids" in wanted:
+            flat["position_ids"] = layout.positions()
+        if "segment_ids" in wanted:
             sequence = layout.at // layout.seq_len
             first = np.searchsorted(sequence, sequence)
             flat["segment_ids"] = layout.spread(np.arange(1, len(layout.at) + 1) - first, 0, np.int32)
@@ -219,13 +214,6 @@ class Sequences:
             if name != pack.loss_mask:
                 flat[name] = self._filled(values, layout, 0, values.dtype)
         return flat
-
-    def _numbers(self, layout: Layout, bounds: Sequence[int]) -> NDArray[Any] | None:
-        """Return which document of its batch each token is of, where the output says it."""
-        if self._pack.output not in (None, "flex"):
-            return None
-        before = np.repeat(bounds[:-1], np.diff(bounds))
-        return layout.spread(np.arange(len(layout.at)) - before, -1, np.int32)
 
     def _named(self, flat: Mapping[str, NDArray[Any]], edges: NDArray[Any] | None, longest: int) -> dict[str, Any]:
         """Return what the output has of a batch, by the names that it has for it."""
@@ -242,8 +230,10 @@ class Sequences:
                 trained = found["labels"] != IGNORED
                 found["labels"] = np.where(trained, found["labels"], 0)
                 found["loss_mask"] = trained.astype(np.float32)
-        if edges is not None:
-            found["cu_seqlens"], found["max_seqlen"] = edges, longest
+        if "cu_seqlens" in self._pack.tensors:
+            found["cu_seqlens"] = edges
+        if "max_seqlen" in self._pack.tensors:
+            found["max_seqlen"] = longest
         return found
 
     def _labels(self, tokens: Sequence[NDArray[Any]], ids: Ints, layout: Layout) -> Ints:

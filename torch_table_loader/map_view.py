@@ -16,7 +16,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.jobs.table_rows import TableRows
+    from torch_table_loader.engine.jobs.table_rows import TableItems
 
 _OF_A_MASK = "of a mask pass numpy.flatnonzero(mask)"
 
@@ -29,7 +29,7 @@ class MapView(torch.utils.data.Dataset[Any]):
     ``DataLoader(view, sampler=..., batch_size=...)`` works as with any map-style dataset.
     """
 
-    def __init__(self, rows: TableRows) -> None:
+    def __init__(self, rows: TableItems) -> None:
         """Show a table in row mode; the store is built when the first row is wanted.
 
         Args:
@@ -40,7 +40,7 @@ class MapView(torch.utils.data.Dataset[Any]):
 
     def __len__(self) -> int:
         """Count the rows that deletes and filters leave."""
-        return self._items.live_rows
+        return self._items.num_places
 
     def __getitem__(self, index: Any) -> Any:
         """Return one row, or one batch of several rows.
@@ -88,15 +88,10 @@ class MapView(torch.utils.data.Dataset[Any]):
             int64[n].
         """
         places = np.arange(len(self), dtype=np.int64) if indices is None else self._places(indices)
-        return self._items.store.rows().ids(places) if self._items.store.spec.keeps_ids else places
+        return self._items.ids_at(places)
 
     def _rows(self, indices: Sequence[int]) -> Any:
-        places = self._places(indices)
-        stored = self._items.store.rows()
-        columns = stored.gather(places)
-        if self._items.options.row_id:
-            columns.append(pa.array(stored.ids(places)))
-        return self._codec.decode_plain(columns)
+        return self._codec.decode_plain(self._items.columns_at(self._places(indices)))
 
     def _places(self, indices: Any) -> NDArray[np.int64]:
         """Return the places that are meant as int64[n], each in [0, len)."""

@@ -125,6 +125,7 @@ class RowStoreHandle:
         segments: SegmentTable,
         reader: TaskReader,
         fetching: FetchSettings,
+        made: str | None = None,
     ) -> None:
         """Decide what the store holds and where it is; nothing is read.
 
@@ -135,6 +136,7 @@ class RowStoreHandle:
             segments: whole files; every live row is known.
             reader: reads those columns, and row ids where live rows are not all rows.
             fetching: how files that are far away are fetched.
+            made: key of what the reader makes of the table's rows; None where it reads them as they are.
 
         Raises:
             ConfigError: a column that cannot be kept, or a place that does not fit the workers.
@@ -151,6 +153,7 @@ class RowStoreHandle:
             chunks.rows,
             keeps_ids=rows != table.layout.num_rows,
             variable_bytes=rows * sum(width_of(kind) for kind in schema.types if is_variable(kind)),
+            made=made,
         )
         self.built: list[int] = []
         """The chunks that this process built, or began to."""

@@ -226,7 +226,7 @@ class PackedStream(TurnStream):
         """Return the token behind each part, where its document goes on and the loss takes that token."""
         pack = self.tokens.pack
         found = np.full(len(at), IGNORED, dtype=np.int64)
-        if pack.strategy == "pad" and pack.long_docs == "truncate":
+        if pack.strategy in ("pad", "best_fit") and pack.long_docs == "truncate":
             return found
         cut = np.flatnonzero(slices.start + slices.length < self.tokens.columns.lengths(slices.document))
         places, one = at[cut] + slices.length[cut], np.ones(len(cut), dtype=np.int64)

@@ -3,6 +3,7 @@
 from torch_table_loader.contracts import (
     FormatReader,
     OpenFile,
+    Sidecar,
     SnapshotSource,
     Source,
     SplitStrategy,
@@ -39,6 +40,7 @@ from torch_table_loader.planning.cutting import (
     TargetSizeStrategy,
 )
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+from torch_table_loader.ragged import Pad
 from torch_table_loader.records import (
     DataFile,
     DataFileInfo,
@@ -49,6 +51,7 @@ from torch_table_loader.records import (
     Shard,
     Split,
 )
+from torch_table_loader.text.token_table import tokenize_table
 from torch_table_loader.units import parse_bytes
 
 __all__ = [
@@ -72,6 +75,7 @@ __all__ = [
     "OpenFile",
     "OutOfMemoryError",
     "Pack",
+    "Pad",
     "ResumeError",
     "RoundRobinStrategy",
     "RowBalancedStrategy",
@@ -79,6 +83,7 @@ __all__ = [
     "RowRange",
     "RowSpan",
     "Shard",
+    "Sidecar",
     "SizeBalancedStrategy",
     "SnapshotSource",
     "Source",
@@ -96,4 +101,5 @@ __all__ = [
     "TimeTravelSource",
     "WorkerError",
     "parse_bytes",
+    "tokenize_table",
 ]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -294,6 +294,38 @@ class NullProvingReader(FormatReader, Protocol):
 
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
         """Return those of `columns` in which the statistics prove that no kept row group has a null."""
+        ...
+
+
+class Sidecar(NamedTuple):
+    """A file that stands beside a data file.
+
+    Args:
+        suffix: what its name ends with where the data file's ends with `SidecarReader.data_suffix`.
+        required: whether a data file without it cannot be read; one without its data file is an error too.
+    """
+
+    suffix: str
+    required: bool = True
+
+
+@runtime_checkable
+class SidecarReader(FormatReader, Protocol):
+    """A format reader that knows its data files by how their names end, and that may read other files beside them.
+
+    Of a folder or a glob only files with that ending are data files. What stands beside each is listed with it, as
+    `DataFile.sidecars`: a sidecar that changes between planning and reading is found as a changed data file is, and
+    what is kept of a data file (plan cache, row store) is kept for one version of its sidecars.
+    """
+
+    @property
+    def data_suffix(self) -> str:
+        """How the names of data files end."""
+        ...
+
+    @property
+    def sidecars(self) -> Sequence[Sidecar]:
+        """What may stand beside a data file; empty where nothing does."""
         ...
 
 

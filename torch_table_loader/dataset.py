@@ -38,6 +38,9 @@ from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.file_list import write_files
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import FormatReader, Source, Storage
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.survey import Table
@@ -211,25 +214,43 @@ class TableDataset(RankDataset):
         """
         write_files(path, self.table.files, self.options.storage_options, self.options.retry_seconds)
 
-    def exclude(self, row_ids: Any) -> None:
-        """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
-
-        Call it on every rank, with the same ids, in the same epoch. A state that is loaded later brings its own
-        exclusions, in place of these; a warning says so.
-
-        Args:
-            row_ids: integers as the column ``row_id`` gives them: an array, a tensor or a list.
+    @property
+    def excluded(self) -> NDArray[np.int64]:
+        """The row ids that are excluded from the next epoch to begin: int64[n], sorted; a copy.
 
         Raises:
-            ConfigError: an id that no row has, or no ``shuffle="rows"``.
+            ConfigError: no ``shuffle="rows"``.
+        """
+        return table_rows(self, "excluded").exclusions.newest.ids.copy()
+
+    def exclude(self, row_ids: Any, *, gather: bool = False) -> None:
+        """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
+
+        Call it on every rank, in the same epoch, with the same ids, or with `gather`. A state that is loaded later
+        brings its own exclusions, in place of these; a warning says so.
+
+        Args:
+            row_ids: integers as the column ``row_id`` gives them, or a mask with a bool for each of the table's
+                physical rows: an array, a tensor or a list.
+            gather: take the rows that any rank of the process group names; every rank must call it.
+
+        Raises:
+            ConfigError: an id that no row has, here or on another rank; a mask of other rows; or no
+                ``shuffle="rows"``.
+            StorageTimeoutError: with `gather`, a rank did not call it within five minutes.
         """
         rows = table_rows(self, "exclude")
-        rows.exclusions.change(rows.exclude(row_ids))
+        rows.exclusions.change(rows.exclude(self._asked(rows, row_ids, gather=gather)))
 
-    def include(self, row_ids: Any) -> None:
+    def include(self, row_ids: Any, *, gather: bool = False) -> None:
         """Take rows in again that were excluded; see `exclude`."""
         rows = table_rows(self, "include")
-        rows.exclusions.change(rows.include(row_ids))
+        rows.exclusions.change(rows.include(self._asked(rows, row_ids, gather=gather)))
+
+    def _asked(self, rows: TableItems, row_ids: Any, *, gather: bool) -> NDArray[np.int64]:
+        if not gather:
+            return rows.ids_of(row_ids)
+        return self._position.of_all_ranks(lambda: {"": rows.ids_of(row_ids)})[""]
 
     def as_map(self) -> MapView:
         """Return the table's live rows as a map-style dataset; see `MapView`."""
@@ -272,8 +293,9 @@ class StructuredDataset(TableDataset):
 
         Args:
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
-            format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; the name of an
-                installed format reader; or a format reader.
+            format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; of token files
+                "megatron", "datatrove" ("nanotron") or "fms-fsdp"; the name of an installed format reader; or a
+                format reader.
             source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`.
             storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside
                 `files`; see `contracts.Storage`.
@@ -296,8 +318,7 @@ class StructuredDataset(TableDataset):
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
             if source is None:
-                own_reader = None if isinstance(format, str) else reader
-                source = list_files(path, reader.name, own_reader, storage, asked)
+                source = list_files(path, reader, storage, asked, by_name=isinstance(format, str))
             source = agreed_source(source, plan_check)
             cache = open_plan_cache(asked, source.storage)
             open_at = partial(open_job, options=asked, ranks=ranks, cache=cache)

@@ -36,6 +36,10 @@ _HERE: dict[str, tuple[str, ...]] = {
     "filters": ("filter", "filter_expr", "predicate", "row_filter", "scan_filter", "where"),
     "format": ("data_format", "file_format", "fmt", "input_format"),
     "global_batch_size": ("total_batch_size",),
+    "micro_batches": (
+        *("accumulate_grad_batches", "accumulation_steps", "grad_accum_steps", "gradient_accumulation_steps"),
+        *("num_micro_batches", "num_microbatches"),
+    ),
     "mesh": ("device_mesh",),
     "multiprocessing_context": ("mp_context", "start_method"),
     "nulls": ("fill_null", "fillna", "na_value", "null_fill"),

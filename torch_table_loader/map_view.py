@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from torch_table_loader.batching.cells import RowError
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,7 +92,14 @@ class MapView(torch.utils.data.Dataset[Any]):
         return self._items.ids_at(places)
 
     def _rows(self, indices: Sequence[int]) -> Any:
-        return self._codec.decode_plain(self._items.columns_at(self._places(indices)))
+        places = self._places(indices)
+        columns = self._items.columns_at(places)
+        try:
+            return self._codec.decode_plain(columns)
+        except RowError as error:
+            if error.row is None:
+                raise
+            raise TableError(f"the row at place {places[error.row]}: {error}") from error
 
     def _places(self, indices: Any) -> NDArray[np.int64]:
         """Return the places that are meant as int64[n], each in [0, len)."""

@@ -23,6 +23,9 @@ from torch_table_loader.planning.stages import SamplePosition
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.options import EvenRanks, LoaderKeywords, WorkerType
 
@@ -32,6 +35,7 @@ class MixedKeywords(TypedDict, total=False):
 
     batch_size: int
     global_batch_size: int | None
+    micro_batches: int
     num_ranks: int | str
     rank: int | None
     mesh: Any
@@ -132,23 +136,34 @@ class MixedDataset(RankDataset):
         running = self._position.running
         self._mixed.set_weights(weights, running if isinstance(running, SamplePosition) else None)
 
-    def exclude(self, row_ids: Mapping[str, Any]) -> None:
+    @property
+    def excluded(self) -> dict[str, NDArray[np.int64]]:
+        """The row ids of each source that are excluded from the next epoch to begin: int64[n], sorted; copies."""
+        return {name: rows.exclusions.newest.ids.copy() for name, rows in self._mixed.sources.items()}
+
+    def exclude(self, row_ids: Mapping[str, Any], *, gather: bool = False) -> None:
         """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
 
         What a source had excluded when the mixture was made is excluded here, too; from then on each has its own say.
         A state that is loaded later brings its own exclusions, in place of these; a warning says so.
 
         Args:
-            row_ids: by name of the source, integers as its column ``row_id`` gives them.
+            row_ids: by name of the source, as `StructuredDataset.exclude` takes them.
+            gather: take the rows that any rank of the process group names; every rank must call it.
 
         Raises:
-            ConfigError: a source that is not there, or an id that no row has.
+            ConfigError: a source that is not there, an id that no row has, or a mask of other rows; nothing changes.
+            StorageTimeoutError: with `gather`, a rank did not call it within five minutes.
         """
-        self._mixed.change_exclusions(row_ids, include=False)
+        self._mixed.change_exclusions(self._asked(row_ids, gather=gather), include=False)
 
-    def include(self, row_ids: Mapping[str, Any]) -> None:
+    def include(self, row_ids: Mapping[str, Any], *, gather: bool = False) -> None:
         """Take rows in again that were excluded; see `exclude`."""
-        self._mixed.change_exclusions(row_ids, include=True)
+        self._mixed.change_exclusions(self._asked(row_ids, gather=gather), include=True)
+
+    def _asked(self, row_ids: Mapping[str, Any], *, gather: bool) -> dict[str, NDArray[np.int64]]:
+        mixed = self._mixed
+        return self._position.of_all_ranks(lambda: mixed.ids_of(row_ids)) if gather else mixed.ids_of(row_ids)
 
     def _with_snapshots_of(self, job: Job, state: Mapping[str, Any]) -> Job:
         """Return the job with each source at the snapshot that a state was saved with."""

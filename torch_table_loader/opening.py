@@ -63,29 +63,30 @@ def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel | 
 
 
 def list_files(
-    path: Any, format_name: str, reader: FormatReader | None, storage: Storage | None, options: LoaderOptions
+    path: Any, reader: FormatReader, storage: Storage | None, options: LoaderOptions, *, by_name: bool
 ) -> Source:
     """Return the table that a path is.
 
     Args:
         path: the caller's.
-        format_name: of the format reader.
-        reader: the reader itself, where its name does not say which one it is.
+        reader: of the files' format.
         storage: the caller's, which cannot list; None for what the path says.
         options: the caller's.
+        by_name: whether the reader's name says which one it is.
     """
-    partitioning, schema = options.partitioning, options.schema
+    settings: dict[str, Any] = {
+        "reader": None if by_name else reader,
+        "naming": reader,
+        "partitioning": options.partitioning,
+        "schema": options.schema,
+    }
     if storage is not None:
-        return named_files(
-            storage, path, options.files, format_name, reader=reader, partitioning=partitioning, schema=schema
-        )
+        return named_files(storage, path, options.files, reader.name, **settings)
     return PathSource.open(
         path,
-        format_name,
-        reader=reader,
+        reader.name,
+        **settings,
         storage_options=options.storage_options,
-        partitioning=partitioning,
-        schema=schema,
         files=options.files,
         raw_files=options.raw_files,
         retry_seconds=options.retry_seconds,

@@ -9,13 +9,13 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.pack import Pack
+from torch_table_loader.ragged import RaggedOption, check_ragged
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, parse_bytes, seconds, whole
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 WorkerType = Literal["thread", "process"]
 EvenRanks = Literal["balance", "drop", "pad"]
-RaggedLayout = Literal["nested", "pad", "offsets"]
 StringLayout = Literal["list", "codes"]
 
 DEFAULT_LANES = 4
@@ -49,7 +49,12 @@ _SWITCHES = (
 _MOST_ROWS = 2**40
 _MOST_LANES = 2**16
 
-_ROWS_ONLY = {"global_batch_size": None, "row_store": None, "row_store_memory": DEFAULT_ROW_STORE_MEMORY}
+_ROWS_ONLY = {
+    "global_batch_size": None,
+    "micro_batches": 1,
+    "row_store": None,
+    "row_store_memory": DEFAULT_ROW_STORE_MEMORY,
+}
 _SPLITS_ONLY = {
     "split_bytes": None,
     "split_rows": None,
@@ -86,7 +91,7 @@ class LoaderOptions:
         even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
         prefetch_batches: most finished batches of a lane that wait; None: 2 with `collate_fn`, else what 2 reads give.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
-        ragged: how lists are delivered: "nested", "pad" or "offsets".
+        ragged: how lists are delivered: "nested", "pad", "offsets" or a `Pad`, or ``{column: one of these}``.
         strings: "list" or "codes".
         vocabulary: ``{column: values}`` for codes; a string that is not in it is −1.
         decimals: "float64" to take decimals as doubles; None refuses them.
@@ -102,6 +107,8 @@ class LoaderOptions:
         count_filtered: count the rows that pass a row filter before training.
         global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`; the dataset's
             `options.batch_size` is then this rank's part.
+        micro_batches: with shuffle="rows", batches of a rank in a step of the optimizer, which accumulates gradients
+            over them; `global_batch_size` is divided by them too.
         row_store: "memory", a directory or a URL; None: memory if the store fits into `row_store_memory` and into
             what is free, else a cache directory.
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
@@ -137,7 +144,7 @@ class LoaderOptions:
     even_ranks: EvenRanks | None = None
     prefetch_batches: int | None = None
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
-    ragged: RaggedLayout | None = None
+    ragged: RaggedOption | None = None
     strings: StringLayout = "list"
     vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
@@ -152,6 +159,7 @@ class LoaderOptions:
     check_plan: bool = True
     count_filtered: bool = True
     global_batch_size: int | None = None
+    micro_batches: int = 1
     row_store: str | None = field(default=None, repr=False)
     row_store_memory: int | str = DEFAULT_ROW_STORE_MEMORY
     raw_files: bool = False
@@ -172,6 +180,7 @@ class LoaderOptions:
 
     def _check_numbers(self) -> None:
         self._take_integer("batch_size", least=1, most=_MOST_ROWS)
+        self._take_integer("micro_batches", least=1, most=_MOST_ROWS)
         self._take_integer("shuffle_seed")
         for name, least, most in (
             ("num_workers", 0, _MOST_LANES),
@@ -229,7 +238,6 @@ class LoaderOptions:
             ("output_format", get_args(OutputFormat)),
             ("worker_type", get_args(WorkerType)),
             ("even_ranks", (None, *get_args(EvenRanks))),
-            ("ragged", (None, *get_args(RaggedLayout))),
             ("strings", get_args(StringLayout)),
             ("decimals", (None, "float64")),
             ("partitioning", (None, "hive")),
@@ -245,6 +253,7 @@ class LoaderOptions:
             )
         if self.nulls is not None and self.nulls != "mask" and not isinstance(self.nulls, Mapping):
             raise ConfigError(f"nulls must be None, 'mask' or {{column: fill}}, got {self.nulls!r}")
+        check_ragged(self.ragged)
         self._check_vocabulary()
         if self.vocabulary is not None and self.strings != "codes":
             raise ConfigError('vocabulary is for strings="codes"; pass both or neither')
@@ -379,7 +388,7 @@ class LoaderKeywords(TypedDict, total=False):
     even_ranks: EvenRanks | None
     prefetch_batches: int | None
     nulls: Mapping[str, Any] | Literal["mask"] | None
-    ragged: RaggedLayout | None
+    ragged: RaggedOption | None
     strings: StringLayout
     vocabulary: Mapping[str, Sequence[str]] | None
     decimals: Literal["float64"] | None
@@ -394,6 +403,7 @@ class LoaderKeywords(TypedDict, total=False):
     check_plan: bool
     count_filtered: bool
     global_batch_size: int | None
+    micro_batches: int
     row_store: str | None
     row_store_memory: int | str
     raw_files: bool

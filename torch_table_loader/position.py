@@ -13,6 +13,9 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.steps import UNCOUNTED, num_steps
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
     from torch_table_loader.metrics import Progress
@@ -189,6 +192,12 @@ class JobPosition:
         """
         if self._plan_check is not None and (weighed := position.weights) is not None:
             self._plan_check.check_weights(position.epoch, *weighed, begins=begins)
+
+    def of_all_ranks(self, own: Callable[[], dict[str, NDArray[np.int64]]]) -> dict[str, NDArray[np.int64]]:
+        """Return the row ids of all ranks of the process group; see `PlanCheck.union`."""
+        if self._plan_check is None:
+            raise ConfigError("gather=True asks the other ranks, which this dataset does not know; leave it out")
+        return self._plan_check.union(own)
 
     def warn_of_uneven_steps(self) -> None:
         """Warn, once for all processes of the rank, that ranks take unequally many steps."""

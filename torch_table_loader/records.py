@@ -246,6 +246,7 @@ class DataFile:
         deletes: the files that delete rows of it.
         num_rows: before deletes, as the table's metadata says; None if it does not.
         split_offsets: the bytes at which row groups begin, as the table's metadata says.
+        sidecars: files beside it that its reader needs, such as an index; see `contracts.SidecarReader`.
     """
 
     path: str = field(repr=False)  # a presigned URL is a credential
@@ -258,6 +259,7 @@ class DataFile:
     num_rows: int | None = field(default=None, repr=False)
     split_offsets: tuple[int, ...] = field(default=(), repr=False)
     reader: Any = field(default=None, repr=False, compare=False)
+    sidecars: tuple[DataFile, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

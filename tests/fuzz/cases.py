@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ def read_rows(path: str, form: str, options: dict[str, Any]) -> Rows:
     return Rows(count, digest.hexdigest())
 
 
-def read_damaged(path: str, form: str, data: bytes, options: dict[str, Any]) -> Rows:
-    """Write a file and read it: see `read_rows`."""
-    Path(path).write_bytes(data)
-    return read_rows(path, form, options)
+def read_damaged(path: str, form: str, files: Mapping[str, bytes], read: str, options: dict[str, Any]) -> Rows:
+    """Write files, by how their names end, and read one of them: see `read_rows`."""
+    for suffix, data in files.items():
+        Path(f"{path}{suffix}").write_bytes(data)
+    return read_rows(f"{path}{read}", form, options)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import fastavro
@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.orc
 import pyarrow.parquet as pq
+
+from tests.token_files import datatrove_bytes, fms_bytes, megatron_bytes, some_documents
 
 ROWS = 60
 
@@ -73,12 +75,18 @@ class Sample:
         data: its bytes.
         checked: so many of its first bytes are protected by checksums, and only they are damaged.
         counted: it says how many rows it has; text does not.
+        suffix: how its name ends.
+        beside: sound files that stand beside it, by how their names end.
+        read: how the name of the file ends that is read, where that is another one.
     """
 
     format: str
     data: bytes
     checked: int = 0
     counted: bool = True
+    suffix: str = ""
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    read: str | None = None
 
 
 def _parquet(table: pa.Table, **options: Any) -> bytes:
@@ -141,6 +149,32 @@ def _with_checksums(table: pa.Table) -> Sample:
     return Sample("parquet", data, checked=len(data) - 8 - int.from_bytes(data[-8:-4], "little"))
 
 
+def _token_samples() -> dict[str, Callable[[], Sample]]:
+    """Token files, of which each file is damaged in turn."""
+    documents = [[0, 1, *document] for document in some_documents(3, ROWS, 8)]
+    tokens = sum(map(len, documents))
+    pairs = [[document[:2], document[2:]] for document in documents]
+    data, index = megatron_bytes(pairs)
+    multimodal = megatron_bytes(pairs, modes=[place % 3 for place in range(2 * ROWS)])[1]
+    ds, ends = datatrove_bytes(documents)
+    loss, note = bytes(place % 2 for place in range(tokens)), f"t|2\n{tokens}\n".encode()
+    trove = {".ds": ds, ".ds.index": ends, ".ds.loss": loss, ".ds.metadata": note}
+
+    def of(form: str, files: Mapping[str, bytes], suffix: str, *, counted: bool = True) -> Callable[[], Sample]:
+        beside = {name: each for name, each in files.items() if name != suffix}
+        return lambda: Sample(form, files[suffix], 0, counted, suffix, beside, next(iter(files)))
+
+    return {
+        "megatron": of("megatron", {".bin": data, ".idx": index}, ".bin"),
+        "megatron, index": of("megatron", {".bin": data, ".idx": index}, ".idx"),
+        "megatron, multimodal index": of("megatron", {".bin": data, ".idx": multimodal}, ".idx"),
+        # Nothing but the ends themselves says how many there are.
+        **{f"datatrove, {name}": of("datatrove", trove, name, counted=name != ".ds.index") for name in trove},
+        "fms-fsdp": of("fms-fsdp", {".arrow": fms_bytes(documents)}, ".arrow"),
+        "fms-fsdp, zstd": of("fms-fsdp", {".arrow": fms_bytes(documents, compression="zstd")}, ".arrow"),
+    }
+
+
 SAMPLES: dict[str, Callable[[], Sample]] = {
     "parquet": lambda: Sample("parquet", _parquet(FLAT)),
     "parquet, plain": lambda: Sample("parquet", _parquet(FLAT, use_dictionary=False, compression="none")),
@@ -158,4 +192,5 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "json": lambda: Sample("json", _json(), counted=False),
     "avro": lambda: Sample("avro", _avro("null")),
     "avro, deflate": lambda: Sample("avro", _avro("deflate")),
+    **_token_samples(),
 }

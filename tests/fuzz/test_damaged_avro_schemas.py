@@ -12,7 +12,7 @@ from tests.fuzz.cases import read_damaged
 from tests.fuzz.files import SAMPLES
 from tests.fuzz.mutations import damaged_tree
 from tests.fuzz.sandbox import Sandbox
-from tests.fuzz.test_damaged_files import FILE, options_of
+from tests.fuzz.test_damaged_files import FILE, case, options_of
 from tests.laws.effort import examples
 
 KEY = b"avro.schema"
@@ -44,7 +44,7 @@ def faults(sandbox: Sandbox, path: Path, seeds: range) -> list[str]:
     outcomes = sandbox.run_all(
         read_damaged,
         [
-            (str(path / FILE), "avro", with_schema(sample.data, old, json.dumps(damage).encode()), options_of(seed))
+            case(str(path), sample, with_schema(sample.data, old, json.dumps(damage).encode()), options_of(seed))
             for seed, (damage, _) in zip(seeds, damages, strict=True)
         ],
     )

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,12 @@ def damage(sample: Sample, seed: int) -> tuple[bytes, str]:
     return data + sample.data[len(body) :] if body else data, what
 
 
+def case(folder: str, sample: Sample, data: bytes, options: dict[str, object]) -> tuple[Any, ...]:
+    """Give what `read_damaged` takes."""
+    read = sample.suffix if sample.read is None else sample.read
+    return f"{folder}/{FILE}", sample.format, {**sample.beside, sample.suffix: data}, read, options
+
+
 def fault(sample: Sample, sound: Rows, outcome: Outcome, options: dict[str, object]) -> str:
     """Say how an outcome breaks the law; nothing if it does not."""
     if outcome.kind == "ours":
@@ -60,11 +67,10 @@ def fault(sample: Sample, sound: Rows, outcome: Outcome, options: dict[str, obje
 
 def faults(sandbox: Sandbox, name: str, path: Path, seeds: range) -> list[str]:
     sample = SAMPLES[name]()
-    file = str(path / FILE)
     damages = [(sample.data, "nothing"), *(damage(sample, seed) for seed in seeds)]
     options = [options_of(0), *map(options_of, seeds)]
     sound, *outcomes = sandbox.run_all(
-        read_damaged, [(file, sample.format, data, how) for (data, _), how in zip(damages, options, strict=True)]
+        read_damaged, [case(str(path), sample, data, how) for (data, _), how in zip(damages, options, strict=True)]
     )
     assert sound.kind == "value", sound
     assert sound.value.count == ROWS
@@ -96,4 +102,4 @@ if __name__ == "__main__":
             one = SAMPLES[sys.argv[1]]()
             broken, done = damage(one, int(sys.argv[2]))
             print(done)
-            print(outcome_of(read_damaged, (f"{folder}/{FILE}", one.format, broken, options_of(int(sys.argv[2])))))
+            print(outcome_of(read_damaged, case(folder, one, broken, options_of(int(sys.argv[2])))))

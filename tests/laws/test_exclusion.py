@@ -8,6 +8,7 @@ from base64 import b64encode
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +45,18 @@ def test_large_numbers_and_full_blocks_read_back() -> None:
     assert np.array_equal(decode_ids(encode_ids(ids)), ids)
     full = np.arange(1 << 20, dtype=np.int64)
     assert np.array_equal(decode_ids(encode_ids(full)), full)
+
+
+@given(mask=st.lists(st.booleans(), max_size=50), before=st.sets(st.integers(0, 49)))
+def test_a_mask_is_the_rows_at_which_it_is_true(mask: list[bool], before: set[int]) -> None:
+    rows = len(mask)
+    start = Exclusions().exclude([row for row in before if row < rows], rows)
+    ids = [row for row, chosen in enumerate(mask) if chosen]
+    for given_mask in (mask, np.array(mask, np.bool_), torch.tensor(mask, dtype=torch.bool)):
+        if rows:
+            assert start.exclude(given_mask, rows) == start.exclude(ids, rows)
+            assert start.exclude(given_mask, rows).ids.tolist() == sorted({*ids, *start.ids.tolist()})
+            assert start.include(given_mask, rows).ids.tolist() == sorted({*start.ids.tolist()} - {*ids})
 
 
 def test_millions_stay_compact() -> None:
@@ -111,7 +124,10 @@ def test_versions_are_one_entry_while_nothing_was_asked_since() -> None:
         ([0, N], ConfigError, f"got {N}"),
         ([0.5], ConfigTypeError, "must be integers"),
         (["a"], ConfigTypeError, "must be integers"),
-        ([True], ConfigTypeError, "must be integers"),
+        ([True], ConfigError, rf"a mask of rows must have the shape \({N},\).*got \(1,\)"),
+        (np.zeros(N + 1, np.bool_), ConfigError, rf"got \({N + 1},\); of a mask over as_map\(\) pass view.row_ids"),
+        (np.zeros((N, 1), np.bool_), ConfigError, rf"got \({N}, 1\)"),
+        (torch.zeros(0, dtype=torch.bool), ConfigError, r"got \(0,\)"),
     ],
 )
 def test_ids_that_no_row_has_are_refused(ids: list[object], error: type[Exception], message: str) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.laws.worlds import row_topologies
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.options import EvenRanks
 from torch_table_loader.planning.global_batches import (
     GlobalBatches,
     concat_places,
@@ -18,6 +19,13 @@ from torch_table_loader.planning.global_batches import (
 from torch_table_loader.planning.ranks import Topology
 
 topologies = row_topologies(9)
+
+
+def end_of(total: int, start: int, topology: Topology) -> int:
+    """Give the place at which an epoch ends: the last whole step of the optimizer, where short ones are dropped."""
+    rows = topology.num_ranks * topology.batch_size
+    ends = range(start % rows, total + 1, rows * topology.micro_batches)
+    return max(start, *ends) if topology.drop_last else total
 
 
 def ranks_of(total: int, start: int, topology: Topology) -> list[GlobalBatches]:
@@ -62,9 +70,7 @@ def test_every_place_comes_once_and_steps_are_as_promised(total: int, start: int
         assert batches.longest == max(other.steps for other in ranks)
         with pytest.raises(ConfigError, match="step must be in"):
             batches.step(batches.steps)
-    left = (total - start) // ranks[0].global_batch_size * ranks[0].global_batch_size
-    stop = start + left if topology.drop_last else total
-    assert sorted(seen) == list(range(start, stop))
+    assert sorted(seen) == list(range(start, end_of(total, start, topology)))
     assert steps_of_ranks(ranks[0]) == [batches.steps for batches in ranks]
     if topology.even_ranks == "pad" or topology.drop_last:
         assert len({batches.num_rows for batches in ranks}) == 1
@@ -94,7 +100,7 @@ def test_a_chain_of_topologies_goes_on_from_one_integer(total: int, chain: list[
         taken = min(steps, ranks[0].longest)
         assert len({batches.consumed(taken) for batches in ranks}) == 1
         if topology.drop_last and 0 < taken == ranks[0].longest:
-            dropped += (total - consumed) % ranks[0].global_batch_size
+            dropped += total - end_of(total, consumed, topology)
         consumed = ranks[0].consumed(taken)
     assert sorted(seen) == list(range(total - dropped))
 
@@ -115,6 +121,62 @@ def test_lanes_share_the_steps_and_decide_nothing(
     assert [next(lanes[lane]) for lane in turn] == list(range(start, batches.steps))
     assert all(next(lane, None) is None for lane in lanes)
     assert all(len(run) <= block for run in batches.steps_of(0, 0, block))
+
+
+@st.composite
+def divided(draw: st.DrawFn) -> tuple[int, list[Topology]]:
+    """Draw a global batch, and jobs that take it on several ranks in several micro-batches."""
+    rows = draw(st.sampled_from([1, 6, 12, 24, 36]))
+    ways = [
+        (ranks, micro) for ranks in range(1, rows + 1) for micro in range(1, rows + 1) if not rows % (ranks * micro)
+    ]
+    chosen = draw(st.lists(st.sampled_from(ways), min_size=1, max_size=5, unique=True))
+    even: EvenRanks | None = draw(st.sampled_from([None, "pad"]))
+    drop = draw(st.booleans())
+    jobs = [
+        Topology(ranks, 1, rank_batch_size(None, rows, ranks, micro), None, even, drop, micro)
+        for ranks, micro in [(1, 1), *chosen]
+    ]
+    return rows, jobs
+
+
+def steps_of_the_optimizer(ranks: list[GlobalBatches]) -> list[list[int]]:
+    """Give the rows of each step that a job takes, sorted and without padding."""
+    micro, steps = ranks[0].topology.micro_batches, ranks[0].longest
+    taken = [
+        [place for batches in ranks if step < batches.steps for place in real_places(batches, step)]
+        for step in range(steps)
+    ]
+    return [sorted(sum(taken[first : first + micro], [])) for first in range(0, steps, micro)]
+
+
+def real_places(batches: GlobalBatches, step: int) -> list[int]:
+    places, real = batches.step(step)
+    found: list[int] = places[:real].tolist()
+    return found
+
+
+@given(total=st.integers(0, 150), job=divided())
+def test_a_step_of_the_optimizer_has_the_same_rows_on_any_ranks_in_any_micro_batches(
+    total: int, job: tuple[int, list[Topology]]
+) -> None:
+    rows, topologies = job
+    stop = total // rows * rows if topologies[0].drop_last else total
+    wanted = [list(range(first, min(first + rows, stop))) for first in range(0, stop, rows)]
+    for topology in topologies:
+        assert steps_of_the_optimizer(ranks_of(total, 0, topology)) == wanted
+
+
+@given(total=st.integers(0, 150), topology=topologies, start=st.integers(0, 30), data=st.data())
+def test_a_job_that_goes_on_anywhere_in_a_step_of_the_optimizer_takes_the_rest(
+    total: int, topology: Topology, start: int, data: st.DataObject
+) -> None:
+    for rank, whole in enumerate(ranks_of(total, min(start, total), topology)):
+        steps = data.draw(st.integers(0, whole.steps))
+        rest = GlobalBatches(total, whole.consumed(steps), topology, rank)
+        assert rest.steps == whole.steps - steps
+        for step in range(rest.steps):
+            assert rest.step(step).places.tolist() == whole.step(steps + step).places.tolist()
 
 
 def test_the_tail_of_a_job_that_is_larger_than_the_table() -> None:
@@ -138,6 +200,14 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest() -> No
         rank_batch_size(None, 3, 8)
     with pytest.raises(ConfigError, match="256 rows a rank, got batch_size=100"):
         rank_batch_size(100, 1024, 4)
+    with pytest.raises(
+        ConfigError, match="multiple of num_ranks=4 times micro_batches=3, got 1024; the nearest is 1020"
+    ):
+        rank_batch_size(None, 1024, 4, 3)
+    with pytest.raises(
+        ConfigError, match="over 4 ranks and 2 micro-batches is 128 rows a micro-batch, got batch_size=256"
+    ):
+        rank_batch_size(256, 1024, 4, 2)
 
 
 @pytest.mark.parametrize("even_ranks", ["balance", "drop"])

@@ -19,6 +19,7 @@ LEVELS = {
     "local_files": 0,
     "plugins": 0,
     "messages": 0,
+    "ragged": 0,
     "records": 0,
     "scrubbing": 0,
     "units": 0,

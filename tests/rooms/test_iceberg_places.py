@@ -66,7 +66,10 @@ def rewrite(root: Path, new: Callable[[str], str]) -> None:
 def read(location: str, **options: Any) -> list[int]:
     """Read a table; manifests that `rewrite` wrote are shorter than their list says, which no retry mends."""
     loader, _ = IcebergDataset.create_dataloader(
-        metadata_location=location, columns=["x"], output_format="arrow", **{"num_workers": 0, "retry_seconds": 0, **options}
+        metadata_location=location,
+        columns=["x"],
+        output_format="arrow",
+        **{"num_workers": 0, "retry_seconds": 0, **options},
     )
     return sorted(x for batch in loader for x in batch.column("x").to_pylist())
 

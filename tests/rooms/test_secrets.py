@@ -186,6 +186,7 @@ def test_nothing_that_works_shows_it(
         "num_workers": 0,
         "batch_size": 8,
         "columns": ["x"],
+        "retry_seconds": 0,  # manifests that `rewrite` wrote are shorter than their list says, which no retry mends
         **({"row_store": f"file://{kept}/rows"} if shuffle == "rows" else {}),
     }
     with serving(lake) as site:

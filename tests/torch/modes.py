@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -207,6 +208,14 @@ class RowMode(Mode):
         """
         getattr(dataset, what)(_tensor_or_list(what, rows))
 
+    def excluded(self, dataset: Any) -> list[int]:
+        """List the rows that the dataset says are excluded from the next epoch."""
+        return _listed(dataset.excluded)
+
+    def mask(self, dataset: Any, rows: Iterable[int]) -> Any:
+        """Return some rows as a mask, as `exclude` takes it."""
+        return _mask(dataset.table.layout.num_rows, rows)
+
 
 class Splits(Mode):
     """Reads split by split, in a stream."""
@@ -318,6 +327,30 @@ class Mixture(RowMode):
         for row in rows:
             by_source[self.tables[row // _APART]].append(row % _APART)
         getattr(dataset, what)({name: _tensor_or_list(what, own) for name, own in by_source.items()})
+
+    def excluded(self, dataset: Any) -> list[int]:
+        """List the rows of both sources that are excluded."""
+        assert list(dataset.excluded) == list(self.tables)
+        return [_APART * at + row for at, ids in enumerate(dataset.excluded.values()) for row in _listed(ids)]
+
+    def mask(self, dataset: Any, rows: Iterable[int]) -> Any:
+        """Return some rows as a mask of each source."""
+        return {
+            name: _mask(SIZES[name], [row % _APART for row in rows if row // _APART == at])
+            for at, name in enumerate(self.tables)
+        }
+
+
+def _listed(ids: Any) -> list[int]:
+    assert ids.dtype == np.int64
+    found: list[int] = ids.tolist()
+    return found
+
+
+def _mask(num_rows: int, rows: Iterable[int]) -> torch.Tensor:
+    mask = torch.zeros(num_rows, dtype=torch.bool)
+    mask[list(rows)] = True
+    return mask
 
 
 def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,7 @@ def test_excluded_rows_leave_at_the_next_epoch(mode: RowMode, tables: Path, filt
     head = mode.rows(next(batches))
     mode.change(loader.dataset, "exclude", head)
     mode.change(loader.dataset, "exclude", range(30))
+    assert mode.excluded(loader.dataset) == sorted({*head, *range(30)})
     assert [head, *mode.read(batches)] == first, "the epoch that runs keeps its order"
     state = loader.state_dict()
     loader.set_epoch(0)
@@ -202,6 +203,7 @@ def test_excluded_rows_leave_at_the_next_epoch(mode: RowMode, tables: Path, filt
     fresh = mode.make(tables, filters=filters)
     fresh.load_state_dict(state)
     fresh.set_epoch(1)
+    assert mode.excluded(fresh.dataset) == sorted(gone)
     assert mode.read(fresh) == order
     mode.change(fresh.dataset, "include", range(30))
     fresh.set_epoch(1)
@@ -216,6 +218,50 @@ def test_rows_that_no_table_has_cannot_be_excluded(mode: RowMode, tables: Path) 
     for what in ("exclude", "include"):
         with pytest.raises(ConfigError, match="row ids must be in"):
             mode.change(dataset, what, [90])
+
+
+@in_row_modes
+def test_a_mask_says_the_same_as_ids(mode: RowMode, tables: Path) -> None:
+    loaders = [mode.make(tables, filters=SOME) for _ in range(3)]
+    datasets: list[Any] = [loader.dataset for loader in loaders]
+    by_ids, by_tensor, by_array = datasets
+    rows = [3, 8, 40]
+    mode.change(by_ids, "exclude", rows)
+    mask: Any = mode.mask(by_tensor, rows)
+    by_tensor.exclude(mask)
+    arrays = {name: own.numpy() for name, own in mask.items()} if isinstance(mask, dict) else mask.numpy()
+    by_array.exclude(arrays)
+    assert mode.excluded(by_ids) == mode.excluded(by_tensor) == mode.excluded(by_array) == rows
+    order, *others = [mode.read(loader) for loader in loaders]
+    assert others == [order, order]
+    assert loaders[0].state_dict() == loaders[1].state_dict()
+    short = {name: own[1:] for name, own in arrays.items()} if isinstance(arrays, dict) else arrays[1:]
+    for change in (by_array.exclude, by_array.include):
+        with pytest.raises(ConfigError, match="a mask of rows must have the shape"):
+            change(short)
+    assert mode.excluded(by_array) == rows
+
+
+@in_row_modes
+def test_what_is_excluded_is_a_copy(mode: RowMode, tables: Path) -> None:
+    dataset: Any = mode.make(tables).dataset
+    mode.change(dataset, "exclude", [3, 5])
+    found = dataset.excluded
+    for ids in found.values() if isinstance(found, dict) else [found]:
+        ids.fill(0)
+    assert mode.excluded(dataset) == [3, 5]
+
+
+@in_row_modes
+def test_ranks_without_a_group_cannot_gather_and_one_rank_need_not(mode: RowMode, tables: Path) -> None:
+    alone: Any = mode.make(tables).dataset
+    alone.exclude(mode.mask(alone, [3, 5]), gather=True)
+    alone.include(mode.mask(alone, [5]), gather=True)
+    assert mode.excluded(alone) == [3]
+    of_two: Any = mode.make(tables, num_ranks=2, rank=0).dataset
+    with pytest.raises(ConfigError, match=r"gather=True joins the rows of 2 ranks, and no process group has as many"):
+        of_two.exclude(mode.mask(of_two, [3]), gather=True)
+    assert mode.excluded(of_two) == []
 
 
 # ---- the form --------------------------------------------------------------------------------------------
@@ -287,6 +333,19 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
         "global_batch_size=64 over 4 ranks is 16 rows a rank, got batch_size=64 beside it; leave",
     ),
     ([SPLITS], {"global_batch_size": 8}, "global_batch_size=8 has no meaning with shuffle=True"),
+    ([SPLITS], {"micro_batches": 2}, "micro_batches=2 has no meaning with shuffle=True"),
+    (ROW_MODES, {"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
+    (ROW_MODES, {"micro_batches": 2.0}, "micro_batches must be an int, got float 2.0"),
+    (
+        ROW_MODES,
+        {"global_batch_size": 64, "micro_batches": 3, "num_ranks": 4, "rank": 1},
+        "must be a multiple of num_ranks=4 times micro_batches=3, got 64; the nearest is 60",
+    ),
+    (
+        ROW_MODES,
+        {"global_batch_size": 64, "micro_batches": 2, "batch_size": 16, "num_ranks": 4, "rank": 1},
+        "over 4 ranks and 2 micro-batches is 8 rows a micro-batch, got batch_size=16 beside it; leave",
+    ),
     ([SPLITS], {"row_store": "memory"}, "row_store='memory' has no meaning with shuffle=True"),
     (NO_MEANING, {"split_rows": 5}, "split_rows=5 has no meaning with shuffle='rows'"),
     (NO_MEANING, {"shuffle_buffer_size": 5}, "shuffle_buffer_size=5 has no meaning"),
@@ -324,6 +383,39 @@ def test_a_global_batch_is_divided_over_the_ranks(mode: RowMode, tables: Path, g
     dataset: Any = loader.dataset
     assert dataset.options.batch_size == 4
     assert len(mode.rows(next(iter(loader)))) == 4
+
+
+def optimizer_steps(mode: RowMode, tables: Path, ranks: int, micro: int, state: Any = None, **options: Any) -> Any:
+    """Give the rows of each step of an optimizer that accumulates over micro-batches, sorted, and a later state."""
+    job: dict[str, Any] = {"global_batch_size": 12, "num_ranks": ranks, "micro_batches": micro, **options}
+    read = []
+    for rank in range(ranks):
+        loader = mode.make(tables, rank=rank, **job)
+        if state is not None:
+            loader.load_state_dict(state)
+        told, batches = len(loader), iter(loader)
+        own = mode.read(islice(batches, 2 * micro))
+        between = loader.state_dict()
+        read.append(own + mode.read(batches))
+        assert len(read[-1]) == told
+        assert {len(batch) for batch in read[-1][:-1]} == {12 // ranks // micro}
+    taken = [sorted(sum(batches, [])) for batches in zip_longest(*read, fillvalue=[])]
+    return [sorted(sum(taken[at : at + micro], [])) for at in range(0, len(taken), micro)], between
+
+
+@in_row_modes
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"even_ranks": "pad"}], ids=str)
+def test_steps_of_the_optimizer_are_the_same_on_any_ranks_in_any_micro_batches(
+    mode: RowMode, tables: Path, options: dict[str, Any]
+) -> None:
+    wanted, state = optimizer_steps(mode, tables, 1, 1, **options)
+    assert all(len(rows) == 12 for rows in wanted[:-1])
+    for ranks, micro in ((1, 3), (2, 1), (2, 3), (3, 4)):
+        found, there = optimizer_steps(mode, tables, ranks, micro, **options)
+        assert found == wanted
+        assert there == state
+    rest, _ = optimizer_steps(mode, tables, 2, 2, state, **options)
+    assert rest == wanted[2:]
 
 
 def test_uneven_steps_are_said_once(mode: Mode, tables: Path) -> None:

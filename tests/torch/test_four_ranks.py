@@ -132,6 +132,45 @@ def test_every_rank_is_told_where_one_leaves_other_rows_out(seen: Seen, scene: s
         assert re.match(rf"TableError: rank \d {said}", each["error"] or ""), each
 
 
+@pytest.mark.parametrize(
+    ("scene", "gone"),
+    [
+        ("gathered", {5, 15, 25, 100}),
+        ("gathered_without_a_comparison", {5, 15, 25, 100}),
+        ("gathered_in_a_tensor_parallel_mesh", {30, 31, 32, 33}),
+    ],
+)
+def test_rows_that_any_rank_names_leave_on_all(seen: Seen, scene: str, gone: set[int]) -> None:
+    ranks = values(seen[scene])
+    assert [each["excluded"] for each in ranks] == [sorted(gone)] * 4
+    if scene.endswith("mesh"):
+        assert ranks[0] == ranks[1]
+        assert ranks[2] == ranks[3]
+        ranks = ranks[::2]
+    assert own_rows(ranks) == sorted(set(range(TOTAL)) - gone)
+
+
+def test_rows_of_different_sources_that_ranks_name_leave_on_all(seen: Seen) -> None:
+    ranks = values(seen["gathered_of_a_mixture"])
+    assert ranks == [{"steps": ranks[0]["steps"], "excluded": {"a": [0, 20], "b": [1, 3, 20]}}] * 4
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_a_rank_that_names_a_wrong_row_refuses_it_on_all(seen: Seen, wrong: int) -> None:
+    for rank, each in enumerate(seen[f"gathered_with_a_row_that_is_not_there_on_rank_{wrong}"]):
+        told = "" if rank == wrong else f"rank {wrong} could not name its rows: ConfigError: "
+        assert each["error"].startswith(f"ConfigError: {told}row ids must be in [0, {TOTAL})")
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_rank_that_does_not_gather_is_not_waited_for_forever(seen: Seen, absent: int) -> None:
+    """All hear the same, the rank that came too late too, and can go on together from there."""
+    ranks = values(seen[f"gathered_without_rank_{absent}"])
+    assert ranks == [{"said": ranks[0]["said"], "before": [], "after": [0, 1, 2, 3]}] * 4
+    waited = "rank 0 to join the rows of all ranks" if absent == 0 else "rank (0 to join|2 to name)"
+    assert re.match(rf"rank \d waited 0:00:02 for {waited}.*; every rank must make this call", ranks[0]["said"])
+
+
 def test_ranks_that_did_not_wait_are_told_when_they_begin_their_next_epoch(seen: Seen) -> None:
     for rank, (first, second) in enumerate(values(seen["rows_with_other_exclusions_on_a_rank_that_begins_late"])):
         told = first if rank == 2 else second

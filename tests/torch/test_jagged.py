@@ -1,4 +1,4 @@
-"""Jagged tensors know their longest list, in every mode, so that torch pads to it and no further."""
+"""Jagged tensors, in every mode: torch pads them to their longest list and no further, and adds those of one shape."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
             "id": pa.array(range(ROWS), pa.int64()),
             "short": pa.array(lists, pa.list_(pa.float32())),
             "grid": pa.array([[[x, x] for x in row] for row in lists], pa.list_(pa.list_(pa.float32(), 2))),
+            "twin": pa.array([[-x for x in row] for row in lists], pa.large_list(pa.float64())),
             "some": pa.array([None if row % 5 == 0 else lists[row] for row in range(ROWS)]),
             "empty": pa.array([[] for _ in range(ROWS)], pa.large_list(pa.int32())),
         }
@@ -40,7 +41,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 8, "nulls": {"some": [7.0, 7.0, 7.0]}, 
 
 
 def check(batches: Iterable[dict[str, torch.Tensor]]) -> None:
-    """See that each batch pads to its own longest list."""
+    """See that each batch pads to its own longest list, and that columns with the same lengths can be added."""
     num_rows = 0
     for batch in batches:
         ids = batch["id"].tolist()
@@ -57,6 +58,8 @@ def check(batches: Iterable[dict[str, torch.Tensor]]) -> None:
             "some": (len(ids), with_fill),
             "empty": (len(ids), 0),
         }
+        both = torch.nested.to_padded_tensor(batch["short"] + batch["twin"], 1.0)
+        assert [(row.abs() < 1e-3).sum().item() for row in both] == [LENGTHS[row] for row in ids]
         padded = torch.nested.to_padded_tensor(batch["short"], -1.0)
         assert [(row >= 0).sum().item() for row in padded] == [LENGTHS[row] for row in ids]
     assert num_rows == ROWS

@@ -422,9 +422,20 @@ def test_filters_row_ids_and_columns_of_documents(table: Path, strategy: Any) ->
     assert sorted(found) == sorted(tokens_of(wholes))
 
 
-@pytest.mark.parametrize(
-    "kind", [pa.list_(pa.uint16()), pa.large_list(pa.int64()), pa.list_(pa.int32(), 4)], ids=lambda kind: str(kind)
-)
+def test_spans_are_moved_by_a_begin_token(table: Path) -> None:
+    pack = Pack(seq_len=9, bos_id=BOS, spans=["spans"])
+    wholes, found = wholes_of(pack), []
+    for batch in make(table, pack, batch_size=2):
+        places = [place for row in check(batch, pack, wholes) for place in [*row, *[None] * (9 - len(row))]]
+        index = batch["spans"]["spans"].index.reshape(-1).tolist()
+        inside = [place is not None and 2 <= place[1] < 5 and (LENGTHS[place[0]] or 0) > 1 for place in places]
+        stored = [place is not None and place[1] - 1 < (LENGTHS[place[0]] or 0) for place in places]
+        assert [number >= 0 for number in index] == [a and b for a, b in zip(inside, stored, strict=True)]
+        found += index
+    assert max(found) > 0
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.uint16()), pa.large_list(pa.int64()), pa.list_(pa.int32(), 4)], ids=str)
 def test_lists_of_any_kind(tmp_path: Path, kind: pa.DataType) -> None:
     lengths: list[int | None] = [4, 4, None, 4, 4, 4]
     write(tmp_path, lengths, kind)
@@ -616,9 +627,9 @@ def test_sources_of_a_mixture_must_be_packed_alike(tables: dict[str, Path]) -> N
             }
 
     weights = {"a": 1, "b": 1}
-    with pytest.raises(ConfigError, match=r"pack.seq_len is 8 in 'a' and 9 in 'b'"):
+    with pytest.raises(ConfigError, match=r"pack\.seq_len is 8 in 'a' and 9 in 'b'"):
         MixedDataset(sources(Pack(seq_len=8), Pack(seq_len=9)), weights, check_plan=False)
-    with pytest.raises(ConfigError, match="but pack is Pack.* in 'a' and None in 'b'"):
+    with pytest.raises(ConfigError, match=r"but pack is Pack.* in 'a' and None in 'b'"):
         MixedDataset(sources(Pack(seq_len=8), None), weights, check_plan=False)
     best = Pack(seq_len=8, strategy="best_fit")
     with pytest.raises(ConfigError, match='got "best_fit"'):

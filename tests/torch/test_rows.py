@@ -182,6 +182,11 @@ def test_a_batch_size_that_was_given_must_agree_with_the_global_one(table: str, 
 
 def test_splits_mode_has_no_rows_to_exclude(table: str) -> None:
     _, dataset = make(table, shuffle=True)
-    for call in (lambda: dataset.exclude([1]), lambda: dataset.include([1]), dataset.as_map):
+    for call in (
+        lambda: dataset.exclude([1]),
+        lambda: dataset.include([1], gather=True),
+        lambda: dataset.excluded,
+        dataset.as_map,
+    ):
         with pytest.raises(ConfigError, match='pass shuffle="rows"'):
             call()

@@ -34,7 +34,8 @@ class Parts(NamedTuple):
     Args:
         at: int64[n], the place of each part's first token among the tokens, rising.
         length: int64[n], its tokens, at least one. What no part covers is padding.
-        start: int64[n], the place of its first token in its document.
+        start: int64[n], the place of its first token among those that its document stores; −1 of a begin token that
+            was added.
         next: int64[n], the token behind its last, or −100.
         columns: the other columns of its document, a StructArray[n]; or None.
     """

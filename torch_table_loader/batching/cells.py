@@ -17,13 +17,50 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def refuse_null(path: str, nulls: NDArray[np.bool_]) -> TableError:
+class RowError(TableError):
+    """A fault in one row of a record batch; who knows which row of the table that is raises another in its place.
+
+    Args:
+        message: names the column and the row of the batch.
+        row: of the batch; None where a column is known alone.
+    """
+
+    def __init__(self, message: str, row: int | None = None) -> None:
+        """Keep the message as the text."""
+        super().__init__(message)
+        self.row = row
+
+
+def refuse_null(path: str, nulls: NDArray[np.bool_]) -> RowError:
     """Return where the first null is, and what can be done."""
     column, inside, _ = path.partition(".item")
     where = f"value {int(nulls.argmax())} of the lists" if inside else f"row {int(nulls.argmax())}"
     remedy = f"pass nulls={{{path!r}: fill}}" + ("" if inside else ' or nulls="mask"')
-    return TableError(
-        f"column {column!r} has a null at {where} of this batch, and its type has no value for it; {remedy}"
+    return RowError(
+        f"column {column!r} has a null at {where} of this batch, and its type has no value for it; {remedy}",
+        None if inside else int(nulls.argmax()),
+    )
+
+
+def refuse_long_lists(path: str, offsets: NDArray[Any], most: int) -> None:
+    """Refuse lists that are longer than padded rows.
+
+    Args:
+        path: the column, for messages.
+        offsets: of the lists.
+        most: values that a row holds.
+
+    Raises:
+        RowError: names the first list that is longer.
+    """
+    lengths = np.diff(offsets)
+    if lengths.max(initial=0) <= most:
+        return
+    row = int((lengths > most).argmax())
+    raise RowError(
+        f"column {path!r} has a list of {lengths[row]} values at row {row} of this batch, and Pad(length={most}) takes "
+        f'no longer one; pass truncate="right" (or "left") to cut it, a greater length, or filter such rows out',
+        row,
     )
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.arrays import encoded
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.token_rows import columns_of_parts
+from torch_table_loader.batching import outputs
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed import PackedCodec
@@ -38,7 +39,7 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
     """
     if policy.pack is not None:
         columns = [field for field in columns_of_parts(schema) if field.name not in policy.pack.spans]
-        documents = TensorCodec(pa.schema(columns), replace(policy, pack=None)) if columns else None
+        documents = TensorCodec(pa.schema(columns), replace(policy, pack=None)).output if columns else None
         return PackedCodec(schema, policy.pack, documents, numpy=policy.output_format == "numpy")
     if policy.output_format in ("arrow", "dict"):
         return ArrowCodec(schema, python=policy.output_format == "dict")
@@ -91,8 +92,7 @@ class TensorRows(Rows):
         num_batches = -(-self.num_rows // batch_size)
         if num_batches == 0:
             return []
-        cuts = iter([leaf.cut(data, batch_size) for leaf, data in zip(self._codec.leaves, self._data, strict=True)])
-        return _dicts(self._codec.shapes, cuts, num_batches)
+        return _dicts(self._codec.shapes, iter(self._codec.cut(self._data, batch_size)), num_batches)
 
 
 def _dicts(shapes: Sequence[Shape], cuts: Any, num_batches: int) -> list[dict[str, Any]]:
@@ -133,6 +133,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
+        self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
     @property
     def null_sensitive(self) -> frozenset[str]:
@@ -151,6 +152,15 @@ class TensorCodec(RowsCodec[TensorRows]):
             _check_columns(batch.schema, self._schema)
         return self._decode(batch.columns, batch.num_rows)
 
+    def output(self, batch: pa.RecordBatch) -> dict[str, Any]:
+        """Return a record batch as one output; where it has no row, columns of variable width are empty lists."""
+        rows = self.decode(batch)
+        if rows.num_rows:
+            return rows.batches(rows.num_rows)[0]
+        leaves = zip(self.leaves, rows.data, strict=True)
+        cuts = iter([leaf.cut(data, 1) if leaf.kind.row_bytes else [[]] for leaf, data in leaves])
+        return _dicts(self.shapes, cuts, 1)[0]
+
     def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
         """View columns in their plain types as rows."""
         return self._decode(columns, len(columns[0]) if columns else 0)
@@ -161,6 +171,22 @@ class TensorCodec(RowsCodec[TensorRows]):
         for column, array in zip(self._columns, columns, strict=True):
             column.into(array, data, seen)
         return TensorRows(self, num_rows, data)
+
+    def cut(self, data: Sequence[Any], batch_size: int) -> list[list[Any]]:
+        """Cut rows into batches: for each leaf one output a batch. Nested tensors share offsets where they can.
+
+        Args:
+            data: one entry a leaf, of at least one row.
+            batch_size: rows of a batch.
+        """
+        cuts: list[list[Any]] = [[] for _ in self.leaves]
+        if self._nested:
+            together = outputs.cut_nested_together([data[index] for index in self._nested], batch_size)
+            for index, cut in zip(self._nested, together, strict=True):
+                cuts[index] = cut
+        for index, leaf in enumerate(self.leaves):
+            cuts[index] = cuts[index] or leaf.cut(data[index], batch_size)
+        return cuts
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relisted, valid_mask
-from torch_table_loader.batching.cells import refuse_null
+from torch_table_loader.batching.cells import refuse_long_lists, refuse_null
 from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ class ListsDecoder(Decoder):
         cut_mask: cuts the mask.
         masked: add the validity mask.
         fill: the list that a null becomes, as an array; None refuses nulls.
+        most: values of the longest list that is taken; None takes any.
     """
 
     name: str
@@ -120,6 +121,7 @@ class ListsDecoder(Decoder):
     cut_mask: Cut
     masked: bool
     fill: NDArray[Any] | None
+    most: int | None = None
 
     def shapes(self) -> list[Shape]:
         """The lists, and the mask if any."""
@@ -130,11 +132,14 @@ class ListsDecoder(Decoder):
         """Decode; see `Decoder`."""
         offsets = offsets_of(array)
         if array.null_count:
-            sink.append(self._without_nulls(array, offsets, seen))
+            lists = self._without_nulls(array, offsets, seen)
         else:
             start, stop = int(offsets[0]), int(offsets[-1])
             values = self.item.values(array.values.slice(start, stop - start), seen)
-            sink.append(Lists(offsets - offsets[0] if start else offsets, values))
+            lists = Lists(offsets - offsets[0] if start else offsets, values)
+        if self.most is not None:
+            refuse_long_lists(self.path, lists.offsets, self.most)
+        sink.append(lists)
         if self.masked:
             sink.append(valid_mask(array))
 

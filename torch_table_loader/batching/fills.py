@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -98,6 +99,32 @@ def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
         return exact
 
     return _typed("nulls", path, given, kind.dtype, make)
+
+
+def pad_value(path: str, given: float, item: Cell) -> Any:
+    """Return the value that pads a column of lists, in the values' dtype.
+
+    Args:
+        path: the column.
+        given: a number or a bool.
+        item: decodes the column's values.
+
+    Raises:
+        ConfigError: the dtype does not hold it.
+    """
+    dtype = item.kind.dtype
+    try:
+        with np.errstate(all="ignore"):
+            found = dtype.type(given)
+    except (OverflowError, ValueError):
+        found = None
+    fits = found is not None and (found == given if dtype.kind != "f" else np.isinf(found) == math.isinf(given))
+    if not fits:
+        raise ConfigError(
+            f"Pad(value={given!r}) does not fit column {path!r}, whose values are {dtype}; choose one that they can "
+            f"have, for this column alone with ragged={{{path!r}: Pad(...)}}"
+        )
+    return found
 
 
 def text_fill(path: str, given: Any, wide: pa.DataType) -> str | bytes:

@@ -5,6 +5,7 @@ Every function named ``cut_…`` takes a column of rows and a batch size and giv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.kinds import Lists
+    from torch_table_loader.ragged import Pad
+
+_LONG_LIST = 128
+"""From so many values a row on, copying row by row is cheaper than a mask over the rectangle."""
 
 
 class Ragged(NamedTuple):
@@ -31,11 +36,11 @@ class Ragged(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """Lists as one rectangle.
+    """Lists as one rectangle; see `Pad`.
 
     Args:
-        values: [rows, longest, ...]; 0 (or False) behind the end of each row.
-        lengths: int64 [rows].
+        values: [rows, width, ...]; the padding value beside the values of each row.
+        lengths: int64 [rows], the values of the table in each.
     """
 
     values: Any
@@ -92,39 +97,102 @@ def cut_ragged_tensors(data: Lists, batch_size: int) -> list[Ragged]:
 
 
 def cut_nested(data: Lists, batch_size: int) -> list[torch.Tensor]:
-    """Cut lists into nested tensors of the jagged layout, whose values view.
+    """Cut lists into nested tensors of the jagged layout, whose values view."""
+    return cut_nested_together([data], batch_size)[0]
+
+
+def cut_nested_together(columns: Sequence[Lists], batch_size: int) -> list[list[torch.Tensor]]:
+    """Cut columns of lists into nested tensors, of which those that have the same lengths in a batch share its offsets.
+
+    Torch adds nested tensors only where their offsets are one tensor. Lengths are compared once for all rows, and batch
+    by batch only among columns that differ somewhere.
 
     Each knows its longest list: torch pads to the sum of all lengths where it does not know. The shortest is left to
     torch, which finds it when it needs it, since each length that is passed costs time in every batch.
+
+    Args:
+        columns: of equally many rows, at least one.
+        batch_size: rows of a batch.
+
+    Returns:
+        For each column one tensor a batch.
     """
-    lengths = np.diff(data.offsets)
-    longest = np.maximum.reduceat(lengths, np.arange(0, len(lengths), batch_size)).tolist()
+    lengths = [np.diff(data.offsets).astype(np.int64, copy=False) for data in columns]
+    keys = [each.tobytes() if len(columns) > 1 else b"" for each in lengths]
+    distinct = dict(zip(keys, lengths, strict=True))
+    offsets: dict[bytes, list[torch.Tensor]] = {key: [] for key in distinct}
+    starts = np.arange(0, len(lengths[0]), batch_size)
+    for start in starts.tolist():
+        known: dict[bytes, torch.Tensor] = {}
+        for key, each in distinct.items():
+            part = each[start : start + batch_size]
+            same = part.tobytes() if len(distinct) > 1 else b""
+            if same not in known:
+                known[same] = torch.from_numpy(_offsets_of(part))
+            offsets[key].append(known[same])
+    longest = {key: np.maximum.reduceat(each, starts).tolist() for key, each in distinct.items()}
     return [
-        torch.nested.nested_tensor_from_jagged(
-            torch.from_numpy(values), offsets=torch.from_numpy(offsets), max_seqlen=most
-        )
-        for (values, offsets), most in zip(_ragged(data, batch_size), longest, strict=True)
+        [
+            torch.nested.nested_tensor_from_jagged(values, offsets=own, max_seqlen=most)
+            for values, own, most in zip(_values_of(data, starts), offsets[key], longest[key], strict=True)
+        ]
+        for key, data in zip(keys, columns, strict=True)
     ]
 
 
-def cut_padded_arrays(data: Lists, batch_size: int) -> list[Padded]:
-    """Cut lists into `Padded` of arrays, which are new."""
-    cut = []
-    for values, offsets in _ragged(data, batch_size):
-        lengths = np.diff(offsets)
-        longest = int(lengths.max())
-        padded = np.zeros((len(lengths), longest, *values.shape[1:]), values.dtype)
-        padded[np.arange(longest) < lengths[:, None]] = values
-        cut.append(Padded(padded, lengths))
-    return cut
+def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
 
 
-def cut_padded_tensors(data: Lists, batch_size: int) -> list[Padded]:
-    """Cut lists into `Padded` of tensors, which are new."""
+def _values_of(data: Lists, starts: NDArray[np.int64]) -> list[torch.Tensor]:
+    """View the values of each batch."""
+    bounds = [*data.offsets[starts].tolist(), int(data.offsets[-1])]
+    return [torch.from_numpy(data.values[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def cut_padded_arrays(data: Lists, batch_size: int, pad: Pad, value: Any = 0) -> list[Padded]:
+    """Cut lists into `Padded` of arrays, which are new.
+
+    Args:
+        data: lists; none is longer than `pad.longest`.
+        batch_size: rows of a batch.
+        pad: how long rows are, and where lists stand in them.
+        value: that of `pad`, in the dtype of the values.
+    """
+    return [_padded(values, offsets, pad, value) for values, offsets in _ragged(data, batch_size)]
+
+
+def cut_padded_tensors(data: Lists, batch_size: int, pad: Pad, value: Any = 0) -> list[Padded]:
+    """Cut lists into `Padded` of tensors, which are new; see `cut_padded_arrays`."""
     return [
         Padded(torch.from_numpy(values), torch.from_numpy(lengths))
-        for values, lengths in cut_padded_arrays(data, batch_size)
+        for values, lengths in cut_padded_arrays(data, batch_size, pad, value)
     ]
+
+
+def _padded(values: NDArray[Any], offsets: NDArray[np.int64], pad: Pad, value: Any) -> Padded:
+    starts, stops = offsets[:-1], offsets[1:]
+    lengths = stops - starts
+    width = pad.width(int(lengths.max()))
+    cut = np.minimum(lengths, width)
+    if pad.truncate == "left":
+        starts = stops - cut
+    padded = np.zeros((len(cut), width, *values.shape[1:]), values.dtype)
+    if value != 0:
+        padded[...] = value
+    num_values = int(cut.sum())
+    if num_values > _LONG_LIST * len(cut):
+        places = (width - cut if pad.side == "left" else np.zeros_like(cut)).tolist()
+        for row, place, start, length in zip(padded, places, starts.tolist(), cut.tolist(), strict=True):
+            row[place : place + length] = values[start : start + length]
+        return Padded(padded, cut)
+    if num_values < len(values):
+        values = values.take(np.repeat(starts - _offsets_of(cut)[:-1], cut) + np.arange(num_values), axis=0)
+    along = np.arange(width)
+    padded[along >= width - cut[:, None] if pad.side == "left" else along < cut[:, None]] = values
+    return Padded(padded, cut)
 
 
 def _objects(array: pa.Array) -> list[Any]:

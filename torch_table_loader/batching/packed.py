@@ -18,7 +18,7 @@ from torch_table_loader.arrow.token_rows import (
     tokens_are_rows,
 )
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
-from torch_table_loader.batching.packed_outputs import Sequences
+from torch_table_loader.batching.packed_outputs import Documents, Sequences
 from torch_table_loader.batching.rows import Block, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.pack import IGNORED
 
@@ -72,11 +72,9 @@ class PackedRows(Rows):
 
     def batches(self, batch_size: int) -> list[Any]:
         """Cut into dicts of tensors or arrays; the last may have fewer sequences, and its last sequence padding."""
-        codec, found = self._codec, []
-        for start in range(0, self.num_rows, batch_size):
-            rows = self.slice(start, min(start + batch_size, self.num_rows))
-            found.append(codec.outputs.batch(rows.tokens, rows.parts))
-        return found
+        if not self.num_rows:
+            return []
+        return self._codec.outputs.batches(self.tokens, self.parts, batch_size * self._codec.width)
 
 
 class PackedCodec(RowsCodec[PackedRows]):
@@ -85,11 +83,11 @@ class PackedCodec(RowsCodec[PackedRows]):
     Args:
         schema: of one of the two forms of `arrow.token_rows`; a column `padding` may follow.
         pack: what the caller asked for.
-        documents: makes tensors of the other columns of documents; None where there are none.
+        documents: makes tensors of the other columns of documents, by name; None where there are none.
         numpy: whether arrays come out instead of tensors.
     """
 
-    def __init__(self, schema: pa.Schema, pack: Pack, documents: RowsCodec[Any] | None, *, numpy: bool) -> None:
+    def __init__(self, schema: pa.Schema, pack: Pack, documents: Documents | None, *, numpy: bool) -> None:
         """Find the columns."""
         self._schema = schema
         self._names = [name for name in schema.names if name not in (DOCUMENTS, PADDING_COLUMN)]

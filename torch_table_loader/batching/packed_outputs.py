@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.errors import TableError
 from torch_table_loader.pack import IGNORED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from torch_table_loader.arrow.token_rows import Parts
-    from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.pack import Pack
 
     Ints = NDArray[np.int64]
+
+
+_WITH_EDGES = (None, "flash", "megatron")
+
+_LONG_PART = 64
+"""Tokens of a part from which on it costs less to fill parts one by one than all tokens at once."""
+
+Documents = Callable[[pa.RecordBatch], dict[str, Any]]
+"""Makes tensors of columns of documents, by name."""
 
 
 class Spans(NamedTuple):
@@ -43,17 +51,16 @@ class Spans(NamedTuple):
 
 
 class Layout:
-    """Where the parts of documents lie in a batch, no part crossing the end of a sequence.
+    """Where the parts of documents lie in some batches, no part crossing the end of a sequence.
 
     Args:
-        parts: of the batch, each with the row of `documents` that it came of.
+        parts: of the batches.
         seq_len: tokens of a sequence.
-        num_tokens: of the batch, padding included.
-        tokens: the ids, as stored.
-        target: the label that a token is, by its place.
+        num_tokens: of the batches, padding included; a multiple of `seq_len`.
+        target: the labels that the tokens at some places are.
     """
 
-    __slots__ = ("at", "behind", "length", "num_tokens", "owner", "seq_len", "start")
+    __slots__ = ("at", "behind", "ends", "length", "num_tokens", "owner", "seq_len", "start")
 
     def __init__(self, parts: Parts, seq_len: int, num_tokens: int, target: Callable[[Ints], Ints]) -> None:
         """Cut the parts that cross the end of a sequence."""
@@ -63,18 +70,18 @@ class Layout:
         self.num_tokens = num_tokens
         self.owner: Ints = np.repeat(np.arange(len(pieces)), pieces)
         """Which of the given parts each is a piece of."""
-        if len(self.owner) == len(pieces):
-            self.at, self.length, self.start, self.behind = parts[:4]
-            return
-        number = np.arange(len(self.owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        sequence = first[self.owner] + number
-        end = parts.at + parts.length
-        self.at = np.maximum(parts.at[self.owner], sequence * seq_len)
-        self.length = np.minimum(end[self.owner], (sequence + 1) * seq_len) - self.at
-        self.start = parts.start[self.owner] + self.at - parts.at[self.owner]
-        self.behind = parts.next[self.owner]
-        cut = np.flatnonzero(number < pieces[self.owner] - 1)
-        self.behind[cut] = target(self.at[cut] + self.length[cut])
+        self.at, self.length, self.start, self.behind = parts[:4]
+        if len(self.owner) > len(pieces):
+            number = np.arange(len(self.owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+            sequence = first[self.owner] + number
+            end = parts.at + parts.length
+            self.at = np.maximum(parts.at[self.owner], sequence * seq_len)
+            self.length = np.minimum(end[self.owner], (sequence + 1) * seq_len) - self.at
+            self.start = parts.start[self.owner] + self.at - parts.at[self.owner]
+            self.behind = parts.next[self.owner]
+            cut = np.flatnonzero(number < pieces[self.owner] - 1)
+            self.behind[cut] = target(self.at[cut] + self.length[cut])
+        self.ends = self.at + self.length
 
     @property
     def full(self) -> bool:
@@ -83,9 +90,31 @@ class Layout:
 
     def spread(self, values: Ints, padding: int, dtype: Any) -> NDArray[Any]:
         """Return each part's value at each of its tokens, and another where there is padding."""
-        if self.full:
-            return np.repeat(values.astype(dtype), self.length)
-        return np.repeat(self._beside(values, padding).astype(dtype), self._runs())
+        if len(values) * _LONG_PART > self.num_tokens:
+            runs = self._beside(values, padding).astype(dtype)
+            return np.repeat(runs, self._runs())
+        found = new_array((self.num_tokens,), dtype)
+        if not self.full:
+            found[:] = padding
+        for start, stop, value in zip(self.at.tolist(), self.ends.tolist(), values.tolist(), strict=True):
+            found[start:stop] = value
+        return found
+
+    def positions(self) -> Ints:
+        """Return the place of each token in its part; 0 where there is padding."""
+        if len(self.at) * _LONG_PART > self.num_tokens:
+            places = np.arange(self.num_tokens)
+            places -= self.spread(self.at, 0, np.int64)
+            if not self.full:
+                places[self.padding()] = 0
+            return places
+        found: Ints = new_array((self.num_tokens,), np.int64)
+        if not self.full:
+            found[:] = 0
+        rising = np.arange(int(self.length.max(initial=0)))
+        for start, stop in zip(self.at.tolist(), self.ends.tolist(), strict=True):
+            found[start:stop] = rising[: stop - start]
+        return found
 
     def padding(self) -> NDArray[np.bool_]:
         """Return which tokens are padding."""
@@ -93,18 +122,17 @@ class Layout:
 
     def edges(self) -> Ints:
         """Return where parts and runs of padding begin, sequences never sharing one, and the number of tokens."""
-        ends = self.at + self.length
         rows = np.arange(0, self.num_tokens + 1, self.seq_len)
-        found: Ints = np.unique(np.concatenate([self.at, ends, rows]))
-        return found
+        found: Ints = np.concatenate([self.at, self.ends, rows])
+        found.sort()  # np.unique hashes, which takes longer
+        return found[np.diff(found, prepend=-1) > 0]
 
     def _runs(self) -> Ints:
         """Return the tokens of the padding before each part, the part, and the padding at the end, alternating."""
-        ends = self.at + self.length
         gaps = np.diff(self.at, prepend=0)
         gaps[1:] -= self.length[:-1]
         runs = self._beside(self.length, 0)
-        runs[0::2] = [*gaps, self.num_tokens - (int(ends[-1]) if len(ends) else 0)]
+        runs[0::2] = [*gaps, self.num_tokens - (int(self.ends[-1]) if len(self.ends) else 0)]
         return runs
 
     @staticmethod
@@ -120,11 +148,11 @@ class Sequences:
     Args:
         pack: what the caller asked for.
         names: the columns that are cut, the tokens first.
-        documents: makes tensors of the other columns of documents; None where there are none.
+        documents: makes tensors of the other columns of documents, by name; None where there are none.
         numpy: whether arrays come out instead of tensors.
     """
 
-    def __init__(self, pack: Pack, names: Sequence[str], documents: RowsCodec[Any] | None, *, numpy: bool) -> None:
+    def __init__(self, pack: Pack, names: Sequence[str], documents: Documents | None, *, numpy: bool) -> None:
         """Keep them."""
         self._pack = pack
         self._names = names
@@ -132,12 +160,13 @@ class Sequences:
         self._numpy = numpy
         self._loss = names.index(pack.loss_mask) if pack.loss_mask is not None else None
 
-    def batch(self, tokens: Sequence[NDArray[Any]], parts: Parts) -> dict[str, Any]:
-        """Return a batch by name.
+    def batches(self, tokens: Sequence[NDArray[Any]], parts: Parts, batch_tokens: int) -> list[dict[str, Any]]:
+        """Return batches by name. Their tensors view arrays of all of them, as other batches of a read do.
 
         Args:
             tokens: of each column that is cut, flat; the last sequence may be short.
             parts: cover all of it that is not padding.
+            batch_tokens: of a batch, a multiple of `seq_len`; the last may have fewer.
 
         Raises:
             TableError: a sequence has more documents than `max_docs_per_row`.
@@ -152,115 +181,92 @@ class Sequences:
             return found
 
         layout = Layout(parts, seq_len, num_tokens, target)
-        return self._named(tokens, parts, layout)
+        flat = self._flat(tokens, layout)
+        starts = range(0, num_tokens, batch_tokens)
+        bounds = np.searchsorted(layout.at, [*starts, num_tokens]).tolist()
+        edges = (
+            self._edges(layout, [*starts, num_tokens])
+            if self._pack.output in _WITH_EDGES
+            else [(None, 0)] * len(starts)
+        )
+        numbers = self._numbers(layout, bounds)
+        found = []
+        for place, start in enumerate(starts):
+            stop = min(start + batch_tokens, num_tokens)
+            own = {name: values[start:stop] for name, values in flat.items()}
+            if numbers is not None:
+                own["doc_ids"] = numbers[start:stop]
+            batch = {name: self._out(value) for name, value in self._named(own, *edges[place]).items()}
+            first, last = bounds[place], bounds[place + 1]
+            if parts.columns is not None:
+                batch |= self._of_documents(parts.columns, layout, first, last, start, stop)
+            found.append(batch)
+        return found
 
-    def _named(self, tokens: Sequence[NDArray[Any]], parts: Parts, layout: Layout) -> dict[str, Any]:
-        """Return the tensors that the output has, by the names that it has for them."""
-        pack, shape = self._pack, (-1, self._pack.seq_len)
-        make = {
-            "hf": self._hf,
-            "flash": self._flash,
-            "flex": self._flex,
-            "megatron": self._megatron,
-            "segment_ids": self._segments,
-            None: self._all,
-        }[pack.output]
+    def _flat(self, tokens: Sequence[NDArray[Any]], layout: Layout) -> dict[str, NDArray[Any]]:
+        """Return what each token has, by the names of this library."""
+        pack = self._pack
         ids = self._filled(tokens[0], layout, pack.pad_id, np.int64)
-        labels = self._labels(tokens, ids, layout)
-        found = make(ids, labels, layout)
+        flat = {"input_ids": ids}
+        if pack.labels is not None:
+            flat["labels"] = self._labels(tokens, ids, layout)
+        flat["position_ids"] = layout.positions()
+        if pack.output == "segment_ids":
+            sequence = layout.at // layout.seq_len
+            first = np.searchsorted(sequence, sequence)
+            flat["segment_ids"] = layout.spread(np.arange(1, len(layout.at) + 1) - first, 0, np.int32)
         for name, values in zip(self._names[1:], tokens[1:], strict=True):
             if name != pack.loss_mask:
-                found[name] = self._filled(values, layout, 0, values.dtype).reshape(shape)
-        batch = {name: self._out(value) for name, value in found.items()}
-        columns = parts.columns
-        if columns is not None:
-            owned = columns if len(layout.owner) == len(columns) else columns.take(pa.array(layout.owner))
-            batch |= self._of_documents(owned, layout)
-        return batch
+                flat[name] = self._filled(values, layout, 0, values.dtype)
+        return flat
 
-    def _all(self, ids: Ints, labels: Ints | None, layout: Layout) -> dict[str, Any]:
-        shape = (-1, self._pack.seq_len)
-        return {
-            "input_ids": ids.reshape(shape),
-            **({} if labels is None else {"labels": labels.reshape(shape)}),
-            "position_ids": self._positions(layout).reshape(shape),
-            "doc_ids": layout.spread(np.arange(len(layout.at)), -1, np.int32).reshape(shape),
-            **self._edges(layout, "cu_seqlens", "max_seqlen"),
-        }
-
-    def _hf(self, ids: Ints, labels: Ints | None, layout: Layout) -> dict[str, Any]:
-        shape = (-1, self._pack.seq_len)
-        return {
-            "input_ids": ids.reshape(shape),
-            **({} if labels is None else {"labels": labels.reshape(shape)}),
-            "position_ids": self._positions(layout).reshape(shape),
-        }
-
-    def _flash(self, ids: Ints, labels: Ints | None, layout: Layout) -> dict[str, Any]:
-        edges = self._edges(layout, "cu_seq_lens_q", "max_length_q")
-        return {
-            "input_ids": ids[None],
-            **({} if labels is None else {"labels": labels[None]}),
-            "position_ids": self._positions(layout)[None],
-            **edges,
-            "cu_seq_lens_k": edges["cu_seq_lens_q"],
-            "max_length_k": edges["max_length_q"],
-        }
-
-    def _flex(self, ids: Ints, labels: Ints | None, layout: Layout) -> dict[str, Any]:
-        found = self._hf(ids, labels, layout)
-        numbers = layout.spread(np.arange(len(layout.at)), -1, np.int32)
-        return {**found, "doc_ids": numbers.reshape(-1, self._pack.seq_len)}
-
-    def _megatron(self, ids: Ints, labels: Ints | None, layout: Layout) -> dict[str, Any]:
-        shape = (-1, self._pack.seq_len)
-        found = {"tokens": ids.reshape(shape), "position_ids": self._positions(layout).reshape(shape)}
-        if labels is not None:
-            trained = labels != IGNORED
-            found["labels"] = np.where(trained, labels, 0).reshape(shape)
-            found["loss_mask"] = trained.astype(np.float32).reshape(shape)
-        return {**found, **self._edges(layout, "cu_seqlens", "max_seqlen")}
-
-    def _segments(self, ids: Ints, labels: Ints | None, layout: Layout) -> dict[str, Any]:
-        sequence = layout.at // layout.seq_len
-        first = np.searchsorted(sequence, sequence)
-        numbers = layout.spread(np.arange(1, len(layout.at) + 1) - first, 0, np.int32)
-        return {**self._hf(ids, labels, layout), "segment_ids": numbers.reshape(-1, self._pack.seq_len)}
-
-    def _labels(self, tokens: Sequence[NDArray[Any]], ids: Ints, layout: Layout) -> Ints | None:
-        """Return the label of each token, −100 where the loss leaves it out."""
-        pack = self._pack
-        if pack.labels is None:
+    def _numbers(self, layout: Layout, bounds: Sequence[int]) -> NDArray[Any] | None:
+        """Return which document of its batch each token is of, where the output says it."""
+        if self._pack.output not in (None, "flex"):
             return None
-        labels = ids.copy()
+        before = np.repeat(bounds[:-1], np.diff(bounds))
+        return layout.spread(np.arange(len(layout.at)) - before, -1, np.int32)
+
+    def _named(self, flat: Mapping[str, NDArray[Any]], edges: NDArray[Any] | None, longest: int) -> dict[str, Any]:
+        """Return what the output has of a batch, by the names that it has for it."""
+        output = self._pack.output
+        if output == "flash":
+            found: dict[str, Any] = {name: values[None] for name, values in flat.items()}
+            for side in ("q", "k"):
+                found[f"cu_seq_lens_{side}"], found[f"max_length_{side}"] = edges, longest
+            return found
+        found = {name: values.reshape(-1, self._pack.seq_len) for name, values in flat.items()}
+        if output == "megatron":
+            found = {"tokens": found.pop("input_ids"), **found}
+            if "labels" in found:
+                trained = found["labels"] != IGNORED
+                found["labels"] = np.where(trained, found["labels"], 0)
+                found["loss_mask"] = trained.astype(np.float32)
+        if edges is not None:
+            found["cu_seqlens"], found["max_seqlen"] = edges, longest
+        return found
+
+    def _labels(self, tokens: Sequence[NDArray[Any]], ids: Ints, layout: Layout) -> Ints:
+        """Return the label of each token, −100 where the loss leaves it out."""
+        labels: Ints = new_array(ids.shape, np.int64)
+        labels[:] = ids
         if self._loss is not None:
             mask = tokens[self._loss]
             labels[: len(mask)][mask == 0] = IGNORED
         if not layout.full:
             labels[layout.padding()] = IGNORED
-        if pack.labels == "hf":
+        if self._pack.labels == "hf":
             labels[layout.at] = IGNORED
             return labels
-        shifted = np.full_like(labels, IGNORED)
-        shifted[:-1] = labels[1:]
-        shifted[layout.at + layout.length - 1] = layout.behind
+        labels[:-1] = labels[1:].copy()
+        labels[layout.ends - 1] = layout.behind
         if not layout.full:
-            shifted[layout.padding()] = IGNORED
-        return shifted
+            labels[layout.padding()] = IGNORED
+        return labels
 
-    @staticmethod
-    def _positions(layout: Layout) -> Ints:
-        places = np.arange(layout.num_tokens)
-        places -= layout.spread(layout.at, 0, np.int64)
-        if not layout.full:
-            places[layout.padding()] = 0
-        return places
-
-    def _edges(self, layout: Layout, edges: str, longest: str) -> dict[str, Any]:
-        """Return where documents begin, for attention over a flat batch, and the longest of them."""
-        found = layout.edges()
-        most = self._pack.max_docs_per_row
-        longest_part = int(np.diff(found).max(initial=0))
+    def _edges(self, layout: Layout, bounds: Sequence[int]) -> list[tuple[NDArray[Any], int]]:
+        """Return for each batch where documents begin, as attention over a flat batch takes it, and the longest."""
+        found, most = layout.edges(), self._pack.max_docs_per_row
         if most is not None:
             rows = layout.num_tokens // layout.seq_len
             counts = np.bincount(layout.at // layout.seq_len, minlength=rows)
@@ -269,51 +275,72 @@ class Sequences:
                     f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; make it larger, or "
                     'take strategy="best_fit", which heeds it'
                 )
-            # Padding may stand behind the documents of each sequence.
-            found = np.concatenate([found, np.full(rows * (most + 1) + 1 - len(found), layout.num_tokens)])
-        return {edges: found.astype(np.int32), longest: longest_part}
+        batches = []
+        for (start, stop), (first, last) in zip(
+            pairwise(bounds), pairwise(np.searchsorted(found, bounds).tolist()), strict=True
+        ):
+            own = found[first : last + 1] - start
+            longest = int(np.diff(own).max())
+            if most is not None:  # padding may stand behind the documents of each sequence
+                size = (stop - start) // layout.seq_len * (most + 1) + 1
+                own = np.concatenate([own, np.full(size - len(own), stop - start)])
+            batches.append((own.astype(np.int32), longest))
+        return batches
 
     def _filled(self, values: NDArray[Any], layout: Layout, padding: int, dtype: Any) -> NDArray[Any]:
         """Return the values of all tokens, with padding."""
-        if len(values) < layout.num_tokens:
-            values = np.concatenate([values, np.zeros(layout.num_tokens - len(values), dtype=values.dtype)])
-        found = values.astype(dtype)
+        found = new_array((layout.num_tokens,), dtype)
+        found[: len(values)] = values
         if not layout.full:
             found[layout.padding()] = padding
         return found
 
-    def _of_documents(self, columns: pa.StructArray, layout: Layout) -> dict[str, Any]:
-        """Return the columns of documents, one row a part, and the spans."""
+    def _of_documents(
+        self, columns: pa.StructArray, layout: Layout, first: int, last: int, start: int, stop: int
+    ) -> dict[str, Any]:
+        """Return the columns of the documents of a batch, one row a part, and the spans.
+
+        Args:
+            columns: of the documents that parts are of.
+            layout: of all batches.
+            first: the batch's first part.
+            last: the part behind its last.
+            start: its first token.
+            stop: the token behind its last.
+        """
         found: dict[str, Any] = {}
+        owned = columns.take(pa.array(layout.owner[first:last]))
         if self._documents is not None:
             names = [field.name for field in columns.type if field.name not in self._pack.spans]
-            batch = pa.RecordBatch.from_arrays([columns.field(name) for name in names], names=names)
-            rows = self._documents.decode(batch)
-            found["documents"] = rows.batches(max(1, rows.num_rows))[0] if rows.num_rows else {}
+            batch = pa.RecordBatch.from_arrays([owned.field(name) for name in names], names=names)
+            found["documents"] = self._documents(batch)
         if self._pack.spans:
-            found["spans"] = {name: self._spans(columns.field(name), layout) for name in self._pack.spans}
+            parts = slice(first, last)
+            at, begun, length = layout.at[parts] - start, layout.start[parts], layout.length[parts]
+            found["spans"] = {
+                name: self._spans(owned.field(name), at, begun, length, stop - start) for name in self._pack.spans
+            }
         return found
 
-    def _spans(self, lists: pa.Array, layout: Layout) -> Spans:
-        """Clip the spans of the documents to the parts under the batch."""
+    def _spans(self, lists: pa.Array, at: Ints, begun: Ints, length: Ints, num_tokens: int) -> Spans:
+        """Clip the spans of documents to their parts under a batch."""
         counts = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         inside = lists.flatten()
         owner = np.repeat(np.arange(len(counts)), counts)
-        start = inside.field("start").to_numpy(zero_copy_only=False).astype(np.int64)
-        end = inside.field("end").to_numpy(zero_copy_only=False).astype(np.int64)
-        begun = layout.start[owner]
-        low = np.maximum(start, begun)
-        high = np.minimum(end, begun + layout.length[owner])
+        low = np.maximum(inside.field("start").to_numpy(zero_copy_only=False).astype(np.int64), begun[owner])
+        high = inside.field("end").to_numpy(zero_copy_only=False).astype(np.int64)
+        high = np.minimum(high, (begun + length)[owner])
         kept = np.flatnonzero(low < high)
-        owner, shift = owner[kept], (layout.at[owner] - begun)[kept]
+        owner = owner[kept]
+        shift = (at - begun)[owner]
         low, high = low[kept] + shift, high[kept] + shift
-        index = np.full(layout.num_tokens, -1, dtype=np.int64)
+        index = np.full(num_tokens, -1, dtype=np.int64)
         for number, (first, stop) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
             index[first:stop] = number
         names = [field.name for field in inside.type if field.name not in ("start", "end")]
         rest = {name: inside.field(name).take(pa.array(kept)) for name in names}
         return Spans(
-            index=self._out(index.reshape(-1, layout.seq_len)),
+            index=self._out(index.reshape(-1, self._pack.seq_len)),
             start=self._out(low),
             end=self._out(high),
             document=self._out(owner),

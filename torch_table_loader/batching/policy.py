@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import LoaderOptions, OutputFormat, RaggedLayout, StringLayout
+from torch_table_loader.options import LoaderOptions, OutputFormat, StringLayout
 from torch_table_loader.pack import Pack
+from torch_table_loader.ragged import Pad, RaggedLayout, RaggedOption
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class TypePolicy:
         output_format: "torch", "numpy", "arrow" or "dict".
         nulls: ``{column: fill}``, "mask" or None. A struct's child is "struct.child", a list's values are
             "column.item".
-        ragged: "nested", "pad" or "offsets"; None is "nested" for torch and "offsets" for numpy.
+        ragged: "nested", "pad", "offsets" or a `Pad`, for all lists or by column; None is "nested" for torch and
+            "offsets" for numpy.
         strings: "list" or "codes".
         vocabulary: ``{column: values}`` for codes.
         decimals: "float64" or None.
@@ -31,7 +33,7 @@ class TypePolicy:
 
     output_format: OutputFormat = "torch"
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
-    ragged: RaggedLayout | None = None
+    ragged: RaggedOption | None = None
     strings: StringLayout = "list"
     vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
@@ -52,7 +54,7 @@ class TypePolicy:
                         f"{name}={getattr(self, name)!r} shapes tensors and arrays, but output_format="
                         f"{self.output_format!r} delivers every column as it is; leave {name} out"
                     )
-        if self.output_format == "numpy" and self.ragged == "nested":
+        if self.output_format == "numpy" and "nested" in (self.ragged, *self.ragged_by_column.values()):
             raise ConfigError(
                 'ragged="nested" is a torch layout, but output_format="numpy"; choose ragged="offsets" or ragged="pad"'
             )
@@ -81,6 +83,17 @@ class TypePolicy:
         return {} if self.nulls is None or self.nulls == "mask" else self.nulls
 
     @property
-    def ragged_layout(self) -> RaggedLayout:
-        """The layout of lists, the default resolved."""
-        return self.ragged or ("offsets" if self.output_format == "numpy" else "nested")
+    def ragged_by_column(self) -> Mapping[str, RaggedLayout | Pad]:
+        """The layouts of lists by column; empty where one is for all."""
+        return self.ragged if isinstance(self.ragged, Mapping) else {}
+
+    def layout_of(self, path: str) -> Literal["nested", "offsets"] | Pad:
+        """Return the layout of a column of lists, the default resolved.
+
+        Args:
+            path: of the column, dotted.
+        """
+        chosen = self.ragged.get(path) if isinstance(self.ragged, Mapping) else self.ragged
+        if chosen is None:
+            return "offsets" if self.output_format == "numpy" else "nested"
+        return Pad() if chosen == "pad" else chosen

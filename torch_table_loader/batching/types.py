@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,8 +38,16 @@ from torch_table_loader.batching.decoders import (
     StructDecoder,
     TextDecoder,
 )
-from torch_table_loader.batching.fills import check_names, fixed_fill, list_fill, text_fill, vocabulary_array
+from torch_table_loader.batching.fills import (
+    check_names,
+    fixed_fill,
+    list_fill,
+    pad_value,
+    text_fill,
+    vocabulary_array,
+)
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.decoders import Cut
@@ -66,18 +75,19 @@ _CUTS: Mapping[tuple[str, str], Cut] = {
     ("torch", "fixed"): outputs.cut_tensors,
     ("numpy", "fixed"): outputs.cut_arrays,
     ("torch", "nested"): outputs.cut_nested,
-    ("torch", "pad"): outputs.cut_padded_tensors,
-    ("numpy", "pad"): outputs.cut_padded_arrays,
     ("torch", "offsets"): outputs.cut_ragged_tensors,
     ("numpy", "offsets"): outputs.cut_ragged_arrays,
     ("torch", "codes"): outputs.cut_codes_tensors,
     ("numpy", "codes"): outputs.cut_codes_arrays,
 }
 
+_PADDED_CUTS = {"torch": outputs.cut_padded_tensors, "numpy": outputs.cut_padded_arrays}
+
 _LEAVE_OUT = 'leave it out with columns=[...], or take output_format="arrow"'
 
 _FILLABLE = {"number", "fixed-size list", "list", "string", "list of codes"}
 _CODABLE = {"string", "list of codes"}
+_RAGGED = {"list", "list of codes"}
 
 
 def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozenset[str]]:
@@ -98,6 +108,7 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozen
     check_keys(columns, "the table")
     check_names("nulls", policy.fills, chooser.known, _FILLABLE)
     check_names("vocabulary", policy.vocabulary or {}, chooser.known, _CODABLE)
+    check_names("ragged", policy.ragged_by_column, chooser.known, _RAGGED)
     sensitive = frozenset(
         entry.name
         for entry, column in zip(schema, columns, strict=True)
@@ -219,8 +230,16 @@ class Chooser:
         fill = list_fill(path, [], item) if masked else None
         if path in self.policy.fills:
             fill = list_fill(path, self.policy.fills[path], item)
-        cut = self._cut(self.policy.ragged_layout)
-        return ListsDecoder(name, path, item, cut, self._cut("fixed"), masked, fill)
+        layout = self.policy.layout_of(path)
+        if not isinstance(layout, Pad):
+            return ListsDecoder(name, path, item, self._cut(layout), self._cut("fixed"), masked, fill)
+        if fill is not None and layout.longest is not None and len(fill) > layout.longest:
+            raise ConfigError(
+                f"nulls fills column {path!r} with {len(fill)} values, and Pad(length={layout.length}) takes no more "
+                f"than that; fill it with a shorter list, or pass truncate= to Pad"
+            )
+        cut = partial(_PADDED_CUTS[self.policy.output_format], pad=layout, value=pad_value(path, layout.value, item))
+        return ListsDecoder(name, path, item, cut, self._cut("fixed"), masked, fill, layout.longest)
 
     def _text_lists(self, name: str, path: str, wide: pa.DataType, *, masked: bool) -> Decoder:
         if self.policy.strings == "list":

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import EvenRanks, OutputFormat, RaggedLayout, StringLayout, WorkerType
+from torch_table_loader.options import EvenRanks, OutputFormat, StringLayout, WorkerType
+from torch_table_loader.ragged import RaggedLayout
 from torch_table_loader.read.formats import format_names
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.explain import explain
 from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
+from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,7 +136,7 @@ def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
     Raises:
         ConfigError: options that do not fit each other, whatever the column.
     """
-    layout = TypePolicy.of(asked).ragged_layout
+    layout = TypePolicy.of(asked).layout_of(field.name)
     own = _for_columns(asked, {field.name})
     try:
         codec = codec_of(table, pa.schema([field]), [field.name], own)
@@ -145,7 +146,7 @@ def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
         return f"{REFUSED} for its nulls: {str(error).partition('; ')[2] or error}"
     if not isinstance(codec, TensorCodec):
         return "as it is"
-    form = _form(codec.shapes[0], layout)
+    form = _form(codec.shapes[0], "pad" if isinstance(layout, Pad) else layout)
     decided = not codec.refusing_nulls or not field.nullable or field.name in table.null_free([field.name])
     return form if decided else f"{form}, {UNLESS_NULL}"
 

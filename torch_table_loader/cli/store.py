@@ -22,6 +22,7 @@ from torch_table_loader.engine.ray_cluster import RayCluster, build_over_ray, ra
 from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions
+from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 
@@ -201,9 +202,11 @@ def _names(keywords: Keywords) -> list[str]:
     """Return the names of the table's files, where there is a plan cache that could keep what is read of them."""
     if "plan_cache" not in keywords:
         return []
+    name = keywords.get("format", "parquet")
     source = PathSource.open(
         keywords["path"],
-        keywords.get("format", "parquet"),
+        name,
+        naming=reader_for(name),
         storage_options=keywords.get("storage_options"),
         partitioning=keywords.get("partitioning"),
         raw_files=keywords.get("raw_files", False),

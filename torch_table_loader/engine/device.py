@@ -97,6 +97,26 @@ class _Piece:
         return data[self.start : self.stop].view(self.dtype).view(self.shape)
 
 
+class _Views:
+    """The tensors of a batch in its buffer; nested ones that shared their offsets share them here too."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self._data = data
+        self._offsets: dict[_Piece, torch.Tensor] = {}
+
+    def of(self, place: _Piece | _Lists) -> torch.Tensor:
+        if isinstance(place, _Piece):
+            return place.view(self._data)
+        if place.offsets not in self._offsets:
+            self._offsets[place.offsets] = place.offsets.view(self._data)
+        return torch.nested.nested_tensor_from_jagged(
+            place.values.view(self._data),
+            offsets=self._offsets[place.offsets],
+            min_seqlen=place.shortest,
+            max_seqlen=place.longest,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Lists:
     """A nested tensor's values and offsets in the buffer, and its shortest and longest list where it knows them."""
@@ -105,14 +125,6 @@ class _Lists:
     offsets: _Piece
     shortest: int | None
     longest: int | None
-
-    def view(self, data: torch.Tensor) -> torch.Tensor:
-        return torch.nested.nested_tensor_from_jagged(
-            self.values.view(data),
-            offsets=self.offsets.view(data),
-            min_seqlen=self.shortest,
-            max_seqlen=self.longest,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,8 @@ class _Packing:
     def __init__(self) -> None:
         self.num_bytes = 0
         self._placed: list[tuple[_Piece, torch.Tensor]] = []
+        self._offsets: dict[int, _Piece] = {}
+        """Where offsets are, by the id of their tensor, which `_placed` keeps."""
 
     def place(self, tensor: Any) -> _Piece | _Lists | _Odd:
         if tensor.device.type != "cpu" or tensor.requires_grad or tensor.is_quantized:
@@ -137,7 +151,10 @@ class _Packing:
         plain = tensor.layout == torch.jagged and getattr(tensor, "_lengths", 0) is None
         if plain and getattr(tensor, "_ragged_idx", 0) == 1:
             known = (_known_length(tensor, "_min_seqlen_tensor"), _known_length(tensor, "_max_seqlen_tensor"))
-            return _Lists(self._piece(tensor.values()), self._piece(tensor.offsets()), *known)
+            offsets = tensor.offsets()
+            if id(offsets) not in self._offsets:
+                self._offsets[id(offsets)] = self._piece(offsets)
+            return _Lists(self._piece(tensor.values()), self._offsets[id(offsets)], *known)
         return _Odd(tensor)
 
     def _piece(self, tensor: torch.Tensor) -> _Piece:
@@ -215,7 +232,7 @@ class BatchMover(Iterator[Any]):
             raise end or StopIteration
         sent = self._sent.popleft()
         self._copier.receive(sent.data, sent.mark)
-        moved = mapped(sent.batch, _Piece | _Lists, lambda piece: piece.view(sent.data))
+        moved = mapped(sent.batch, _Piece | _Lists, _Views(sent.data).of)
         return mapped(moved, _Odd, lambda odd: self._copier.move(odd.tensor))
 
     def _send_next(self) -> None:

@@ -8,14 +8,22 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeAlias
 
-from torch_table_loader.errors import StorageTimeoutError, TableError, TableLoaderError
+import numpy as np
+
+from torch_table_loader.errors import ConfigError, StorageTimeoutError, TableError, TableLoaderError
 from torch_table_loader.messages import warn_caller
+from torch_table_loader.planning.exclusion import decode_ids, encode_ids
 from torch_table_loader.records import DataFile
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    IdsBySource: TypeAlias = dict[str, NDArray[np.int64]]
 
 TIMEOUT = timedelta(minutes=5)
 """How long a rank waits for another to say what it saw."""
@@ -28,7 +36,12 @@ PATIENCE = timedelta(seconds=10)
 
 AGREED = "agreed"
 
-_constructed = itertools.count()
+_constructed, _joining = itertools.count(), itertools.count()
+
+_CONSTRUCT = (
+    "every rank must construct its loaders, and in the same order (check_plan=False switches the comparison off)"
+)
+_JOIN = "every rank must make this call, also those that have no rows to name"
 
 
 class PlanCheck:
@@ -55,14 +68,14 @@ class PlanCheck:
         self._begun: Counter[tuple[int, str]] = Counter()
         self._unsettled: str | None = None
         """The key of the result of the newest comparison of exclusions, if it was not read yet."""
+        self._unions: Any = None
+        """Where ranks join row ids; a loader that compares nothing has keys of its own for it."""
+        self._joined = 0
         if not check or num_ranks == 1:
             return
-        distributed = sys.modules.get("torch.distributed")
-        running = distributed is not None and distributed.is_available() and distributed.is_initialized()
-        if distributed is not None and running and distributed.get_world_size() >= num_ranks:
-            self._rank = distributed.get_rank()
-            base = distributed.distributed_c10d._get_default_store()
-            self._store = distributed.PrefixStore(f"torch_table_loader/{next(_constructed)}", base)
+        if (group := _process_group(num_ranks)) is not None:
+            self._rank = group.get_rank()
+            self._store = _store_of(group, str(next(_constructed)))
         elif not pinned:
             warn_caller(
                 f"{num_ranks} ranks list the table on their own, and there is no process group through which they "
@@ -222,13 +235,86 @@ class PlanCheck:
                 "weights, after the same step"
             )
 
+    def union(self, own: Callable[[], IdsBySource]) -> IdsBySource:
+        """Return the row ids that any rank of the process group gives, by source; every rank must call it.
+
+        Args:
+            own: checks this rank's, and returns them.
+
+        Returns:
+            For each source that a rank names: int64[n], sorted, each once.
+
+        Raises:
+            ConfigError: there are other ranks and no process group, or another rank's ids are wrong. What `own` raises
+                is raised on, once the other ranks know.
+            StorageTimeoutError: a rank did not come.
+        """
+        group = _process_group(self._num_ranks)
+        if group is None:
+            if self._num_ranks == 1:
+                return own()
+            raise ConfigError(
+                f"gather=True joins the rows of {self._num_ranks} ranks, and no process group has as many; call "
+                "init_process_group before, or exclude the same rows on every rank"
+            )
+        if self._unions is None:
+            self._unions = self._store or _store_of(group, f"joined/{next(_joining)}")
+        self._rank = group.get_rank()
+        self._joined += 1
+        result = f"joined/{self._joined}"
+        place = f"{result}/{self._rank}" if self._rank else result
+        try:
+            ids = own()
+        except Exception as error:
+            cause = f": {error}" if isinstance(error, TableLoaderError) else ""  # another's may hold a secret
+            refused = f"rank {self._rank} could not name its rows: {type(error).__name__}{cause}"
+            self._unions.set(place, json.dumps({"refused": refused}))
+            raise
+        try:
+            if self._rank == 0:
+                said = self._join(result, ids, group.get_world_size())
+            else:
+                self._unions.set(place, _packed(ids))
+                said = self._awaited(self._unions, result, "rank 0 to join the rows of all ranks", _JOIN)
+        except StorageTimeoutError as error:
+            said = json.dumps({"missing": str(error)})
+        else:
+            if self._rank:
+                return _unpacked(said)
+        # One result for all: whoever gives up first makes the others give up too, also those that come later.
+        return _unpacked(str(self._unions.compare_set(result, "", said), "utf-8"))
+
+    def _join(self, result: str, ids: IdsBySource, ranks: int) -> str:
+        """Join what the other ranks give with rank 0's; what was read is written over, which frees it.
+
+        Returns:
+            What all ranks are to hear.
+
+        Raises:
+            StorageTimeoutError: a rank did not come.
+        """
+        parts, end = [ids], time.monotonic() + self._timeout.total_seconds()
+        for rank in range(1, ranks):
+            said = self._awaited(self._unions, f"{result}/{rank}", f"rank {rank} to name its rows", _JOIN, end=end)
+            try:
+                parts.append(_unpacked(said))
+            except ConfigError:
+                return said
+            self._unions.set(f"{result}/{rank}", "")
+        if self._joined > 1:  # every rank has read that result: it has come to this one since
+            self._unions.set(f"joined/{self._joined - 1}", "")
+        names = {name: None for part in parts for name in part}
+        return _packed(
+            {name: np.unique(np.concatenate([part[name] for part in parts if name in part])) for name in names}
+        )
+
     def _first_said(self, key: str, value: str) -> str:
         """Return the value of the rank that was first; without a process group, this one."""
         return value if self._store is None else str(self._store.compare_set(key, "", value), "utf-8")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the store out: another process does not compare."""
-        return {**vars(self), "_store": None}
+        return {**vars(self), "_store": None, "_unions": None}
 
     def _from_rank_0(self, key: str, value: str) -> str:
         if self._rank == 0:
@@ -237,21 +323,67 @@ class PlanCheck:
         return self._wait_for(key, "rank 0 to say what it plans")
 
     def _wait_for(self, key: str, what: str) -> str:
-        end, look = time.monotonic() + self._timeout.total_seconds(), FIRST_LOOK
+        return self._awaited(self._store, key, what, _CONSTRUCT, refusal="verdict")
+
+    def _awaited(
+        self, store: Any, key: str, what: str, remedy: str, *, refusal: str | None = None, end: float | None = None
+    ) -> str:
+        """Return what another rank says.
+
+        Args:
+            store: where.
+            key: under which key.
+            what: is waited for, for the message.
+            remedy: for the message.
+            refusal: the key under which a rank that failed says so.
+            end: when waiting ends, by the monotonic clock; None after the timeout.
+
+        Raises:
+            TableError: a rank has failed.
+            StorageTimeoutError: nothing was said in time.
+        """
+        end, look = time.monotonic() + self._timeout.total_seconds() if end is None else end, FIRST_LOOK
         while True:
             left = timedelta(seconds=max(0.001, end - time.monotonic()))
             try:
-                self._store.wait([key], min(look, left))
-                return str(self._store.get(key), "utf-8")
+                store.wait([key], min(look, left))
+                return str(store.get(key), "utf-8")
             except RuntimeError as error:
-                if self._store.check(["verdict"]):
-                    raise TableError(str(self._store.get("verdict"), "utf-8")) from None
+                if refusal is not None and store.check([refusal]):
+                    raise TableError(str(store.get(refusal), "utf-8")) from None
                 if look >= left:
                     raise StorageTimeoutError(
-                        f"rank {self._rank} waited {self._timeout} for {what}; every rank must construct its loaders, "
-                        "and in the same order (check_plan=False switches the comparison off)"
+                        f"rank {self._rank} waited {self._timeout} for {what}; {remedy}"
                     ) from error
             look = min(2 * look, LAST_LOOK)
+
+
+def _process_group(num_ranks: int) -> Any:
+    """Return `torch.distributed` where a process group of at least so many ranks runs; else None."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed if distributed.get_world_size() >= num_ranks else None
+
+
+def _store_of(distributed: Any, name: str) -> Any:
+    """Return the process group's key-value store, under keys of one's own."""
+    base = distributed.distributed_c10d._get_default_store()
+    return distributed.PrefixStore(f"torch_table_loader/{name}", base)
+
+
+def _packed(ids: IdsBySource) -> str:
+    return json.dumps({"ids": {name: encode_ids(own) for name, own in ids.items()}})
+
+
+def _unpacked(text: str) -> IdsBySource:
+    """Read what a rank said: ids, or why there are none."""
+    said = json.loads(text)
+    if "refused" in said:
+        raise ConfigError(said["refused"])
+    if "missing" in said:
+        raise StorageTimeoutError(said["missing"])
+    return {name: decode_ids(own) for name, own in said["ids"].items()}
 
 
 def _digest(value: Any) -> str:

@@ -101,18 +101,18 @@ class Exclusions:
         """Take rows out.
 
         Args:
-            row_ids: integers, each in [0, num_rows).
+            row_ids: see `checked_ids`.
             num_rows: physical rows of the table.
 
         Raises:
-            ConfigError: an id that no row has.
+            ConfigError: an id that no row has, or a mask of other rows.
         """
-        asked = _checked(row_ids, num_rows)
+        asked = checked_ids(row_ids, num_rows)
         return Exclusions(np.union1d(self.ids, asked), self._after(b"exclude", asked))
 
     def include(self, row_ids: Any, num_rows: int) -> Exclusions:
         """Take rows in again; see `exclude`."""
-        asked = _checked(row_ids, num_rows)
+        asked = checked_ids(row_ids, num_rows)
         return Exclusions(np.setdiff1d(self.ids, asked, assume_unique=True), self._after(b"include", asked))
 
     def _after(self, what: bytes, asked: Ints) -> str:
@@ -221,8 +221,28 @@ class ExclusionVersions:
         return cls(versions[0], versions[-1])
 
 
-def _checked(row_ids: Any, num_rows: int) -> Ints:
-    ids = np.asarray(row_ids)
+def checked_ids(row_ids: Any, num_rows: int) -> Ints:
+    """Return the row ids that the caller names: sorted, each once.
+
+    Args:
+        row_ids: an array, a tensor or a list: integers, each in [0, num_rows); or a mask, one bool for each row.
+        num_rows: physical rows of the table.
+
+    Raises:
+        ConfigError: an id that no row has, or a mask of other rows.
+        ConfigTypeError: something else.
+
+    >>> checked_ids([4, 1, 4], 6).tolist(), checked_ids(np.array([False, True, True]), 3).tolist()
+    ([1, 4], [1, 2])
+    """
+    ids = np.asarray(row_ids.cpu() if hasattr(row_ids, "cpu") else row_ids)
+    if ids.dtype == np.bool_:
+        if ids.shape != (num_rows,):
+            raise ConfigError(
+                f"a mask of rows must have the shape ({num_rows},), a bool for each of the table's physical rows, got "
+                f"{ids.shape}; of a mask over as_map() pass view.row_ids(numpy.flatnonzero(mask))"
+            )
+        return np.flatnonzero(ids).astype(np.int64)
     if ids.size == 0:
         return np.empty(0, dtype=np.int64)
     if ids.dtype.kind not in "iu":

@@ -3,6 +3,7 @@
 The global batch comes first: step s of a job of R ranks with B rows each is the places [s·G, (s + 1)·G) of the order,
 G = R·B, counted from where the stage began; rank r takes every R-th of them. So neither ranks nor workers nor batch
 size decide which row comes after which, and one integer, the samples that the job has taken, says where it stands.
+A step of an optimizer that accumulates gradients over k micro-batches is k of these steps, k·R·B rows.
 """
 
 from __future__ import annotations
@@ -87,13 +88,26 @@ class GlobalBatches:
 
     @property
     def global_batch_size(self) -> int:
-        """Rows of a full step over all ranks."""
+        """Rows of a full step over all ranks: one batch of each."""
         return self.topology.num_ranks * self.topology.batch_size
+
+    @property
+    def _stop(self) -> int:
+        """The place at which the epoch ends; rows that do not fill a step of the optimizer are dropped, if any are.
+
+        Such steps begin at the epoch's start, or, after a stage with batches of other sizes, as near to it as the
+        batches of this stage would: a job that goes on in the middle of one ends where it would have ended.
+        """
+        if not self.topology.drop_last:
+            return self.total
+        first = self.start % self.global_batch_size
+        unit = self.topology.micro_batches * self.global_batch_size
+        return max(self.start, first + (self.total - first) // unit * unit)
 
     @property
     def full_steps(self) -> int:
         """Steps in which every rank has a full batch."""
-        return (self.total - self.start) // self.global_batch_size
+        return (self._stop - self.start) // self.global_batch_size
 
     @property
     def remainder(self) -> int:
@@ -198,31 +212,35 @@ class GlobalBatches:
         return max(0, len(steps) - 1) * self.batch_size + sum(len(self.step(step).places) for step in steps[-1:])
 
 
-def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: int) -> int:
-    """Divide a global batch over ranks.
+def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: int, micro_batches: int = 1) -> int:
+    """Divide a global batch over ranks and their micro-batches.
 
     Args:
-        batch_size: the caller's rows of a rank, where it was given; it must then agree.
-        global_batch_size: rows of a step.
+        batch_size: the caller's rows of a batch of a rank, where it was given; it must then agree.
+        global_batch_size: rows of a step of the optimizer.
         num_ranks: how many share it.
+        micro_batches: batches that each rank takes for it.
 
     Raises:
         ConfigError: it does not divide; names the nearest sizes that do.
 
-    >>> rank_batch_size(None, 1024, 4)
-    256
+    >>> rank_batch_size(None, 1024, 4), rank_batch_size(None, 1024, 4, 8)
+    (256, 32)
     """
-    size, rest = divmod(global_batch_size, num_ranks)
+    parts = num_ranks * micro_batches
+    size, rest = divmod(global_batch_size, parts)
     if rest:
-        low, high = size * num_ranks, (size + 1) * num_ranks
+        low, high = size * parts, (size + 1) * parts
         near = high if not low or high - global_batch_size < global_batch_size - low else low
+        times = f" times micro_batches={micro_batches}" if micro_batches > 1 else ""
         raise ConfigError(
-            f"global_batch_size must be a multiple of num_ranks={num_ranks}, got {global_batch_size}; "
+            f"global_batch_size must be a multiple of num_ranks={num_ranks}{times}, got {global_batch_size}; "
             f"the nearest is {near}"
         )
     if batch_size is not None and batch_size != size:
+        of = f"and {micro_batches} micro-batches is {size} rows a micro-batch" if micro_batches > 1 else ""
         raise ConfigError(
-            f"global_batch_size={global_batch_size} over {num_ranks} ranks is {size} rows a rank, "
+            f"global_batch_size={global_batch_size} over {num_ranks} ranks {of or f'is {size} rows a rank'}, "
             f"got batch_size={batch_size} beside it; leave batch_size out, or pass batch_size={size}"
         )
     return size

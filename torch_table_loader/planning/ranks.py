@@ -27,6 +27,7 @@ class Topology:
         shuffle_buffer_size: rows of a shuffle window, or None.
         even_ranks: None, "balance", "drop" or "pad".
         drop_last: whether a short last batch is dropped.
+        micro_batches: k, batches of a rank in a step of the optimizer; 1 of a stream.
     """
 
     num_ranks: int
@@ -35,10 +36,11 @@ class Topology:
     shuffle_buffer_size: int | None = None
     even_ranks: EvenRanks | None = None
     drop_last: bool = False
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
         """Refuse sizes below one."""
-        for name in ("num_ranks", "lanes", "batch_size"):
+        for name in ("num_ranks", "lanes", "batch_size", "micro_batches"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 

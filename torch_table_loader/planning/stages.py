@@ -17,9 +17,12 @@ from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.mixture import Mixture, StopRule
 from torch_table_loader.planning.ranks import Topology
 
-_topology_values = operator.attrgetter(*(entry.name for entry in fields(Topology)))
+_STAGED = [entry.name for entry in fields(Topology) if entry.name != "micro_batches"]
+"""What a stream keeps of a topology in its state."""
 
-_WIDTH = len(fields(Topology)) + 1
+_topology_values = operator.attrgetter(*_STAGED)
+
+_WIDTH = len(_STAGED) + 1
 """Values of a stage in a state."""
 
 _ENDED = "ended"

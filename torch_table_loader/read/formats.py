@@ -11,9 +11,12 @@ from torch_table_loader.messages import did_you_mean
 from torch_table_loader.plugins import installed_names, load_installed
 from torch_table_loader.read.avro import AvroReader
 from torch_table_loader.read.csv import CsvReader
+from torch_table_loader.read.datatrove import DatatroveReader
 from torch_table_loader.read.failures import reading
+from torch_table_loader.read.fms_fsdp import FmsFsdpReader
 from torch_table_loader.read.ipc import IpcReader
 from torch_table_loader.read.json import JsonReader
+from torch_table_loader.read.megatron import MegatronReader
 from torch_table_loader.read.orc import OrcReader
 from torch_table_loader.read.parquet import ParquetReader
 
@@ -37,6 +40,10 @@ _READERS: dict[str, FormatReader] = {
         IpcReader("ipc"),
         IpcReader("feather"),
         AvroReader(),
+        MegatronReader(),
+        DatatroveReader(),
+        DatatroveReader("nanotron"),
+        FmsFsdpReader(),
     )
 }
 """Those of this library; an installed one is added when its name is first used in a process."""
@@ -51,7 +58,9 @@ _METHODS = ("inspect", "prune", "null_columns", "open")
 _MOST_ROWS = 1 << 48
 """More rows than any file has; the rows of many such files still count in 64 bits."""
 
-_SUFFIXES = {"pq": "parquet", "ndjson": "jsonl"} | {name: name for name in FORMATS}
+_SUFFIXES = {"pq": "parquet", "ndjson": "jsonl", "bin": "megatron", "idx": "megatron", "ds": "datatrove"} | {
+    name: name for name in FORMATS
+}
 """The format of a file by the end of its name."""
 
 

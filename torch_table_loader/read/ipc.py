@@ -131,7 +131,7 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
     refuse_duplicates(schema, file)
     # With one field included, pyarrow reads that field's part of each batch's body alone.
     reader = pa.ipc.open_file(source, options=_only(_cheapest(schema), schema))
-    footer = _check_footer(source, reader.num_record_batches)
+    footer = check_footer(source, reader.num_record_batches)
     rows = [sound(reader.get_batch(index)).num_rows for index in range(reader.num_record_batches)]
     total = max(1, sum(rows))
     return FileMeta(
@@ -147,8 +147,16 @@ def _inspect_file(source: pa.NativeFile, file: DataFile) -> FileMeta:
     )
 
 
-def _check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
-    """Check that the footer names all that is in the file; else rows would be missing, or come twice."""
+def check_footer(source: pa.NativeFile, num_batches: int) -> Footer:
+    """Check that the footer names all that is in the file; else rows would be missing, or come twice.
+
+    Args:
+        source: a file of the file format.
+        num_batches: record batches that pyarrow finds.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
     size = source.size()
     footer_bytes = int.from_bytes(source.read_at(4, size - 4 - len(_FILE_MAGIC)), "little")
     stop = size - 4 - len(_FILE_MAGIC) - footer_bytes

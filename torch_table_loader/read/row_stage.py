@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 
 class RowStage(ABC):
@@ -36,7 +31,7 @@ class RowStage(ABC):
     @property
     @abstractmethod
     def reads(self) -> tuple[str, ...]:
-        """The columns that `counts` needs."""
+        """The columns that `count` needs."""
 
     @abstractmethod
     def schema(self, given: pa.Schema) -> pa.Schema:
@@ -47,25 +42,33 @@ class RowStage(ABC):
         """
 
     @abstractmethod
-    def counts(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Return how many rows come out of each row.
+    def count(self, batch: pa.RecordBatch) -> int:
+        """Return how many rows come out of a batch.
 
         Args:
             batch: rows with at least the columns of `reads`.
-
-        Returns:
-            int64[rows], none negative.
         """
 
     @abstractmethod
-    def apply(self, batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
-        """Return some of the rows that come out, in the order of the rows that they come of.
+    def rows(self, batch: pa.RecordBatch) -> StagedRows:
+        """Return the rows that come out of a batch, in the order of the rows that they come of.
 
         Args:
             batch: rows of the schema that `schema` was given.
-            start: the first row of what comes out of the batch.
-            stop: behind the last, at most ``counts(batch).sum()``.
         """
+
+
+class StagedRows(ABC):
+    """The rows that a stage makes of a batch."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """How many; what `RowStage.count` says."""
+
+    @abstractmethod
+    def slice(self, start: int, stop: int) -> pa.RecordBatch:
+        """Return the rows `start` to `stop` (exclusive), in [0, num_rows]."""
 
 
 class RowBlocks:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import OpenFile, Storage
-    from torch_table_loader.read.row_stage import RowStage
+    from torch_table_loader.read.row_stage import RowStage, StagedRows
     from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
 
 DEFAULT_MAX_ROWS = 65_536
@@ -37,7 +37,7 @@ DEFAULT_MAX_ROWS = 65_536
 class _Masked(NamedTuple):
     """A batch of the table's columns, where it starts in the file, and which of its rows pass (None: all).
 
-    `num_live` counts the rows that pass; behind a stage, those that it makes of them.
+    `num_live` counts the rows that pass; behind a stage, those that it makes of them, which `staged` has.
     """
 
     piece: Piece
@@ -45,6 +45,7 @@ class _Masked(NamedTuple):
     batch: pa.RecordBatch
     mask: NDArray[np.bool_] | None
     num_live: int
+    staged: StagedRows | None = None
 
 
 class _Reading(NamedTuple):
@@ -199,7 +200,7 @@ class TaskReader:
         if isinstance(found, list):
             return found
         counts = [0] * len(task.segments)
-        for part in self._masked(found.plan, found.segments, storage):
+        for part in self._masked(found.plan, found.segments, storage, counting=True):
             counts[found.owners[part.piece.segment]] += part.num_live
         return counts
 
@@ -260,9 +261,9 @@ class TaskReader:
 
     def _delivered(self, part: _Masked, start: int, stop: int, base: int | None) -> pa.RecordBatch:
         """Return the live rows `start` to `stop` of a part."""
+        if part.staged is not None:
+            return part.staged.slice(start, stop)
         batch, mask = part.batch, part.mask
-        if self._stage is not None:
-            return self._stage.apply(batch, start, stop)
         batch = self._chosen(batch, part.row, base)
         if mask is None or stop - start == batch.num_rows:
             return batch if stop - start == batch.num_rows else batch.slice(start, stop - start)
@@ -283,7 +284,13 @@ class TaskReader:
         return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
 
     def _masked(
-        self, plan: FilePlan, segments: Sequence[Segment], given: Storage | None, base: int | None = None
+        self,
+        plan: FilePlan,
+        segments: Sequence[Segment],
+        given: Storage | None,
+        base: int | None = None,
+        *,
+        counting: bool = False,
     ) -> Generator[_Masked, None, None]:
         """Open the file, walk the segments' rows, check what came, close the file."""
         runs = self._runs(plan, segments)
@@ -296,7 +303,7 @@ class TaskReader:
         walk = FileWalk(storage, plan, self._max_rows, may_thin=may_thin, verify_checksums=self._verify)
         try:
             walked = self._walked(plan, walk, runs, given)
-            for part in walked if self._stage is None else self._staged(walked, base):
+            for part in walked if self._stage is None else self._staged(walked, base, counting=counting):
                 found[part.piece.segment] += part.num_live
                 yield part
             if not self._knows_live(plan):
@@ -322,35 +329,38 @@ class TaskReader:
                 live = conformed.num_rows if mask is None else int(np.count_nonzero(mask))
                 yield _Masked(piece, row, conformed, mask, live)
 
-    def _staged(self, walked: Iterator[_Masked], base: int | None) -> Iterator[_Masked]:
-        """Yield the live rows as the stage takes them together, with how many rows it makes of them."""
+    def _staged(self, walked: Iterator[_Masked], base: int | None, *, counting: bool) -> Iterator[_Masked]:
+        """Yield what the stage makes of the live rows, as it takes them together; when counting, how much that is."""
         stage = self._stage
         assert stage is not None  # noqa: S101 asked only where there is one
         blocks = RowBlocks(stage.block_rows)
         last: _Masked | None = None
 
-        def counted(part: _Masked, batches: Sequence[pa.RecordBatch]) -> Iterator[_Masked]:
+        def made(part: _Masked, batches: Sequence[pa.RecordBatch]) -> Iterator[_Masked]:
             for batch in batches:
-                yield part._replace(batch=batch, mask=None, num_live=int(stage.counts(batch).sum()))
+                staged = None if counting else stage.rows(batch)
+                num_live = stage.count(batch) if staged is None else staged.num_rows
+                yield part._replace(batch=batch, mask=None, num_live=num_live, staged=staged)
 
         for part in walked:
             if last is not None and part.piece.segment != last.piece.segment:
-                yield from counted(last, blocks.rest())
+                yield from made(last, blocks.rest())
             last = part
             batch = self._chosen(part.batch, part.row, base)
-            yield from counted(part, blocks.push(batch if part.mask is None else batch.filter(pa.array(part.mask))))
+            yield from made(part, blocks.push(batch if part.mask is None else batch.filter(pa.array(part.mask))))
         if last is not None:
-            yield from counted(last, blocks.rest())
+            yield from made(last, blocks.rest())
 
     def _check_version(self, file: DataFile, given: Storage | None) -> None:
         """Refuse a file that is not what was listed; what reads with its version has found that out."""
-        if file.version.immutable:
-            return
-        if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(file.version):
-            return
-        now = (self._storage if given is None else given).version(file.path)
-        if not file.version.holds(now):
-            raise changed_error(file, now)
+        for each in (file, *file.sidecars):
+            if each.version.immutable:
+                continue
+            if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(each.version):
+                continue
+            now = (self._storage if given is None else given).version(each.path)
+            if not each.version.holds(now):
+                raise changed_error(each, now)
 
     def _explain(self, error: Exception, plan: FilePlan, walk: FileWalk, given: Storage | None) -> Exception:
         file, is_local = plan.file, self._storage.is_local

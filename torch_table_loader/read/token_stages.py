@@ -24,7 +24,7 @@ from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.pack import IGNORED, Pack
 from torch_table_loader.planning.packing import Pieces, best_fit, split_long
-from torch_table_loader.read.row_stage import RowStage
+from torch_table_loader.read.row_stage import RowStage, StagedRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,11 +38,13 @@ class Documents(NamedTuple):
     Args:
         kept: int64[n], which rows of the batch the documents are.
         offsets: int64[n + 1], where the tokens of each begin.
+        added: int64[n], tokens that were put before those that are stored.
         values: of each column that is cut, one a token.
     """
 
     kept: Ints
     offsets: Ints
+    added: Ints
     values: Sequence[NDArray[Any]]
 
 
@@ -66,7 +68,7 @@ class TokenStage(RowStage):
             raise ConfigError(f"Pack: tokens={pack.tokens!r} must be a list of integers, got a list of {ids.type}")
         self._cut[0] = ids.with_type(_wide_enough(ids.type, (pack.bos_id, pack.eos_id, pack.sep_id)))
         for name in pack.spans:
-            _check_spans(table, name)
+            _check_span_type(table, name)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -111,7 +113,7 @@ class TokenStage(RowStage):
             lacks_end[some] = values[ends[some] - 1] != self.pack.eos_id
         return lengths, lists, lacks_begin, lacks_end
 
-    def _documents(self, batch: pa.RecordBatch) -> Documents:
+    def documents(self, batch: pa.RecordBatch) -> Documents:
         """Return the tokens of the rows that are long enough, begin and end tokens included."""
         lengths, lists, begin, end = self._lengths(batch)
         whole = self._token_counts(lengths, begin, end)
@@ -127,7 +129,9 @@ class TokenStage(RowStage):
         ]
         if self._adds:
             stored = self._with_ends(stored, offsets, begin[kept] > 0, end[kept] > 0)
-        return Documents(kept, offsets, stored)
+        for name in self.pack.spans:
+            _check_spans(name, batch.column(name), lengths)
+        return Documents(kept, offsets, begin[kept], stored)
 
     def _with_ends(
         self, stored: Sequence[NDArray[Any]], offsets: Ints, begin: NDArray[np.bool_], end: NDArray[np.bool_]
@@ -161,7 +165,7 @@ class TokenStage(RowStage):
         whole = lengths + begin + end + (self.pack.sep_id is not None)
         return np.where(lengths >= self.pack.min_length, whole, 0)
 
-    def _parts(self, batch: pa.RecordBatch, rows: Ints, start: Ints, length: Ints, behind: Ints) -> Parts:
+    def parts(self, batch: pa.RecordBatch, rows: Ints, start: Ints, length: Ints, behind: Ints) -> Parts:
         """Return parts with the other columns of their rows."""
         names = [name for name in batch.schema.names if name not in self.pack.cut_columns]
         columns = None
@@ -172,7 +176,7 @@ class TokenStage(RowStage):
             columns = pa.StructArray.from_arrays(taken.columns, fields=list(taken.schema))
         return Parts(np.cumsum(length) - length, length, start, behind, columns)
 
-    def _targets(self, values: Sequence[NDArray[Any]], places: Ints) -> Ints:
+    def targets(self, values: Sequence[NDArray[Any]], places: Ints) -> Ints:
         """Return the tokens at some places as labels."""
         found = values[0][places].astype(np.int64)
         if self.pack.loss_mask is not None:
@@ -187,24 +191,48 @@ class TokensAsRows(TokenStage):
         """Return the schema of what comes out; see `arrow.token_rows`."""
         return schema_of_tokens(self._cut, self._columns(given))
 
-    def counts(self, batch: pa.RecordBatch) -> Ints:
-        """Return the tokens of each document."""
+    def count(self, batch: pa.RecordBatch) -> int:
+        """Return the tokens of the documents."""
         lengths, _, begin, end = self._lengths(batch)
-        return self._token_counts(lengths, begin, end)
+        return int(self._token_counts(lengths, begin, end).sum())
 
-    def apply(self, batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
+    def rows(self, batch: pa.RecordBatch) -> TokenRows:
+        """Return the tokens of the documents."""
+        return TokenRows(self, batch, self.documents(batch))
+
+
+class TokenRows(StagedRows):
+    """The tokens of some documents.
+
+    Args:
+        stage: that makes them.
+        batch: the rows that have the documents.
+        found: the documents.
+    """
+
+    def __init__(self, stage: TokensAsRows, batch: pa.RecordBatch, found: Documents) -> None:
+        """Keep them."""
+        self._stage, self._batch, self._found = stage, batch, found
+
+    @property
+    def num_rows(self) -> int:
+        """The tokens."""
+        return int(self._found.offsets[-1])
+
+    def slice(self, start: int, stop: int) -> pa.RecordBatch:
         """Return some of the tokens, and the parts of documents that they are."""
-        found = self._documents(batch)
+        found = self._found
         first = int(np.searchsorted(found.offsets, start, side="right")) - 1
         last = int(np.searchsorted(found.offsets, stop, side="left"))
         begins, ends = found.offsets[first:last], found.offsets[first + 1 : last + 1]
         at, until = np.maximum(begins, start), np.minimum(ends, stop)
         behind = np.full(len(at), IGNORED, dtype=np.int64)
         if len(at) and until[-1] < ends[-1]:
-            behind[-1] = self._targets(found.values, until[-1:])[0]
-        parts = self._parts(batch, found.kept[first:last], at - begins, until - at, behind)
+            behind[-1] = self._stage.targets(found.values, until[-1:])[0]
+        begun = at - begins - found.added[first:last]
+        parts = self._stage.parts(self._batch, found.kept[first:last], begun, until - at, behind)
         values = [column[start:stop] for column in found.values]
-        return rows_of_tokens(values, parts, self.schema(batch.schema))
+        return rows_of_tokens(values, parts, self._stage.schema(self._batch.schema))
 
 
 class SequencesAsRows(TokenStage):
@@ -230,46 +258,63 @@ class SequencesAsRows(TokenStage):
         return split_long(lengths, self.pack.seq_len, self.pack.long_docs)
 
     @abstractmethod
-    def _packed(self, lengths: Ints) -> tuple[Ints, Ints]:
+    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
         """Return the order of some pieces, and where each sequence begins in it."""
 
-    def counts(self, batch: pa.RecordBatch) -> Ints:
-        """Return how many sequences come out of each row; of rows that are packed together, all at the first."""
+    def count(self, batch: pa.RecordBatch) -> int:
+        """Return how many sequences come out of a batch."""
         lengths, _, begin, end = self._lengths(batch)
         whole = self._token_counts(lengths, begin, end)
-        kept = np.flatnonzero(whole)
-        pieces = self._pieces(whole[kept])
-        found = np.zeros(len(whole), dtype=np.int64)
-        if self.block_rows is None:
-            found[kept] = np.bincount(pieces.document, minlength=len(kept))
-        elif len(pieces.length):
-            found[0] = len(self._packed(pieces.length)[1]) - 1
-        return found
+        return len(self.packed(self._pieces(whole[whole > 0]).length)[1]) - 1
 
-    def apply(self, batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
+    def rows(self, batch: pa.RecordBatch) -> SequenceRows:
+        """Return the sequences that come out of a batch."""
+        found = self.documents(batch)
+        return SequenceRows(self, batch, found, self._pieces(np.diff(found.offsets)))
+
+
+class SequenceRows(StagedRows):
+    """The sequences that come of some documents.
+
+    Args:
+        stage: that makes them.
+        batch: the rows that have the documents.
+        found: the documents.
+        pieces: of the documents.
+    """
+
+    def __init__(self, stage: SequencesAsRows, batch: pa.RecordBatch, found: Documents, pieces: Pieces) -> None:
+        """Pack."""
+        self._stage, self._batch, self._found, self._pieces = stage, batch, found, pieces
+        self._order, self._firsts = stage.packed(pieces.length)
+
+    @property
+    def num_rows(self) -> int:
+        """The sequences."""
+        return len(self._firsts) - 1
+
+    def slice(self, start: int, stop: int) -> pa.RecordBatch:
         """Return some of the sequences, and the parts of documents under them."""
-        found = self._documents(batch)
-        lengths = np.diff(found.offsets)
-        pieces = self._pieces(lengths)
-        order, firsts = self._packed(pieces.length)
+        found, pieces, firsts = self._found, self._pieces, self._firsts
         part_offsets = firsts[start : stop + 1] - firsts[start]
-        chosen = order[firsts[start] : firsts[stop]]
+        chosen = self._order[firsts[start] : firsts[stop]]
         document, begun, length = pieces.document[chosen], pieces.start[chosen], pieces.length[chosen]
         at = found.offsets[document] + begun
         behind = np.full(len(at), IGNORED, dtype=np.int64)
-        if self.pack.long_docs == "split":
-            cut = np.flatnonzero(begun + length < lengths[document])
-            behind[cut] = self._targets(found.values, at[cut] + length[cut])
-        parts = self._parts(batch, found.kept[document], begun, length, behind)
+        if self._stage.pack.long_docs == "split":
+            cut = np.flatnonzero(begun + length < np.diff(found.offsets)[document])
+            behind[cut] = self._stage.targets(found.values, at[cut] + length[cut])
+        parts = self._stage.parts(self._batch, found.kept[document], begun - found.added[document], length, behind)
         offsets = np.concatenate(([0], np.cumsum(length)))[part_offsets]
         values = [_gathered(column, at, length) for column in found.values]
-        return rows_of_sequences(values, offsets, parts, part_offsets, self.schema(batch.schema))
+        return rows_of_sequences(values, offsets, parts, part_offsets, self._stage.schema(self._batch.schema))
 
 
 class DocumentsAsRows(SequencesAsRows):
     """Each document, or each piece of one that is too long, is a sequence."""
 
-    def _packed(self, lengths: Ints) -> tuple[Ints, Ints]:
+    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Leave each piece alone."""
         return np.arange(len(lengths)), np.arange(len(lengths) + 1)
 
 
@@ -281,7 +326,8 @@ class BestFitAsRows(SequencesAsRows):
         """The documents that are packed together."""
         return self.pack.block_docs
 
-    def _packed(self, lengths: Ints) -> tuple[Ints, Ints]:
+    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Pack by best fit."""
         packed = best_fit(lengths, self.pack.seq_len, self.pack.max_docs_per_row)
         return packed.order, packed.offsets
 
@@ -362,7 +408,22 @@ def _wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
     return kind if fits else pa.int64()
 
 
-def _check_spans(table: pa.Schema, name: str) -> None:
+def _check_spans(name: str, lists: pa.Array, lengths: Ints) -> None:
+    """Refuse spans that are not inside their document."""
+    lists = plain(lists)
+    inside = lists.flatten()
+    row = np.repeat(np.arange(len(lengths)), _lengths_of(lists))
+    start, end = (inside.field(field).fill_null(-1).to_numpy(zero_copy_only=False) for field in ("start", "end"))
+    wrong = np.flatnonzero((start < 0) | (end < start) | (end > lengths[row]))
+    if len(wrong):
+        first = wrong[0]
+        raise TableError(
+            f"column {name!r}: a span must lie inside its document, from 0 to its number of tokens, got {start[first]} "
+            f"to {end[first]} in row {row[first]} of this batch, which has {lengths[row[first]]} tokens"
+        )
+
+
+def _check_span_type(table: pa.Schema, name: str) -> None:
     if name not in table.names:
         raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
     kind = plain_type(table.field(name).type)

@@ -56,6 +56,6 @@ def content_key(table: str, files: Sequence[DataFile]) -> str:
     if all(file.version.immutable for file in files):
         return table
     digest = hashlib.sha256(f"torch-table-loader content 1\n{table}\n".encode())
-    for version in (file.version for file in files):
+    for version in (each.version for file in files for each in (file, *file.sidecars)):
         digest.update(f"{version.mtime_ns} {version.etag!r}\n".encode())
     return digest.hexdigest()

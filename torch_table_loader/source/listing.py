@@ -22,6 +22,7 @@ from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
 from torch_table_loader.source.file_list import FileSource, read_files
 from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root
+from torch_table_loader.source.sidecars import Paired, pair
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.source.table_formats import refuse_table_formats
 
@@ -61,11 +62,13 @@ class PathSource:
         files: Sequence[str] | str | None = None,
         raw_files: bool = False,
         retry_seconds: float = DEFAULT_RETRY_SECONDS,
+        naming: FormatReader | None = None,
     ) -> PathSource:
         """List the files of a table.
 
         Hidden files (a segment below the root begins with ``.``, or with ``_`` and holds no ``=``), ``*.crc``
         and empty files are left out. A directory or glob of which nothing else remains is a table without files.
+        Where the format says how its data files are named, see `contracts.SidecarReader`, others are left out too.
 
         Args:
             path: a directory (taken recursively), a glob (``*``, ``**``, ``?``, ``[…]``), a file, or a list of
@@ -79,6 +82,7 @@ class PathSource:
                 path of a list that `write_files` wrote.
             raw_files: read the files of a table of another format as they are, instead of refusing them.
             retry_seconds: how long to try a request that the store does not serve.
+            naming: the format reader in any case, which may say how data files are named.
 
         Raises:
             MissingPathError: nothing is there.
@@ -91,7 +95,7 @@ class PathSource:
         if isinstance(files, str):
             files = read_files(files, storage_options, retry_seconds)
         storage, paths = _one_storage(_entries(path), storage_options, retry_seconds)
-        root, found = _listed(storage, paths, files, raw_files=raw_files)
+        root, found = _listed(storage, paths, files, naming, raw_files=raw_files)
         data_files, partition_schema = _data_files(storage, root, found, format_name, reader, partitioning, schema)
         return cls(storage, root, data_files, partition_schema)
 
@@ -105,6 +109,7 @@ def named_files(
     reader: FormatReader | None = None,
     partitioning: str | None = None,
     schema: pa.Schema | None = None,
+    naming: FormatReader | None = None,
 ) -> FileSource:
     """Return the files of those names in a storage of the caller's, which cannot list.
 
@@ -116,6 +121,7 @@ def named_files(
         reader: the format reader.
         partitioning: "hive", or None.
         schema: the caller's.
+        naming: the format reader in any case.
     """
     paths = [os.fspath(entry) for entry in _entries(path)]
     if not all(isinstance(entry, str) and entry for entry in paths):
@@ -126,29 +132,36 @@ def named_files(
         root = _common_root([entry.rstrip("/") for entry in paths])
         names = read_files(files) if isinstance(files, str) else files
         paths = [f"{root}/{name}" if root else name for name in names]
-    found = _versions(storage, paths)
+    found = pair(storage, _versions(storage, paths), (), naming)
     return FileSource(storage, *_data_files(storage, root, found, format_name, reader, partitioning, schema))
 
 
 def _data_files(
     storage: Storage,
     root: str,
-    found: Sequence[Found],
+    found: Sequence[Paired],
     format_name: str,
     reader: FormatReader | None,
     partitioning: str | None,
     schema: pa.Schema | None,
 ) -> tuple[tuple[DataFile, ...], pa.Schema]:
     """Return the data files, and the columns that come from their paths."""
-    names = _names(storage, root, found)
+    names = _names(storage, root, [entry.data for entry in found])
     partitions: list[PartitionValues] = [()] * len(found)
     partition_schema = pa.schema([])
     if partitioning == "hive":
         above = hive_root(_decoded(storage, root))
         partition_schema, partitions = decode_hive([above + name for name in names], schema)
+
+    def beside(entry: Found) -> DataFile:
+        return DataFile(entry.path, _relative(storage, root, entry.path), entry.file_version(), format_name)
+
     data_files = tuple(
-        DataFile(entry.path, name, entry.file_version(), format_name, partition, reader=reader)
-        for entry, name, partition in zip(found, names, partitions, strict=True)
+        DataFile(data.path, name, data.file_version(), format_name, values, reader=reader, sidecars=sidecars)
+        for data, name, values, sidecars in (
+            (entry.data, name, values, tuple(map(beside, entry.sidecars)))
+            for entry, name, values in zip(found, names, partitions, strict=True)
+        )
     )
     return data_files, partition_schema
 
@@ -192,9 +205,10 @@ def _listed(
     storage: FileStorage,
     paths: Sequence[str],
     files: Sequence[str] | None,
+    naming: FormatReader | None,
     *,
     raw_files: bool,
-) -> tuple[str, list[Found]]:
+) -> tuple[str, list[Paired]]:
     """List what paths and globs hold, or look up the files that are named; see `PathSource.open`.
 
     Returns:
@@ -203,18 +217,18 @@ def _listed(
     if files is not None:
         listings = [_Listing(_root_of(storage, entry), []) for entry in paths]
         root = _common_root([listing.root for listing in listings])
-        found = _versions(storage, [_below(storage, root, name) for name in files])
+        found = pair(storage, _versions(storage, [_below(storage, root, name) for name in files]), (), naming)
     else:
         listings = [_expand(storage, entry) for entry in paths]
         root = _common_root([listing.root for listing in listings])
-        found = [entry for listing in listings for entry in listing.found]
+        found = [entry for each in listings for entry in pair(storage, each.found, each.listed, naming)]
     if not raw_files:
         refuse_table_formats(
             storage,
             {listing.root for listing in listings},
             {listing.root for listing in listings if listing.deep},
             chain.from_iterable(listing.listed for listing in listings),
-            {entry.path for entry in found},
+            {entry.data.path for entry in found},
         )
     return root, found
 
@@ -266,7 +280,8 @@ def _expand(storage: FileStorage, path: str) -> _Listing:
             return _glob(storage, path)
         raise _nothing(storage, path)
     if not found.is_dir:
-        return _Listing(_parent(path), [found] if found.file_version().num_bytes else [])
+        found.file_version()
+        return _Listing(_parent(path), [found])
     root = path.rstrip("/")
     everything = storage.walk(path)
     if not everything:
@@ -315,8 +330,7 @@ def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str)
     kept = [
         entry
         for entry in found
-        if (entry.special or (entry.version is not None and entry.version.num_bytes))
-        and not is_hidden(_relative(storage, root, entry.path), allowed)
+        if (entry.special or entry.version is not None) and not is_hidden(_relative(storage, root, entry.path), allowed)
     ]
     return sorted(kept, key=lambda entry: _utf8(_relative(storage, root, entry.path)))
 
@@ -325,7 +339,7 @@ def _versions(storage: Storage, paths: Sequence[str]) -> list[Found]:
     """Return named files with their versions, in the same order."""
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         versions: list[FileVersion] = list(pool.map(storage.version, paths))
-    return [Found(path, version) for path, version in zip(paths, versions, strict=True) if version.num_bytes]
+    return [Found(path, version) for path, version in zip(paths, versions, strict=True)]
 
 
 def _below(storage: FileStorage, root: str, name: str) -> str:

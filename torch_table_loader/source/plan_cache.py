@@ -97,8 +97,8 @@ class PlanCache:
         if found is None:
             self._warn("torn", f"an entry of the plan cache is torn or foreign and is written anew: {file.name}")
             return None
-        entry, local = found
-        return entry if same_local(local, file.version.local) else None
+        entry, locals_then = found
+        return entry if all(map(same_local, locals_then, _locals(file))) else None
 
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
         """Return what is known of each file, asking for several at once."""
@@ -115,7 +115,7 @@ class PlanCache:
             if entry.counts.items() <= known.counts.items():
                 return
             entry = CacheEntry(entry.meta, {**known.counts, **entry.counts})
-        self._write(key, _encode(entry, key, file.version.local))
+        self._write(key, _encode(entry, key, _locals(file)))
 
     def get_note(self, key: str) -> bytes | None:
         """Return what `put_note` kept; None if there is nothing, or something torn.
@@ -164,13 +164,16 @@ class PlanCache:
     def _key(self, file: DataFile) -> bytes | None:
         """Hash what tells this file from any other; a store that gives neither time nor tag cannot tell."""
         version = file.version
-        if version.mtime_ns is None and version.etag is None and not version.immutable:
-            return None
+        for each in (version, *(sidecar.version for sidecar in file.sidecars)):
+            if each.mtime_ns is None and each.etag is None and not each.immutable:
+                return None
         # The full path (hashed) keeps two tables apart whose files have equal names, sizes and seconds.
         identity = [self.scope, file.path.partition("?")[0], file.name, file.format]
         if file.reader is not None:  # its settings are a part of what it says of a file
             identity.append(hashlib.sha256(pickle.dumps(file.reader)).hexdigest())
-        facts = [version.num_bytes, version.mtime_ns, version.etag]
+        facts: list[Any] = [version.num_bytes, version.mtime_ns, version.etag]
+        for beside in file.sidecars:
+            facts += [beside.name, beside.version.num_bytes, beside.version.mtime_ns, beside.version.etag]
         return hashlib.sha256(json.dumps([*identity, *facts]).encode("utf-8")).digest()
 
     def _path(self, key: bytes) -> str:
@@ -182,7 +185,12 @@ class PlanCache:
             _log.warning("%s", message)
 
 
-def _encode(entry: CacheEntry, key: bytes, local: LocalVersion | None) -> bytes:
+def _locals(file: DataFile) -> list[LocalVersion | None]:
+    """Return what a local file system knows of a file, and of those beside it."""
+    return [file.version.local, *(sidecar.version.local for sidecar in file.sidecars)]
+
+
+def _encode(entry: CacheEntry, key: bytes, local: Sequence[LocalVersion | None]) -> bytes:
     """Write magic, checksum, then key, length of the JSON head, head, schema, footer."""
     schema = entry.meta.schema.serialize().to_pybytes()
     head = json.dumps(
@@ -192,7 +200,8 @@ def _encode(entry: CacheEntry, key: bytes, local: LocalVersion | None) -> bytes:
             "counts": {name: list(counts) for name, counts in entry.counts.items()},
             "schema": len(schema),
             "footer": None if entry.meta.footer is None else len(entry.meta.footer),
-            "local": local,
+            "local": local[0],
+            "beside": local[1:],
             "ranges": entry.meta.group_ranges,
             "opening": entry.meta.opening,
         }
@@ -201,7 +210,7 @@ def _encode(entry: CacheEntry, key: bytes, local: LocalVersion | None) -> bytes:
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, LocalVersion | None] | None:
+def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, list[LocalVersion | None]] | None:
     """Read what `_encode` wrote; None if it is anything else. Behind the checksum nothing can be torn."""
     start = len(_MAGIC) + _DIGEST_BYTES
     body = memoryview(data)[start:]
@@ -213,9 +222,9 @@ def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, LocalVersion | None] |
     schema_stop = stop + head["schema"]
     schema = pa.ipc.read_schema(pa.py_buffer(bytes(body[stop:schema_stop])))
     footer = None if head["footer"] is None else bytes(body[schema_stop : schema_stop + head["footer"]])
-    # Older entries have none of the last three.
+    # Older entries have none of the last four.
     ranges, opening, local = head.get("ranges"), head.get("opening", ()), head.get("local")
     places = None if ranges is None else tuple(map(tuple, ranges))
     meta = FileMeta(schema, tuple(head["rows"]), tuple(head["bytes"]), footer, places, tuple(map(tuple, opening)))
     entry = CacheEntry(meta, {name: tuple(counts) for name, counts in head["counts"].items()})
-    return entry, None if local is None else LocalVersion(*local)
+    return entry, [None if each is None else LocalVersion(*each) for each in (local, *head.get("beside", ()))]

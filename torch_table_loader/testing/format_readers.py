@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.contracts import NullProvingReader
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
@@ -64,14 +65,21 @@ def check_format_reader(
         _check_failures(where, reader, storage, file, meta, schema)
 
 
-def stored_files(path: str | os.PathLike[str], format_name: str) -> tuple[Storage, Sequence[DataFile]]:
+def stored_files(
+    path: str | os.PathLike[str],
+    format: str | FormatReader,  # noqa: A002 the name that callers of a dataset write
+) -> tuple[Storage, Sequence[DataFile]]:
     """Return the storage and the files that a table's path has, for `check_format_reader`.
 
     Args:
         path: a directory, a glob, or a file.
-        format_name: of the format reader.
+        format: the format reader or its name; a `SidecarReader` of your own as it is.
     """
-    source = PathSource.open(path, format_name)
+    if not isinstance(format, str):
+        source = PathSource.open(path, format.name, reader=format, naming=format)
+    else:
+        naming = reader_for(format) if format in format_names() else None
+        source = PathSource.open(path, format, naming=naming)
     return source.storage, source.files
 
 
@@ -243,8 +251,9 @@ def _check_footer_is_not_read_again(
             pass
     with storage.open(file.path) as handle:
         end, begins = handle.size(), bytes(handle.read(len(meta.footer))) == meta.footer
-    # A footer is at the end of a file, unless it is what the file begins with.
-    first, last = (0, len(meta.footer)) if begins else (end - 1, end)
+    # A footer is at the end of a file, unless it is what the file begins with, or stands in a sidecar.
+    index = {each.path for each in file.sidecars}
+    first, last = (0, len(meta.footer)) if begins else (end, end) if index else (end - 1, end)
     again = [(start, stop) for start, stop in watched.reads if start < last and stop > first]
     require(not again, f"{where}: open must use the footer of inspect, but read bytes {again} of {end} again")
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.torch.scripts.stage import epoch, play_all, scene
-from torch_table_loader import MixedDataset, StructuredDataset, TableError
+from torch_table_loader import MixedDataset, StorageTimeoutError, StructuredDataset, TableError
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.row_store import RowStoreHandle
 
@@ -212,6 +212,90 @@ def rows_with_other_exclusions_on_a_rank_that_begins_late(root: Path) -> Any:
                 dist.barrier()
             dist.barrier()
     return said
+
+
+def rows_told_apart(root: Path, own: list[int], **options: Any) -> Any:
+    """Let each rank exclude rows of its own, together with the others; say what is excluded and what then comes."""
+    chosen: dict[str, Any] = {"batch_size": 7, "num_ranks": "auto", "even_ranks": "pad", **options}
+    loader, dataset = StructuredDataset.create_dataloader(str(root / "table"), shuffle="rows", **chosen)
+    dataset.exclude(own, gather=True)
+    dataset.include(own[:1], gather=True)
+    batches = list(loader)
+    return {
+        "excluded": dataset.excluded.tolist(),
+        "rows": [row for batch in batches for row in batch["x"].tolist()],
+        "padding": [pads for batch in batches for pads in batch["padding"].tolist()],
+    }
+
+
+@scene
+def gathered(root: Path) -> Any:
+    """Rank 3 has none to name."""
+    rank = dist.get_rank()
+    return rows_told_apart(root, [10 * rank, 10 * rank + 5, 100] if rank < 3 else [])
+
+
+@scene
+def gathered_without_a_comparison(root: Path) -> Any:
+    rank = dist.get_rank()
+    return rows_told_apart(root, [10 * rank, 10 * rank + 5, 100] if rank < 3 else [], check_plan=False)
+
+
+@scene
+def gathered_in_a_tensor_parallel_mesh(root: Path) -> Any:
+    """All four ranks name rows, and two and two read the same."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return rows_told_apart(root, [20 + dist.get_rank(), 30 + dist.get_rank()], mesh=mesh, num_ranks=1)
+
+
+@scene
+def gathered_of_a_mixture(root: Path) -> Any:
+    """Ranks name rows of different sources."""
+    rank = dist.get_rank()
+    loader, dataset = mixed(root, {"a": "table", "b": "grown"}, {"a": 1, "b": 1}, stop="all_exhausted")
+    dataset.exclude({"ab"[rank % 2]: [rank, 20]}, gather=True)
+    dataset.include({"a": [2]} if rank == 3 else {}, gather=True)
+    steps = len(list(loader))
+    return {"steps": steps, "excluded": {name: ids.tolist() for name, ids in dataset.excluded.items()}}
+
+
+@scene
+def gathered_with_a_row_that_is_not_there_on_rank_0(root: Path) -> Any:
+    return rows_told_apart(root, [10_000 if dist.get_rank() == 0 else 1])
+
+
+@scene
+def gathered_with_a_row_that_is_not_there_on_rank_2(root: Path) -> Any:
+    return rows_told_apart(root, [10_000 if dist.get_rank() == 2 else 1])
+
+
+@scene
+def gathered_without_rank_2(root: Path) -> Any:
+    return gathered_without(root, 2)
+
+
+@scene
+def gathered_without_rank_0(root: Path) -> Any:
+    return gathered_without(root, 0)
+
+
+def gathered_without(root: Path, absent: int) -> Any:
+    """Let one rank come when the others have stopped waiting for it, and then go on together."""
+    with patch.object(PlanCheck.__init__, "__kwdefaults__", {"timeout": timedelta(seconds=2)}):
+        dataset = StructuredDataset(str(root / "table"), shuffle="rows", num_ranks="auto", even_ranks="pad")
+    late, said = dist.get_rank() == absent, "nothing"
+    if late:
+        dist.barrier()
+    try:
+        dataset.exclude([1], gather=True)
+    except StorageTimeoutError as error:
+        said = str(error)
+    if not late:
+        dist.barrier()
+    dist.barrier()
+    before = dataset.excluded.tolist()
+    dataset.exclude([dist.get_rank()], gather=True)
+    return {"said": said, "before": before, "after": dataset.excluded.tolist()}
 
 
 @scene

@@ -272,8 +272,14 @@ class IndexedJob(Job):
             lanes=[LaneLoad(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
             rows_in_flight=self.items.copies * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.items.held_bytes,
-            notes=self.items.notes(position),
+            notes=[*self.items.notes(position), *self._notes_of_steps(plan)],
         )
+
+    def _notes_of_steps(self, plan: GlobalBatches) -> list[str]:
+        """Say what a step of the optimizer is, where it is not one batch."""
+        micro = self.topology.micro_batches
+        rows = micro * plan.global_batch_size
+        return [f"a step of the optimizer is {micro} batches of each rank, {rows:,} rows"] if micro > 1 else []
 
     def close_clients(self) -> None:
         """Close this process's clients of the tables' stores, and of row stores."""

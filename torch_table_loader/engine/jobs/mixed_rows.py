@@ -206,16 +206,25 @@ class MixedRows(Items):
             position.reweighted(newest.weights, position.rows_by_name, self.stop)
         self.weights.change(newest.weights)
 
-    def change_exclusions(self, row_ids: Mapping[str, Any], *, include: bool) -> None:
-        """Take rows out of some sources, or in again: all of them, or none where an id is wrong.
+    def ids_of(self, row_ids: Mapping[str, Any]) -> dict[str, Ints]:
+        """Return the ids that the caller names of each source, checked.
 
         Raises:
-            ConfigError: a source that is not there, or an id that no row has.
+            ConfigError: a source that is not there, an id that no row has, or a mask of other rows.
         """
         if not isinstance(row_ids, Mapping):
             raise ConfigTypeError(f"row ids must be given by name of their source, got {type(row_ids).__name__}")
         if unknown := [name for name in row_ids if name not in self.sources]:
             raise ConfigError(f"the mixture has no source {unknown[0]!r}; it has {', '.join(self.sources)}")
+        return {name: self.sources[name].ids_of(ids) for name, ids in row_ids.items()}
+
+    def change_exclusions(self, row_ids: Mapping[str, Ints], *, include: bool) -> None:
+        """Take rows out of some sources, or in again.
+
+        Args:
+            row_ids: from `ids_of`.
+            include: whether they come in.
+        """
         newest: dict[str, Exclusions] = {}
         for name, ids in row_ids.items():
             rows = self.sources[name]

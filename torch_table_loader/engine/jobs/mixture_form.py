@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequ
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.pack import Pack
+from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.table_rows import TableItems
@@ -101,6 +102,8 @@ def _same(one: Any, two: Any) -> bool:
     """Compare what two options say: lists are equal to tuples and arrays of the same, and NaN is to NaN."""
     if isinstance(one, Mapping) and isinstance(two, Mapping):
         return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+    if isinstance(one, Pad) and isinstance(two, Pad):
+        one, two = astuple(one), astuple(two)
     if all(isinstance(each, (Sequence, np.ndarray)) and not isinstance(each, (str, bytes)) for each in (one, two)):
         return len(one) == len(two) and all(map(_same, one, two))
     return bool(one == two or (one != one and two != two))  # noqa: PLR0124 as NaN alone is

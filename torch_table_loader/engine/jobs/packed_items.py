@@ -244,7 +244,7 @@ class PackedItems(TableItems):
             "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
         }
         return [
-            f"{orders[pack.strategy]}, {pack.seq_len:,} tokens a sequence, from a row store of documents in {self.where}",
+            f"{orders[pack.strategy]}, {pack.seq_len:,} tokens a sequence, from a row store in {self.where}",
             f"{position.total:,} sequences of {tokens:,} tokens in {self.live_rows:,} documents",
             f"{left:,} of {self.live_rows:,} live documents are in the epoch; the others are excluded",
             *([self.store.note] if self.store.note else []),

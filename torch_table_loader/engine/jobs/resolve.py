@@ -145,6 +145,7 @@ def topology_of(options: LoaderOptions, num_ranks: int) -> Topology:
         options.shuffle_buffer_size,
         options.even_ranks,
         options.drop_last,
+        options.micro_batches,
     )
 
 
@@ -194,7 +195,7 @@ def with_padding(schema: pa.Schema, *, marks: bool) -> pa.Schema:
 
 
 def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> LoaderOptions:
-    """Divide `global_batch_size` over the ranks, where it was given.
+    """Divide `global_batch_size` over the ranks and their micro-batches, where it was given.
 
     Args:
         options: the caller's.
@@ -204,4 +205,5 @@ def with_batch_size(options: LoaderOptions, num_ranks: int, *, given: bool) -> L
     if options.global_batch_size is None:
         return options
     own = options.batch_size if given else None
-    return replace(options, batch_size=rank_batch_size(own, options.global_batch_size, num_ranks))
+    size = rank_batch_size(own, options.global_batch_size, num_ranks, options.micro_batches)
+    return replace(options, batch_size=size)

@@ -25,7 +25,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.options import LoaderOptions
-from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.mixture import SourceOrder
 from torch_table_loader.planning.permutation import Permutation
@@ -126,6 +126,10 @@ class TableItems(Items):
         """Warn of what was excluded or included here and is not in what a state brings."""
         if isinstance(other, TableItems):
             _warn_of_undone(self.exclusions, other.exclusions, where)
+
+    def ids_of(self, row_ids: Any) -> Ints:
+        """Return the ids that the caller names, checked; see `checked_ids`."""
+        return checked_ids(row_ids, self.table.layout.num_rows)
 
     def exclude(self, row_ids: Any) -> Exclusions:
         """Return the exclusions with some rows more."""

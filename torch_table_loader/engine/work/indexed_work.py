@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.batching.cells import RowError
 from torch_table_loader.engine.work.lane_work import LaneWork
+from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,6 +95,10 @@ class ItemStream(ABC):
             fetcher: fetches what stores behind URLs have; None where none was begun.
         """
 
+    @abstractmethod
+    def name_of(self, place: int) -> str:
+        """Return what a message calls the item at a place."""
+
 
 class TurnStream(ItemStream):
     """The items of one source, by how many of them came before in the epoch."""
@@ -150,6 +156,10 @@ class RowStream(TurnStream):
     def found(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the row id of each row."""
         return self.ids(turns), np.ones(len(turns), dtype=np.int64)
+
+    def name_of(self, place: int) -> str:
+        """Return what a message calls the row at a place."""
+        return f"the row whose row_id is {self.ids(np.array([place]))[0]}"
 
     def _found(self, places: Ints) -> Ints:
         with PERMUTING.lock:
@@ -209,6 +219,12 @@ class MixedStream(ItemStream):
             joined = _joined(parts, source)
             yield [*joined, pa.array(numbers[source])] if self.marks_source else joined, note
 
+    def name_of(self, place: int) -> str:
+        """Return what a message calls the row at a place."""
+        source, turn = self.mixture.take(np.array([place]))
+        own = self.sources[source[0]]
+        return f"{own.items.name_of(int(turn[0]))} in source {own.number} of the mixture"
+
     def _of(self, number: int, found: Iterator[tuple[Place, Any]], fetcher: Fetcher | None) -> Iterator[list[pa.Array]]:
         """Yield the rows that each block has of one source; blocks without any count too, lest one look too far."""
         entry = self.sources[number]
@@ -253,8 +269,17 @@ class IndexedWork(LaneWork):
             start: batches of the lane that were delivered before.
             ahead: from `fetch_ahead`.
         """
-        blocks = map(self.plan.places_of, self.plan.steps_of(lane, start, self.gather_batches))
-        for columns, padding in self.items.columns(blocks, ahead):
+        found = map(self.plan.places_of, self.plan.steps_of(lane, start, self.gather_batches))
+        blocks = ((places, (places, padding)) for places, padding in found)
+        for columns, (places, padding) in self.items.columns(blocks, ahead):
             if self.marks_padding:
                 columns.append(pa.array(padding))
-            yield cast("Rows", self.codec.decode_plain(columns))
+            yield self._decoded(columns, places)
+
+    def _decoded(self, columns: list[pa.Array], places: Ints) -> Rows:
+        try:
+            return cast("Rows", self.codec.decode_plain(columns))
+        except RowError as error:
+            if error.row is None:
+                raise
+            raise TableError(f"{self.items.name_of(int(places[error.row]))}: {error}") from error

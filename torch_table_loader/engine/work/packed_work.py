@@ -157,6 +157,11 @@ class PackedStream(TurnStream):
         slices = self.slices(turns)
         return self.tokens.rows.ids(slices.document), np.diff(slices.offsets)
 
+    def name_of(self, place: int) -> str:
+        """Return what a message calls the sequence at a place."""
+        ids, _ = self.found(np.array([place]))
+        return f"the sequence of the rows whose row_id is {', '.join(map(str, ids.tolist()))}"
+
     def slices(self, turns: Ints) -> Slices:
         """Return the parts of documents under some sequences."""
         with PERMUTING.lock:

@@ -1,0 +1,339 @@
+"""Documents become sequences: every token once, in order, under any ranks, lanes and resumes."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.effort import examples
+from tests.torch.packing_reference import (
+    MOST_TOKENS,
+    Place,
+    check_batch,
+    delivered_by,
+    documents_of,
+    places_of,
+    write_documents,
+)
+from tests.torch.tables import meant_warnings
+from torch_table_loader import ConfigError, Pack, ResumeError, StructuredDataset, TableError, TableLoader
+
+GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
+BOS, EOS, SEP = 1, 2, 3
+
+PACKS = st.builds(
+    Pack,
+    seq_len=st.integers(1, 45),
+    strategy=st.sampled_from(["concat", "pad", "best_fit"]),
+    bos_id=st.sampled_from([None, BOS]),
+    eos_id=st.sampled_from([None, EOS]),
+    sep_id=st.sampled_from([None, SEP]),
+    min_length=st.sampled_from([1, 2, 6]),
+    labels=st.sampled_from(["hf", "shifted", None]),
+    aligned=st.sampled_from([(), ("weight",)]),
+    block_docs=st.sampled_from([1, 3, 4096]),
+)
+
+
+def make(root: Path, pack: Pack, **options: Any) -> TableLoader:
+    with meant_warnings():
+        asked: dict[str, Any] = {"check_plan": False, "columns": ["id"]} | options
+        return StructuredDataset.create_dataloader(str(root), "parquet", **({"pack": pack} | asked))[0]
+
+
+def topologies() -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            "num_ranks": st.integers(1, 4),
+            "num_workers": st.integers(0, 3),
+            "batch_size": st.integers(1, 4),
+            "even_ranks": st.sampled_from([None, "balance", "pad"]),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("documents")
+    write_documents(root, GROUPS)
+    return root
+
+
+def run(root: Path, pack: Pack, state: Any, steps: int | None, **options: Any) -> tuple[list[Place], Any, list[int]]:
+    """Let all ranks go on from a state for some steps; give what they deliver, their state and their steps."""
+    wholes = documents_of(GROUPS, pack)
+    places: list[Place] = []
+    states, taken = [], []
+    for rank in range(options["num_ranks"]):
+        loader = make(root, pack, rank=rank, **options)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        expected = len(loader)
+        batches = list(islice(loader, steps))
+        if state is None and steps is None:
+            assert len(batches) == expected
+        places += delivered_by(batches, wholes, pack)
+        states.append(loader.state_dict())
+        taken.append(len(batches))
+    running = [each for each in states if each["history"][-1][-1] is not True]
+    return places, (running or states)[0], taken
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(pack=PACKS, world=topologies(), shuffle=st.booleans())
+def test_every_token_comes_once(table: Path, pack: Pack, world: dict[str, Any], shuffle: bool) -> None:
+    places, _, steps = run(table, pack, None, None, shuffle=shuffle, **world)
+    assert sorted(places) == sorted(places_of(documents_of(GROUPS, pack)))
+    if world["even_ranks"] is not None:
+        assert len(set(steps)) == 1
+
+
+@settings(max_examples=examples(12), deadline=None)
+@given(pack=PACKS, worlds=st.lists(topologies(), min_size=2, max_size=3), steps=st.integers(0, 4))
+def test_another_world_delivers_the_rest(table: Path, pack: Pack, worlds: list[dict[str, Any]], steps: int) -> None:
+    state, places = None, []
+    for number, world in enumerate(worlds):
+        last = number == len(worlds) - 1
+        options = {**world, "even_ranks": "balance", "shuffle": True}
+        got, state, _ = run(table, pack, state, None if last else steps, **options)
+        places += got
+    assert sorted(places) == sorted(places_of(documents_of(GROUPS, pack)))
+
+
+@pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -> None:
+    pack = Pack(
+        seq_len=7, strategy=strategy, labels="shifted", loss_mask="trained", aligned=["weight"], spans=["spans"]
+    )
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "worker_type": worker_type, "shuffle": True}
+    wholes = documents_of(GROUPS, pack)
+    whole = [check_batch(batch, wholes, pack) for batch in make(table, pack, **options)]
+    for taken in range(0, len(whole) + 1, 1 if worker_type == "thread" else 5):
+        loader = make(table, pack, **options)
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        other = make(table, pack, **options)
+        other.load_state_dict(loader.state_dict())
+        loader.close() if hasattr(loader, "close") else None
+        assert [check_batch(batch, wholes, pack) for batch in other] == whole[taken:]
+
+
+def test_another_length_of_sequences_goes_on_where_documents_are_cut_anywhere(table: Path) -> None:
+    first, second = Pack(seq_len=8), Pack(seq_len=5)
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "num_ranks": 1, "even_ranks": None}
+    before, state, _ = run(table, first, None, 3, **options)
+    after, _, _ = run(table, second, state, None, **options)
+    assert sorted(before + after) == sorted(places_of(documents_of(GROUPS, first)))
+
+
+def test_a_state_is_bound_to_what_decides_the_tokens(table: Path) -> None:
+    state = make(table, Pack(seq_len=8)).state_dict()
+    with pytest.raises(ResumeError, match="stage"):
+        make(table, Pack(seq_len=8, eos_id=EOS)).load_state_dict(state)
+    with pytest.raises(ResumeError):
+        make(table, Pack(seq_len=8, strategy="best_fit")).load_state_dict(state)
+
+
+@pytest.mark.parametrize("strategy", ["pad", "best_fit"])
+@pytest.mark.parametrize("long_docs", ["split", "truncate", "drop"])
+def test_long_documents(table: Path, strategy: Any, long_docs: Any) -> None:
+    pack = Pack(seq_len=11, strategy=strategy, long_docs=long_docs, eos_id=EOS, labels="shifted")
+    places, _, _ = run(table, pack, None, None, num_ranks=2, batch_size=2)
+    assert sorted(places) == sorted(places_of(documents_of(GROUPS, pack)))
+    if strategy == "pad":
+        for batch in make(table, pack, batch_size=2):
+            assert [len(set(row.tolist()) - {-1}) for row in batch["doc_ids"]] == [1] * len(batch["doc_ids"])
+
+
+def test_a_long_document_is_refused_if_asked(table: Path) -> None:
+    with pytest.raises(TableError, match="17 tokens, more than seq_len=11"):
+        make(table, Pack(seq_len=11, strategy="pad", long_docs="error"))
+
+
+def test_begin_and_end_tokens_are_added_only_where_they_lack(tmp_path: Path) -> None:
+    lists = [[BOS, 10, EOS], [11, EOS], [BOS, 12], [13], [BOS]]
+    pq.write_table(pa.table({"input_ids": pa.array(lists, pa.list_(pa.uint16()))}), tmp_path / "0.parquet")
+    pack = Pack(seq_len=4, strategy="pad", bos_id=BOS, eos_id=EOS)
+    [batch] = make(tmp_path, pack, columns=None, batch_size=8)
+    assert batch["input_ids"].tolist() == [[1, 10, 2, 0], [1, 11, 2, 0], [1, 12, 2, 0], [1, 13, 2, 0], [1, 2, 0, 0]]
+
+
+def test_aligned_columns_and_the_loss_mask_are_cut_as_the_tokens_are(table: Path) -> None:
+    pack = Pack(seq_len=7, aligned=["weight"], loss_mask="trained", eos_id=EOS)
+    wholes = documents_of(GROUPS, pack)
+    for batch in make(table, pack, batch_size=3):
+        places = iter(check_batch(batch, wholes, pack))
+        assert batch["weight"].dtype == torch.float32
+        assert "trained" not in batch
+        owners = batch["doc_ids"].reshape(-1).tolist()
+        for number, value in zip(owners, batch["weight"].reshape(-1).tolist(), strict=True):
+            document, place = next(places) if number >= 0 else (0, -1)
+            stored = number >= 0 and wholes[document].stored[place] is not None
+            assert value == (document + place / 128 if stored else 0)
+
+
+def test_columns_of_documents_come_once_a_part(table: Path) -> None:
+    pack = Pack(seq_len=7)
+    for batch in make(table, pack, columns=["title", "id", "input_ids"], row_id=True, batch_size=3):
+        documents = batch["documents"]
+        assert documents["title"] == [f"document {number}" for number in documents["id"].tolist()]
+        assert len(documents["row_id"]) == int(batch["doc_ids"].max()) + 1
+
+
+@pytest.mark.parametrize("strategy", ["concat", "best_fit"])
+def test_spans_are_clipped(table: Path, strategy: Any) -> None:
+    pack = Pack(seq_len=6, strategy=strategy, spans=["spans"], bos_id=BOS, eos_id=EOS)
+    places = delivered_by(make(table, pack, batch_size=2, num_workers=2), documents_of(GROUPS, pack), pack)
+    assert sorted(places) == sorted(places_of(documents_of(GROUPS, pack)))
+
+
+def test_filters_leave_documents_out(table: Path) -> None:
+    import pyarrow.compute as pc
+
+    pack = Pack(seq_len=6, strategy="best_fit")
+    wholes = documents_of(GROUPS, pack)
+    kept = {number: each for number, each in wholes.items() if number % 3 == 0}
+    loader = make(table, pack, filters=pc.equal(pc.bit_wise_and(pc.field("id"), 1), 0), batch_size=2)
+    kept = {number: each for number, each in wholes.items() if number % 2 == 0}
+    assert sorted(delivered_by(loader, wholes, pack)) == sorted(places_of(kept))
+
+
+PRESETS = {
+    "hf": {"input_ids", "labels", "position_ids"},
+    "flash": {
+        "input_ids",
+        "labels",
+        "position_ids",
+        "cu_seq_lens_q",
+        "cu_seq_lens_k",
+        "max_length_q",
+        "max_length_k",
+    },
+    "flex": {"input_ids", "labels", "position_ids", "doc_ids"},
+    "megatron": {"tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "max_seqlen"},
+    "segment_ids": {"input_ids", "labels", "position_ids", "segment_ids"},
+}
+
+
+@pytest.mark.parametrize("output", PRESETS)
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_presets_have_the_names_of_their_field(table: Path, output: Any, form: Any) -> None:
+    pack = Pack(seq_len=9, strategy="best_fit", output=output)
+    own = Pack(seq_len=9, strategy="best_fit", labels=pack.labels)
+    options: dict[str, Any] = {"columns": None, "batch_size": 3, "output_format": form}
+    for batch, base in zip(make(table, pack, **options), make(table, own, **options), strict=True):
+        assert set(batch) == PRESETS[output]
+        ids = batch["tokens" if output == "megatron" else "input_ids"]
+        assert np.array_equal(np.asarray(ids).reshape(-1), np.asarray(base["input_ids"]).reshape(-1))
+        if output == "segment_ids":
+            for row, numbers in zip(np.asarray(batch["segment_ids"]), np.asarray(base["doc_ids"]), strict=True):
+                assert ((row == 0) == (numbers < 0)).all()
+                assert sorted(set(row.tolist()) - {0}) == list(range(1, len(set(numbers.tolist()) - {-1}) + 1))
+        if output == "megatron":
+            assert np.array_equal(np.asarray(batch["loss_mask"]) > 0, np.asarray(base["labels"]) != -100)
+        if output == "flash":
+            assert np.asarray(ids).shape[0] == 1
+            assert np.array_equal(np.asarray(batch["cu_seq_lens_q"]), np.asarray(base["cu_seqlens"]))
+
+
+def test_edges_have_one_size_where_documents_are_bounded(table: Path) -> None:
+    pack = Pack(seq_len=20, strategy="best_fit", max_docs_per_row=2)
+    wholes = documents_of(GROUPS, pack)
+    sizes = set()
+    for batch in make(table, pack, batch_size=2, drop_last=True, num_workers=1):
+        check_batch(batch, wholes, pack)
+        sizes.add(len(batch["cu_seqlens"]))
+    assert sizes == {2 * 3 + 1}
+    with pytest.raises(TableError, match="max_docs_per_row=2, but a sequence has"):
+        list(make(table, Pack(seq_len=30, max_docs_per_row=2), batch_size=2))
+
+
+def test_batches_may_be_written_to_and_share_nothing(table: Path) -> None:
+    pack = Pack(seq_len=8)
+    kept = []
+    expected = [batch["input_ids"].clone() for batch in make(table, pack)]
+    for batch in make(table, pack):
+        kept.append(batch["input_ids"].clone())
+        for value in batch.values():
+            if isinstance(value, torch.Tensor):
+                value.fill_(0)
+    assert all(torch.equal(one, other) for one, other in zip(kept, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([[1, None]], pa.list_(pa.int32())), "null inside the list of row 0"),
+        (pa.array([["a"]], pa.list_(pa.string())), "must be a list of numbers"),
+        (pa.array([[0.5]], pa.list_(pa.float32())), "must be a list of integers"),
+        (pa.array([3], pa.int32()), "must be a list of numbers"),
+    ],
+)
+def test_columns_that_are_no_tokens_are_refused(tmp_path: Path, column: pa.Array, message: str) -> None:
+    pq.write_table(pa.table({"input_ids": column}), tmp_path / "0.parquet")
+    with pytest.raises((ConfigError, TableError), match=message):
+        list(make(tmp_path, Pack(seq_len=4), columns=None))
+
+
+def test_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
+    columns = {"input_ids": [[1, 2], [3]], "weight": [[0.5, 1.0], [1.0, 2.0]]}
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    with pytest.raises(TableError, match="got 1 and 2 in row 1"):
+        list(make(tmp_path, Pack(seq_len=4, aligned=["weight"]), columns=None))
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 1), (0, 9), (2, 1)])
+def test_spans_outside_their_document_are_refused(tmp_path: Path, start: int, end: int) -> None:
+    columns = {"input_ids": [[1, 2, 3]], "spans": [[{"start": start, "end": end}]]}
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    with pytest.raises(TableError, match=r"spans.*row 0"):
+        list(make(tmp_path, Pack(seq_len=4, spans=["spans"]), columns=None))
+
+
+@pytest.mark.parametrize(
+    ("given_options", "message"),
+    [
+        ({"seq_len": 0}, "seq_len must be at least 1"),
+        ({"seq_len": 4, "strategy": "first_fit"}, "strategy must be one of"),
+        ({"seq_len": 4, "stride": 2}, "stride is for"),
+        ({"seq_len": 4, "long_docs": "drop"}, "has no meaning"),
+        ({"seq_len": 4, "aligned": ["input_ids"]}, "named twice"),
+        ({"seq_len": 4, "labels": None, "loss_mask": "trained"}, "hides labels"),
+        ({"seq_len": 4, "eos_id": -1}, "eos_id must be at least 0"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given_options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Pack(**given_options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output_format": "arrow"}, "leave pack out"),
+        ({"shuffle": True, "shuffle_buffer_size": 4}, "single tokens"),
+        ({"pack": {"seq_len": 4}}, "must be a Pack"),
+        ({"pack": Pack(seq_len=4, strategy="windows")}, 'needs shuffle="rows"'),
+        ({"pack": Pack(seq_len=4, tokens="tokens")}, "no column 'tokens'"),
+        ({"pack": Pack(seq_len=4, spans=["weight"])}, "list<struct<start, end"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(table: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(table, **{"pack": Pack(seq_len=4), **options})
+
+
+def test_documents_are_small_enough_for_their_numbers() -> None:
+    assert max(length or 0 for group in GROUPS for length in group) < MOST_TOKENS

@@ -1,0 +1,140 @@
+"""datatrove's and nanotron's ``.ds``: tokens, with the ends of documents, loss masks and a note beside them.
+
+``X.ds`` is uint16 or uint32 tokens; ``X.ds.index`` uint64 ends of documents in tokens, cumulative; ``X.ds.loss`` a byte
+a token, 0 or 1; ``X.ds.metadata`` lines of text: the tokenizer and, behind the last ``|``, the bytes of a token; the
+number of tokens; the same for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.contracts import Sidecar
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.token_files import (
+    GROUP_BYTES,
+    Column,
+    Index,
+    TokenReader,
+    check_total,
+    index_of,
+    open_sidecar,
+    read_exactly,
+    read_whole,
+    sidecar_of,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile
+
+LOSS_MASK = "loss_mask"
+"""The column of the loss file: 1 for a token that is trained on."""
+
+_INDEX, _LOSS, _METADATA = ".ds.index", ".ds.loss", ".ds.metadata"
+_TYPES = {2: pa.uint16(), 4: pa.uint32()}
+_MOST_METADATA = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class DatatroveReader(TokenReader):
+    """Reads datatrove's tokenised documents, which nanotron trains on: a row is a document.
+
+    Args:
+        name: of the format.
+        group_bytes: bytes of tokens of a row group, at least.
+    """
+
+    name: str = "datatrove"
+    group_bytes: int = GROUP_BYTES
+    data_suffix = ".ds"
+    sidecars = (Sidecar(_INDEX), Sidecar(_LOSS, required=False), Sidecar(_METADATA, required=False))
+
+    def read_index(self, storage: Storage, file: DataFile) -> Index:
+        """Read index and note, and compare them with the sizes of the files: see `TokenReader.read_index`."""
+        index = index_of(file, _INDEX)
+        lengths, tokens = _parse(index.name, read_whole(storage, index))
+        width = _width(file.version.num_bytes, tokens, index.name)
+        if (note := sidecar_of(file, _METADATA)) is not None:
+            _check_note(note, storage, tokens, width)
+        columns: dict[str, pa.DataType] = {}
+        if (loss := sidecar_of(file, _LOSS)) is not None:
+            if loss.version.num_bytes != tokens:
+                raise ValueError(f"{loss.name} has {loss.version.num_bytes} bytes for {tokens} tokens")
+            columns[LOSS_MASK] = pa.uint8()
+        return Index(_TYPES[width], lengths, columns)
+
+    def column(self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]]) -> Column:  # noqa: ARG002
+        """Open the loss file."""
+        loss = sidecar_of(file, _LOSS)
+        if loss is None:
+            raise TableError(f"{file.name} had a loss mask when it was planned, and has none; build the loader again")
+        return _LossMask(storage, file, loss)
+
+
+class _LossMask(Column):
+    """An open loss file."""
+
+    def __init__(self, storage: Storage, file: DataFile, loss: DataFile) -> None:
+        self._source = open_sidecar(storage, loss)
+        self._name = f"{loss.name} (of {file.name})"
+
+    def values(self, start: int, stop: int) -> pa.Buffer:
+        """Return the mask of a run of tokens."""
+        found = read_exactly(self._source, start, stop, self._name)
+        mask = np.frombuffer(found, np.uint8)
+        if len(mask) and mask.max() > 1:
+            token = int((mask > 1).argmax())
+            raise TableError(
+                f"{self._name} must be 0 or 1 for each token, got {mask[token]} for token {start + token}; "
+                "it is damaged: restore it, or leave loss_mask out of columns="
+            )
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+
+def _parse(name: str, data: pa.Buffer) -> tuple[NDArray[np.uint64], int]:
+    """Return the lengths of documents, and how many tokens they have together.
+
+    Raises:
+        ValueError: the ends are no ends.
+    """
+    if data.size % 8:
+        raise ValueError(f"{name} has {data.size} bytes, which are no integers of 8 bytes")
+    ends = np.frombuffer(data, "<u8")
+    falls = ends[1:] < ends[:-1]
+    if falls.any():
+        document = int(falls.argmax()) + 1
+        raise ValueError(f"{name} says that document {document} ends at {ends[document]}, before it begins")
+    tokens = int(ends[-1]) if len(ends) else 0
+    check_total(name, tokens, 4)
+    return np.diff(ends, prepend=np.uint64(0)), tokens
+
+
+def _width(num_bytes: int, tokens: int, index: str) -> int:
+    """Return the bytes of a token, of which there are as many as the index says."""
+    width = num_bytes // tokens if tokens else 2
+    if width not in _TYPES or width * tokens != num_bytes:
+        raise ValueError(f"{index} says {tokens} tokens of 2 or 4 bytes, and it has {num_bytes} bytes")
+    return width
+
+
+def _check_note(note: DataFile, storage: Storage, tokens: int, width: int) -> None:
+    """Compare what the note says with the files; what is no number says nothing."""
+    if note.version.num_bytes > _MOST_METADATA:
+        raise ValueError(f"{note.name} has {note.version.num_bytes} bytes, which is no note")
+    lines = [*bytes(read_whole(storage, note)).decode("utf-8", "replace").split("\n"), "", ""]
+    said = {"bytes a token": (lines[0].rpartition("|")[2], width), "tokens": (lines[1], tokens)}
+    for what, (text, found) in said.items():
+        if text.strip().isdecimal() and "|" in lines[0] and int(text) != found:
+            raise ValueError(f"{note.name} says {int(text)} {what}, and there are {found}")

@@ -1,0 +1,153 @@
+"""fms-fsdp's Arrow files: the IPC file format, of which a record batch is a document and a row of it a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.read.failures import reading
+from torch_table_loader.read.far_files import open_at_end
+from torch_table_loader.read.ipc import check_footer
+from torch_table_loader.read.reader_base import WithoutStatistics, refuse_duplicates, whole_groups
+from torch_table_loader.read.token_files import GROUP_BYTES, TOKENS, DocumentFile, group_rows
+from torch_table_loader.records import FileMeta
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile
+
+
+@dataclass(frozen=True, slots=True)
+class FmsFsdpReader(WithoutStatistics):
+    """Reads Arrow files with a document in each record batch: a row is a document, and each column a list.
+
+    The footer alone is read to plan: it says where each record batch is.
+
+    Args:
+        name: of the format.
+        group_bytes: bytes of record batches of a row group, at least.
+    """
+
+    name: str = "fms-fsdp"
+    group_bytes: int = GROUP_BYTES
+    columnar = True
+    data_suffix = ".arrow"
+    sidecars = ()
+
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
+        """Read the footer: see `FormatReader.inspect`."""
+        with reading(storage, file, "an Arrow IPC file"), open_at_end(storage, file) as source:
+            reader = pa.ipc.open_file(source)
+            footer = check_footer(source, reader.num_record_batches)
+            stored = reader.schema
+        refuse_duplicates(stored, file)
+        _check_schema(stored, file)
+        for one, other in pairwise(footer.batches):
+            if one.stop != other.start:
+                raise TableError(
+                    f"{file.name} must have its documents one behind another, got one at byte {other.start} where "
+                    f"byte {one.stop} comes next; write it again"
+                )
+        start = footer.batches[0].start if footer.batches else 0
+        ends = np.array([block.stop for block in footer.batches], np.int64) - start
+        rows = group_rows(ends, self.group_bytes)
+        edges = np.cumsum(np.concatenate(([0], rows))).tolist()
+        places = tuple((footer.batches[a].start, footer.batches[b - 1].stop) for a, b in pairwise(edges))
+        return FileMeta(
+            schema=pa.schema([pa.field(field.name, pa.list_(field.type)) for field in stored]),
+            group_rows=tuple(rows.tolist()),
+            group_bytes=tuple(stop - start for start, stop in places),
+            group_ranges=places,
+        )
+
+    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
+        """Return all (see `NullProvingReader`): a null is an error."""
+        return frozenset(columns)
+
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> FmsFsdpFile:
+        """Open without the footer: see `FormatReader.open`."""
+        return FmsFsdpFile(storage.open(file.path), file, meta)
+
+    def ranges(
+        self,
+        file: DataFile,  # noqa: ARG002
+        meta: FileMeta,
+        groups: Sequence[int],
+        columns: Sequence[str],
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return record batches whole: see `RangedReader.ranges`."""
+        return whole_groups(meta, groups, columns)
+
+
+class FmsFsdpFile(DocumentFile):
+    """An open file, whose record batches become rows."""
+
+    def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
+        """Own an open file."""
+        super().__init__(source, meta)
+        self._file = file
+        self._stored = pa.schema([pa.field(field.name, field.type.value_type) for field in meta.schema])
+
+    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+        documents = self._documents(group)
+        rows = self._meta.group_rows[group]
+        if len(documents) != rows:
+            raise TableError(
+                f"{self._file.name}, row group {group} must be {rows} record batches, as its footer says, got "
+                f"{len(documents)}; it is damaged: write it again"
+            )
+        offsets = np.zeros(rows + 1, np.int64)
+        np.cumsum([document.num_rows for document in documents], out=offsets[1:])
+        if offsets[-1] >= 2**31:
+            raise TableError(
+                f"{self._file.name}, row group {group} has {offsets[-1]} tokens, and lists hold {2**31 - 1}; "
+                "write it again with shorter documents"
+            )
+        table = pa.Table.from_batches(documents, self._stored)
+        table.validate()
+        arrays = [
+            pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), self._flat(group, name, table.column(name)))
+            for name in columns
+        ]
+        schema = pa.schema([self._meta.schema.field(name) for name in columns])
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _flat(self, group: int, name: str, column: pa.ChunkedArray) -> pa.Array:
+        """Return the values of all documents in one buffer that nobody else has."""
+        if column.null_count:
+            place = next(place for place, chunk in enumerate(column.chunks) if chunk.null_count)
+            raise TableError(
+                f"{self._file.name}, column {name!r}: a document has no nulls, got {column.chunk(place).null_count} in "
+                f"record batch {place} of row group {group}; write it again without"
+            )
+        return column.combine_chunks()  # it copies, even a single chunk
+
+    def _documents(self, group: int) -> list[pa.RecordBatch]:
+        """Decode the record batches of a row group, which follow one another as in a stream."""
+        start, stop = (self._meta.group_ranges or ())[group]
+        self._source.seek(start)
+        data = self._source.read_buffer(stop - start)
+        if data.size != stop - start:
+            raise TableError(f"{self._file.name} ends before byte {stop}; it was cut: restore it, or write it again")
+        messages = pa.ipc.MessageReader.open_stream(data)
+        return [pa.ipc.read_record_batch(message, self._stored) for message in messages]
+
+
+def _check_schema(stored: pa.Schema, file: DataFile) -> None:
+    if TOKENS not in stored.names:
+        raise TableError(
+            f"{file.name} must have a column {TOKENS!r}, as files of fms-fsdp do, got {stored.names}; pass "
+            "format='arrow' to read any Arrow file row by row"
+        )
+    for field in stored:
+        if not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
+            raise TableError(
+                f"{file.name} must hold a document in each record batch, with an int or float for each token, got "
+                f"column {field.name!r} of the type {field.type}; pass format='arrow' to read it row by row"
+            )

@@ -1,0 +1,385 @@
+"""Flat files of tokens with an index beside them: what their readers share.
+
+The data file is tokens and nothing else. The index says where documents end. A row is a document, and each column is a
+list with one value a token; `tokens` has the type that is stored. A row group is a run of documents of some MiB, so
+that it is read in one piece. `FileMeta.footer` keeps what the index says of documents, and the index is not read again.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.contracts import is_far
+from torch_table_loader.errors import TableError
+from torch_table_loader.planning.requests import REQUEST_BYTES
+from torch_table_loader.read.failures import changed_error, reading
+from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.reader_base import WithoutStatistics, bounded, rows_without_columns
+from torch_table_loader.records import FileMeta
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile
+
+TOKENS = "tokens"
+"""The column of the tokens, whatever the format."""
+
+GROUP_BYTES = REQUEST_BYTES
+"""Where a row group ends: with the first document that ends so many bytes of tokens, or more, behind its beginning."""
+
+_MOST_TOKENS = 2**31 - 1
+"""A list of Arrow has no more values."""
+
+_MOST_BYTES = 1 << 60
+_ARRAY = struct.Struct("<cxxxxxxxQ")
+
+Values = Callable[[int, int], pa.Buffer]
+"""Returns the values of a column for a run of tokens of the file."""
+
+
+class Index(NamedTuple):
+    """What an index says.
+
+    Args:
+        kind: type of the tokens.
+        lengths: tokens of each document.
+        columns: the type of each further column.
+        more: arrays that the reader needs again to make those.
+    """
+
+    kind: pa.DataType
+    lengths: NDArray[Any]
+    columns: Mapping[str, pa.DataType]
+    more: tuple[NDArray[Any], ...] = ()
+
+
+class TokenReader(WithoutStatistics, ABC):
+    """A `SidecarReader` of flat tokens; a subclass says what its index says, and names the format."""
+
+    __slots__ = ()
+
+    columnar = True
+    name: str
+    group_bytes: int
+
+    @abstractmethod
+    def read_index(self, storage: Storage, file: DataFile) -> Index:
+        """Read the index of a file.
+
+        Raises:
+            ValueError: it cannot be one, or speaks of another file; says why, with the name of what is wrong.
+        """
+
+    @abstractmethod
+    def column(self, name: str, storage: Storage, file: DataFile, more: Sequence[NDArray[Any]]) -> Column:
+        """Return how a column beside the tokens is read."""
+
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
+        """Read the index and compare it with the size of the file: see `FormatReader.inspect`."""
+        with reading(storage, file):
+            if not is_far(storage):  # of a far one the listing says that it is there
+                with storage.open(file.path) as source:
+                    _check_size(file, source.size())
+            try:
+                index = self.read_index(storage, file)
+                return _meta(index, file.version.num_bytes, self.group_bytes)
+            except ValueError as error:
+                raise TableError(
+                    f"{file.name} must be tokens of the format {self.name!r} with their index, but {error}; the files "
+                    "are torn, of another format, or not of one another: write them again, or leave them out"
+                ) from error
+
+    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
+        """Return all (see `NullProvingReader`): the format has no nulls."""
+        return frozenset(columns)
+
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TokenFile:
+        """Open with what the index said: see `FormatReader.open`."""
+        return TokenFile(storage, file, meta, self)
+
+    def ranges(
+        self,
+        file: DataFile,  # noqa: ARG002
+        meta: FileMeta,
+        groups: Sequence[int],
+        columns: Sequence[str],
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return the tokens of row groups, if those are read: see `RangedReader.ranges`."""
+        places = meta.group_ranges if TOKENS in columns else None
+        if places is None:
+            return [[] for _ in groups]
+        return [[place] if (place := places[group])[0] < place[1] else [] for group in groups]
+
+
+class Column(ABC):
+    """Reads one column beside the tokens."""
+
+    @abstractmethod
+    def values(self, start: int, stop: int) -> pa.Buffer:
+        """Return the values of a run of tokens, counted from the file's first, in memory of their own."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is open."""
+
+
+class DocumentFile(ABC):
+    """An open file of documents (implements `OpenFile`), of which a row group is read in one piece."""
+
+    def __init__(self, source: pa.NativeFile, meta: FileMeta) -> None:
+        """Own an open file."""
+        self._source = source
+        self._meta = meta
+
+    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield documents: see `OpenFile.batches`."""
+        for group in groups:
+            whole = self._group(group, columns) if columns else rows_without_columns(self._meta.group_rows[group])
+            yield from bounded(whole, max_rows)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._source.close()
+
+    @abstractmethod
+    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+        """Read a row group into fresh memory."""
+
+
+class TokenFile(DocumentFile):
+    """An open file of tokens, and what is read beside them."""
+
+    def __init__(self, storage: Storage, file: DataFile, meta: FileMeta, reader: TokenReader) -> None:
+        """Open the tokens; what stands beside them is opened when it is read."""
+        self._lengths, *self._more = unpack(meta.footer or b"")
+        super().__init__(storage.open(file.path), meta)
+        self._file = file
+        self._storage = storage
+        self._reader = reader
+        self._rows = np.concatenate(([0], np.cumsum(meta.group_rows, dtype=np.int64)))
+        self._width = width_of(meta)
+        self._columns: dict[str, Column] = {}
+
+    def close(self) -> None:
+        """Release all files."""
+        super().close()
+        for column in self._columns.values():
+            column.close()
+
+    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+        lengths = self._lengths[self._rows[group] : self._rows[group + 1]]
+        start, stop = (self._meta.group_ranges or ())[group]
+        first, last = start // self._width, stop // self._width
+        if len(lengths) != self._meta.group_rows[group] or int(lengths.sum(dtype=np.int64)) != last - first:
+            raise TableError(f"{self._file.name}: what is known of its row group {group} contradicts itself")
+        schema = pa.schema([self._meta.schema.field(name) for name in columns])
+        arrays = []
+        for field in schema:
+            if field.name == TOKENS:
+                values = read_exactly(self._source, start, stop, self._file.name)
+            else:
+                values = self._column(field.name).values(first, last)
+            arrays.append(_lists(field.type, lengths, values))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _column(self, name: str) -> Column:
+        if name not in self._columns:
+            self._columns[name] = self._reader.column(name, self._storage, self._file, self._more)
+        return self._columns[name]
+
+
+def document_lengths(meta: FileMeta) -> NDArray[Any]:
+    """Return how many tokens each document of a file has, as its index said; nothing is read.
+
+    Args:
+        meta: what `TokenReader.inspect` said.
+
+    Returns:
+        Unsigned integers, only to be read.
+    """
+    return unpack(meta.footer or b"")[0]
+
+
+def width_of(meta: FileMeta) -> int:
+    """Return the bytes of a token."""
+    return int(meta.schema.field(TOKENS).type.value_type.bit_width // 8)
+
+
+def read_whole(storage: Storage, file: DataFile) -> pa.Buffer:
+    """Read a sidecar whole."""
+    with open_at_start(storage, file) as source:
+        _check_size(file, source.size())
+        return read_exactly(source, 0, file.version.num_bytes, file.name)
+
+
+def open_sidecar(storage: Storage, file: DataFile) -> pa.NativeFile:
+    """Open a sidecar, which must be what was listed.
+
+    Raises:
+        TableError: it is gone, or another one.
+    """
+    source = storage.open(file.path)
+    now = storage.version(file.path)
+    if not (file.version.immutable or file.version.holds(now)):
+        source.close()
+        raise changed_error(file, now)
+    return source
+
+
+def sidecar_of(file: DataFile, suffix: str) -> DataFile | None:
+    """Return what stands beside a file, by how its name ends; None if it is not there."""
+    return next((each for each in file.sidecars if each.name.endswith(suffix)), None)
+
+
+def index_of(file: DataFile, suffix: str) -> DataFile:
+    """Return the index beside a file.
+
+    Raises:
+        ValueError: it has none.
+    """
+    found = sidecar_of(file, suffix)
+    if found is None:
+        raise ValueError(
+            f"it has no index: its source must list the file that ends with {suffix!r} as DataFile.sidecars"
+        )
+    return found
+
+
+def read_exactly(source: pa.NativeFile, start: int, stop: int, name: str) -> pa.Buffer:
+    """Read bytes of a file into memory that nobody else has.
+
+    Args:
+        source: the file.
+        start: the first byte.
+        stop: the byte after the last.
+        name: of the file.
+
+    Raises:
+        TableError: it ends before.
+    """
+    source.seek(start)
+    found = source.read_buffer(stop - start)
+    if found.size != stop - start:
+        raise TableError(
+            f"{name} must have {stop} bytes or more, as its index says, and ends at byte {start + found.size}; it was "
+            "cut: restore it, or write it again with its index"
+        )
+    return found if found.is_mutable else owned(found)
+
+
+def owned(data: Any) -> pa.Buffer:
+    """Copy bytes into memory that nobody else has."""
+    view = memoryview(data).cast("B")
+    target = pa.allocate_buffer(len(view))
+    np.frombuffer(target, np.uint8)[:] = view
+    return target
+
+
+def pack(*arrays: NDArray[Any]) -> bytes:
+    """Write arrays as bytes, each in the narrowest unsigned integers.
+
+    >>> [array.tolist() for array in unpack(pack(np.array([1, 300]), np.array([], np.int64)))]
+    [[1, 300], []]
+    """
+    parts = []
+    for array in arrays:
+        narrow = array.astype(np.min_scalar_type(int(array.max())) if len(array) else np.uint8)
+        parts += [_ARRAY.pack(narrow.dtype.char.encode(), len(narrow)), narrow.tobytes()]
+    return b"".join(parts)
+
+
+def unpack(data: bytes) -> list[NDArray[Any]]:
+    """Read what `pack` wrote."""
+    arrays, place = [], 0
+    while place < len(data):
+        char, count = _ARRAY.unpack_from(data, place)
+        dtype = np.dtype(char.decode())
+        arrays.append(np.frombuffer(data, dtype, count, place + _ARRAY.size))
+        place += _ARRAY.size + count * dtype.itemsize
+    return arrays
+
+
+def _meta(index: Index, num_bytes: int, group_bytes: int) -> FileMeta:
+    """Plan the row groups of a file.
+
+    Raises:
+        ValueError: the file has other bytes than its documents, or a document is longer than a list can be.
+    """
+    width = index.kind.bit_width // 8
+    lengths = index.lengths.astype(np.int64, copy=False)
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest > _MOST_TOKENS:
+        raise ValueError(f"its index says a document of {longest} tokens, and a list has at most {_MOST_TOKENS}")
+    ends = np.cumsum(lengths) * width
+    total = int(ends[-1]) if len(ends) else 0
+    if total != num_bytes:
+        raise ValueError(f"its index says {total} bytes of tokens ({index.kind}), and it has {num_bytes}")
+    rows = group_rows(ends, group_bytes)
+    edges = np.cumsum(rows)
+    stops = ends[edges - 1].tolist() if len(ends) else []
+    starts = [0, *stops[:-1]] if stops else []
+    each = width + sum(max(1, kind.bit_width // 8) for kind in index.columns.values())
+    fields = [(TOKENS, pa.list_(index.kind)), *((name, pa.list_(kind)) for name, kind in index.columns.items())]
+    return FileMeta(
+        schema=pa.schema(fields),
+        group_rows=tuple(rows.tolist()),
+        group_bytes=tuple((stop - start) // width * each for start, stop in zip(starts, stops, strict=True)),
+        footer=pack(lengths, *index.more),
+        group_ranges=tuple(zip(starts, stops, strict=True)),
+    )
+
+
+def group_rows(ends: NDArray[np.int64], group_bytes: int) -> NDArray[np.int64]:
+    """Divide documents into row groups, by where each ends in bytes.
+
+    Args:
+        ends: ascending.
+        group_bytes: a row group ends with the document in which a multiple of this lies.
+
+    Returns:
+        Documents of each row group, of which none is empty.
+
+    >>> group_rows(np.array([3, 6, 9, 12, 40, 41]), 10).tolist()
+    [4, 1, 1]
+    """
+    total = int(ends[-1]) if len(ends) else 0
+    cuts = np.searchsorted(ends, np.arange(group_bytes, total, group_bytes)) + 1
+    edges = np.unique(np.concatenate(([0], cuts, [len(ends)])))
+    return np.diff(edges)
+
+
+def check_total(what: str, tokens: int, width: int) -> None:
+    """Refuse counts that no file has, before they are multiplied.
+
+    Raises:
+        ValueError: names what says so.
+    """
+    if not 0 <= tokens <= _MOST_BYTES // width:
+        raise ValueError(f"{what} says {tokens} tokens, which no file has")
+
+
+def _check_size(file: DataFile, size: int) -> None:
+    if size != file.version.num_bytes:
+        raise TableError(
+            f"{file.name} had {file.version.num_bytes} bytes when it was listed, and has {size}: it changed under us, "
+            "or was cut; build the loader again on the files as they are now"
+        )
+
+
+def _lists(kind: pa.DataType, lengths: NDArray[Any], values: pa.Buffer) -> pa.Array:
+    """Make lists from their lengths and one flat buffer of values."""
+    offsets = pa.allocate_buffer(4 * (len(lengths) + 1))
+    view = np.frombuffer(offsets, np.int32)
+    view[0] = 0
+    np.cumsum(lengths, dtype=np.int32, out=view[1:])
+    count = int(view[-1])
+    inner = pa.Array.from_buffers(kind.value_type, count, [None, values], null_count=0)
+    return pa.Array.from_buffers(kind, len(lengths), [None, offsets], null_count=0, children=[inner])

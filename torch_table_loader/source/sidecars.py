@@ -1,0 +1,122 @@
+"""Which files of a listing are data, and which stand beside them: for formats whose data files come with others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch_table_loader.contracts import SidecarReader
+from torch_table_loader.errors import MissingFileError, TableError
+from torch_table_loader.source.address import HTTP_PROTOCOLS
+from torch_table_loader.source.clients import STAT_THREADS, Found
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import FormatReader, Sidecar, Storage
+
+
+class Paired(NamedTuple):
+    """A data file, and what was found beside it."""
+
+    data: Found
+    sidecars: tuple[Found, ...] = ()
+
+
+def pair(
+    storage: Storage, found: Sequence[Found], listed: Collection[Found], reader: FormatReader | None
+) -> list[Paired]:
+    """Return the data files among some files, each with its sidecars.
+
+    Where the reader knows its data files by name, others are left out. Else all that are not empty are data files; an
+    empty one says nothing, unless a sidecar says what it is.
+
+    Args:
+        storage: where they are.
+        found: the files that the caller chose.
+        listed: all files of the folders that those are in; empty where no folder was listed.
+        reader: of their format.
+
+    Raises:
+        MissingFileError: a sidecar without which its data file cannot be read, or the data file of one.
+        TableError: there are files, and none is a data file by its name.
+    """
+    if not isinstance(reader, SidecarReader):
+        return [Paired(file) for file in found if _has_bytes(file)]
+    names = _Names(storage, reader.data_suffix)
+    known = {file.path: file for file in listed}
+    data = [file for file in found if names.stem(file.path) is not None and (reader.sidecars or _has_bytes(file))]
+    chosen = {file.path for file in data}
+    for file in found:
+        names.refuse_orphan(file.path, reader, chosen)
+    if found and not data and any(map(_has_bytes, found)):
+        raise TableError(
+            f"files of format={reader.name!r} must have names that end with {reader.data_suffix!r}, got "
+            f"{len(found)} others, such as {names.shown(found[0].path)}; correct path or format, or rename them"
+        )
+
+    def beside(file: Found) -> Paired:
+        looked = ((sidecar, names.beside(file.path, sidecar)) for sidecar in reader.sidecars)
+        places = [(sidecar, path, known.get(path) if listed else _look(storage, path)) for sidecar, path in looked]
+        for sidecar, path, there in places:
+            if there is None and sidecar.required:
+                raise MissingFileError(
+                    f"{names.shown(file.path)} cannot be read without {names.shown(path)}, which is not there; "
+                    "restore it, or write both again",
+                    names.shown(path),
+                )
+        return Paired(file, tuple(there for _, _, there in places if there is not None))
+
+    with ThreadPoolExecutor(STAT_THREADS) as pool:
+        return list(pool.map(beside, data))
+
+
+class _Names:
+    """How data files and sidecars are named in a storage: a URL may have a query."""
+
+    def __init__(self, storage: Storage, suffix: str) -> None:
+        self._storage = storage
+        self._suffix = suffix
+        self._is_url = getattr(storage, "protocol", "") in HTTP_PROTOCOLS
+
+    def stem(self, path: str, suffix: str | None = None) -> str | None:
+        """Return a path without its ending, which is that of data files; None where it ends otherwise."""
+        name, ending = self._split(path)[0], suffix or self._suffix
+        return name[: -len(ending)] if name.endswith(ending) else None
+
+    def beside(self, path: str, sidecar: Sidecar) -> str:
+        """Return where a sidecar of a data file is."""
+        return f"{self.stem(path)}{sidecar.suffix}{self._split(path)[1]}"
+
+    def refuse_orphan(self, path: str, reader: SidecarReader, data: Collection[str]) -> None:
+        """Refuse a sidecar that speaks of a data file which is not among the chosen ones."""
+        for sidecar in reader.sidecars:
+            stem = self.stem(path, sidecar.suffix)
+            if stem is not None and sidecar.required:
+                wanted = f"{stem}{self._suffix}{self._split(path)[1]}"
+                if wanted not in data:
+                    raise MissingFileError(
+                        f"{self.shown(path)} stands beside {self.shown(wanted)}, which is not among the files; "
+                        f"restore it, or name the file that ends with {self._suffix!r} as path",
+                        self.shown(wanted),
+                    )
+
+    def shown(self, path: str) -> str:
+        """Write a path as messages may show it."""
+        show = getattr(self._storage, "shown", None)
+        return path if show is None else str(show(path))
+
+    def _split(self, path: str) -> tuple[str, str]:
+        name, mark, query = path.partition("?") if self._is_url else (path, "", "")
+        return name, mark + query
+
+
+def _has_bytes(file: Found) -> bool:
+    return bool(file.special) or (file.version is not None and file.version.num_bytes > 0)
+
+
+def _look(storage: Storage, path: str) -> Found | None:
+    """Ask for a file that may not be there."""
+    try:
+        return Found(path, storage.version(path))
+    except TableError:
+        return None

@@ -1,0 +1,305 @@
+"""Parts of a token table: the rows of a split with their text as tokens, each in a Parquet file of its own."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
+from torch_table_loader.fetch.fetcher import TasksAhead
+from torch_table_loader.local_files import new_file
+from torch_table_loader.messages import did_you_mean
+
+if TYPE_CHECKING:
+    from torch_table_loader.fetch.settings import FetchSettings
+    from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.records import ReadTask
+    from torch_table_loader.text.tokenizers import Tokenizer
+
+Nulls = Literal["error", "drop", "empty"]
+IdType = Literal["uint16", "uint32", "int32"]
+
+ID_TYPES: dict[str, pa.DataType] = {"uint16": pa.uint16(), "uint32": pa.uint32(), "int32": pa.int32()}
+BATCH_ROWS = 256
+"""Texts that a tokenizer takes at once: enough to keep it busy, and few enough where they are books. No row group ends
+inside of them, so that the number is part of the format."""
+GROUP_TOKENS = 1 << 22
+"""Tokens from which on a row group ends, at the end of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenForm:
+    """What the rows of a token table are.
+
+    Args:
+        column: the one with text, which does not come.
+        ids: the name of the column of tokens, which comes first.
+        id_type: of a token.
+        nulls: of a row without text, "error" refuses it, "drop" leaves it out, "empty" makes no tokens of it.
+        lengths: the name of a last column with the number of tokens; None for none.
+    """
+
+    column: str
+    ids: str
+    id_type: IdType
+    nulls: Nulls
+    lengths: str | None = None
+
+    def schema(self, given: pa.Schema) -> pa.Schema:
+        """Return the schema of a token table.
+
+        Args:
+            given: of the rows with text.
+
+        Raises:
+            ConfigError: there is no such column of text, or two columns of one name.
+        """
+        if self.column not in given.names:
+            raise ConfigError(f"the table has no column {self.column!r}{did_you_mean(self.column, given.names)}")
+        kind = given.field(self.column).type
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(plain) or pa.types.is_large_string(plain) or pa.types.is_string_view(plain)):
+            raise ConfigError(f"the column {self.column!r} must have strings to tokenize, got {kind}")
+        fields = [pa.field(self.ids, self._list_type, nullable=False)]
+        fields += [field for field in given if field.name != self.column]
+        if self.lengths is not None:
+            fields.append(pa.field(self.lengths, pa.int32(), nullable=False))
+        names = [field.name for field in fields]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(
+                f"the token table would have two columns {twice[0]!r}; give the new one another name, or leave the "
+                "table's own out"
+            )
+        return pa.schema(fields)
+
+    @property
+    def _list_type(self) -> pa.DataType:
+        return pa.list_(pa.field("element", ID_TYPES[self.id_type], nullable=False))
+
+    def apply(self, batch: pa.RecordBatch, tokenizer: Tokenizer, schema: pa.Schema) -> pa.RecordBatch:
+        """Tokenize the rows of a batch.
+
+        Args:
+            batch: rows with text.
+            tokenizer: which.
+            schema: what `schema` made.
+
+        Raises:
+            RowFaultError: a text is null, or has an id beyond the type.
+            ConfigError: the tokenizer failed, or returned something else than lists of ids.
+        """
+        texts = batch.column(self.column)
+        if texts.null_count and self.nulls == "drop":
+            batch = batch.filter(pc.is_valid(texts))
+        elif texts.null_count and self.nulls == "error":
+            row = pc.is_null(texts).index(True).as_py()
+            raise RowFaultError(row, f'the column {self.column!r} is null; pass nulls="drop" or nulls="empty"')
+        given = ["" if text is None else text for text in batch.column(self.column).to_pylist()]
+        ids = self._ids(given, tokenizer)
+        columns = {name: batch.column(name) for name in batch.schema.names} | {self.ids: ids}
+        if self.lengths is not None:
+            columns[self.lengths] = pc.list_value_length(ids).cast(pa.int32())
+        return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+    def _ids(self, texts: list[str], tokenizer: Tokenizer) -> pa.Array:
+        try:
+            lists = tokenizer.encode(texts) if texts else []
+        except Exception as error:
+            raise ConfigError(f"the tokenizer {tokenizer.name!r} failed: {type(error).__name__}: {error}") from error
+        sizes = [len(ids) for ids in lists if isinstance(ids, Sized)]
+        if not len(sizes) == len(lists) == len(texts):
+            raise ConfigError(
+                f"the tokenizer {tokenizer.name!r} must return a list of ids for each text, got {len(sizes)} for "
+                f"{len(texts)} texts"
+            )
+        try:
+            # An array takes nothing but integers, where pyarrow would cut the fractions of floats off.
+            ids = np.frombuffer(array("q", chain.from_iterable(lists)), dtype=np.int64)
+        except (TypeError, OverflowError):
+            raise self._fault(lists, tokenizer) from None
+        if len(ids) and not 0 <= ids.min() <= ids.max() <= self._most:
+            raise self._fault(lists, tokenizer)
+        offsets = pa.array(np.cumsum([0, *sizes]), type=pa.int32())
+        return pa.ListArray.from_arrays(offsets, pa.array(ids.astype(self.id_type)), type=self._list_type)
+
+    @property
+    def _most(self) -> int:
+        """The largest id that the type holds."""
+        return int(np.iinfo(self.id_type).max)
+
+    def _fault(self, lists: Sequence[Sequence[Any]], tokenizer: Tokenizer) -> Exception:
+        """Say which of the lists cannot be kept."""
+        for row, ids in enumerate(lists):
+            for number in ids:
+                if not isinstance(number, SupportsIndex):
+                    return ConfigError(
+                        f"the tokenizer {tokenizer.name!r} must return lists of ids, got {number!r} in one of them"
+                    )
+                if not 0 <= number.__index__() <= self._most:
+                    return RowFaultError(
+                        row,
+                        f"the tokenizer {tokenizer.name!r} made the id {number} of its text, and {self.id_type} holds "
+                        f"0 to {self._most}; pass another dtype",
+                    )
+        raise AssertionError("all ids fit")
+
+
+class RowFaultError(Exception):
+    """What is wrong with a row of a batch; whoever knows where the batch is from says of which row of which file."""
+
+    def __init__(self, row: int, message: str) -> None:
+        """Keep the row.
+
+        Args:
+            row: of the batch.
+            message: what is wrong.
+        """
+        super().__init__(row, message)
+        self.row = row
+        self.message = message
+
+
+class PartCounts(NamedTuple):
+    """What a part holds.
+
+    Args:
+        documents: its rows.
+        tokens: of all.
+        dropped: rows without text that were left out.
+    """
+
+    documents: int = 0
+    tokens: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartsReader:
+    """Reads the rows of the parts. It pickles.
+
+    Args:
+        reader: of the columns.
+        places: of the same rows, delivers their ordinals among all physical rows of the table.
+        file_starts: the ordinal of each file's first row.
+        file_names: of the table's files.
+        tasks: what each part reads; None for nothing.
+        fetching: how files that are far away are fetched.
+    """
+
+    reader: TaskReader
+    places: TaskReader
+    file_starts: tuple[int, ...]
+    file_names: tuple[str, ...]
+    tasks: tuple[ReadTask | None, ...]
+    fetching: FetchSettings
+
+    def batches(self, part: int) -> Iterator[pa.RecordBatch]:
+        """Yield the live rows of a part."""
+        task = self.tasks[part]
+        if task is None:
+            return
+        needs = [partial(self.reader.needs, task)]
+        with closing(TasksAhead(self.reader.storage, needs, self.fetching)) as ahead, ahead.storage_of(0) as storage:
+            yield from self.reader.read(task, storage)
+
+    def name_of(self, part: int) -> str:
+        """Return the file that a part reads."""
+        task = self.tasks[part]
+        return "" if task is None else self.file_names[task.file_index]
+
+    def row_of(self, part: int, live: int) -> int:
+        """Return the row in its file of a live row of a part, by reading the part again."""
+        task = self.tasks[part]
+        assert task is not None  # noqa: S101 it has rows
+        for batch in self.places.read(task):
+            if live < batch.num_rows:
+                return int(batch.column(0)[live].as_py()) - self.file_starts[task.file_index]
+            live -= batch.num_rows
+        raise TableError(f"{self.name_of(part)} has fewer rows than it had a moment ago; run again")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartsWriter:
+    """Makes the parts of a token table.
+
+    Args:
+        rows: reads what goes into them.
+        form: of the token table.
+        schema: of the token table.
+        tokenizer: which.
+    """
+
+    rows: PartsReader
+    form: TokenForm
+    schema: pa.Schema
+    tokenizer: Tokenizer
+
+    def write(self, part: int, path: Path) -> PartCounts:
+        """Write a part; the file is there when it is whole.
+
+        Args:
+            part: which.
+            path: of the file.
+
+        Raises:
+            TableError: a row that cannot be tokenized, by file and row; or the table is damaged.
+            ConfigError: the tokenizer does not do what it must.
+            StorageError: the file cannot be written.
+        """
+        try:
+            with new_file(path) as (unfinished, file):
+                with pq.ParquetWriter(file, self.schema, compression="zstd") as writer:
+                    counts = self._write_rows(part, writer)
+                file.flush()
+                os.fsync(file.fileno())
+                unfinished.replace(path)
+        except TableLoaderError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{str(path)!r} cannot be written: {error}") from error
+        return counts
+
+    def _write_rows(self, part: int, writer: pq.ParquetWriter) -> PartCounts:
+        counts, waiting, tokens = PartCounts(), list[pa.RecordBatch](), 0
+        for given, batch in self._tokenized(part):
+            found = len(batch.column(self.form.ids).values)
+            dropped = given - batch.num_rows
+            counts = PartCounts(counts.documents + batch.num_rows, counts.tokens + found, counts.dropped + dropped)
+            waiting.append(batch)
+            tokens += found
+            if tokens >= GROUP_TOKENS:
+                _write_group(writer, waiting)
+                waiting, tokens = [], 0
+        _write_group(writer, waiting)
+        return counts
+
+    def _tokenized(self, part: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield batches of tokens, and how many rows each was made of."""
+        live = 0
+        with closing(self.rows.batches(part)) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                try:
+                    tokenized = self.form.apply(batch, self.tokenizer, self.schema)
+                except RowFaultError as fault:
+                    where = f"{self.rows.name_of(part)}, row {self.rows.row_of(part, live + fault.row)}"
+                    raise TableError(f"{where}: {fault.message}") from None
+                yield batch.num_rows, tokenized
+                live += batch.num_rows
+
+
+def _write_group(writer: pq.ParquetWriter, batches: list[pa.RecordBatch]) -> None:
+    rows = sum(batch.num_rows for batch in batches)
+    if rows:
+        writer.write_table(pa.Table.from_batches(batches), row_group_size=rows)

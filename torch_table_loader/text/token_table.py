@@ -1,0 +1,324 @@
+"""Writes a token table: part by part, in processes of several machines, and going on where it was left."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch_table_loader.engine.jobs.resolve import columns_of
+from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.errors import ConfigError, ResumeError, StorageError, WorkerError
+from torch_table_loader.local_files import new_file, read_regular
+from torch_table_loader.messages import progress_bar
+from torch_table_loader.planning.splits import SegmentTable
+from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.source.fingerprint import content_key
+from torch_table_loader.text.token_parts import (
+    BATCH_ROWS,
+    ID_TYPES,
+    IdType,
+    Nulls,
+    PartCounts,
+    PartsReader,
+    PartsWriter,
+    TokenForm,
+)
+from torch_table_loader.text.tokenizers import Encode, Tokenizer, load_tokenizer
+from torch_table_loader.units import integer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from torch_table_loader.dataset import TableDataset
+
+DESCRIPTION = "_tokens.json"
+"""In the folder of a token table: of what it was made. Loaders leave out names that begin so."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedShare:
+    """What a call of `tokenize_table` has done.
+
+    Args:
+        path: the folder of the token table.
+        finished: whether the token table is there; else other ranks are not done yet.
+        num_parts: files of the token table.
+        written: files that this call wrote.
+        documents: rows in these.
+        tokens: tokens in these.
+        dropped: rows without text that were left out of these.
+    """
+
+    path: Path
+    finished: bool
+    num_parts: int
+    written: int
+    documents: int
+    tokens: int
+    dropped: int
+
+
+def tokenize_table(
+    dataset: TableDataset,
+    out: str | os.PathLike[str],
+    tokenizer: str | Encode,
+    *,
+    column: str = "text",
+    ids: str = "input_ids",
+    lengths: str | None = None,
+    dtype: IdType | Literal["auto"] = "auto",
+    nulls: Nulls = "error",
+    special_tokens: bool = False,
+    workers: int = 1,
+) -> TokenizedShare:
+    """Write a table with tokens in place of text, as Parquet; a call that was ended goes on where it was.
+
+    Each split of the table becomes one file. What is written does not depend on how many write it, nor on how often
+    they were ended. It is collected in the folder ``OUT.unfinished``, which becomes `out` when all of it is there.
+
+    Args:
+        dataset: the table, not shuffled; its columns, filter and splits are those of the token table. Its rank
+            writes every ``num_ranks``-th file, and its `show_progress` draws a bar.
+        out: a folder that all ranks see, and that is not there yet.
+        tokenizer: see `load_tokenizer`.
+        column: the one with text, which does not come.
+        ids: the name of the column of tokens, which comes first.
+        lengths: the name of a last column with the number of tokens of each row; None for none.
+        dtype: of a token: "uint16", "uint32" or "int32"; "auto" is uint16 for a tokenizer that is known to have no
+            id above 65,535, else int32.
+        nulls: of a row without text, "error" refuses it, "drop" leaves it out, "empty" makes no tokens of it.
+        special_tokens: of Hugging Face's tokenizers, whether begin and end tokens and their like are added.
+        workers: processes; 1 tokenizes in this one.
+
+    Raises:
+        ConfigError: an option is wrong, or `out` is something else.
+        ResumeError: `out` was begun with another table, tokenizer or options.
+        TableError: a row that cannot be tokenized, by file and row; or the table is damaged.
+        StorageError: `out` cannot be written, or the table cannot be read.
+        WorkerError: a process was killed.
+    """
+    loaded = load_tokenizer(tokenizer, special_tokens=special_tokens)
+    if nulls not in get_args(Nulls):
+        raise ConfigError(f"nulls must be one of {', '.join(map(repr, get_args(Nulls)))}, got {nulls!r}")
+    form = TokenForm(column, ids, _id_type(dtype, loaded), nulls, lengths)
+    workers = integer("workers", workers, 1, 1 << 10)
+    job = _job_of(dataset)
+    reader, identity = _plan(job, form, loaded)
+    writer = PartsWriter(reader, form, form.schema(reader.reader.schema), loaded)
+    folder = _Folder(_local_folder(out), len(reader.tasks))
+    if folder.begin(identity):
+        return TokenizedShare(folder.path, True, folder.num_parts, 0, *PartCounts())
+    todo = [part for part in range(job.rank, folder.num_parts, job.topology.num_ranks) if not folder.has(part)]
+    done = PartCounts()
+
+    def counted() -> Iterator[None]:
+        nonlocal done
+        for counts in _written(writer, (tokenizer, special_tokens), folder, todo, min(workers, len(todo))):
+            done = PartCounts(*map(sum, zip(done, counts, strict=True)))
+            yield
+
+    bar = progress_bar("tokenizing", show=job.options.show_progress, beside=lambda: f"{done.tokens:,} tokens")
+    for _ in bar(counted(), len(todo)):
+        pass
+    return TokenizedShare(folder.path, folder.finish(), folder.num_parts, len(todo), *done)
+
+
+def _job_of(dataset: TableDataset) -> StreamJob:
+    job = dataset.job
+    if dataset.options.pack is not None:
+        raise ConfigError("pack= packs tokens, which are not there yet; pass it to the dataset of the token table")
+    if not isinstance(job, StreamJob) or not job.strategy.cuts:
+        raise ConfigError(
+            "a table to tokenize is read split by split, in its order; leave shuffle= out, and a split_strategy= that "
+            "deals splits to ranks by itself"
+        )
+    return job
+
+
+def _plan(job: StreamJob, form: TokenForm, tokenizer: Tokenizer) -> tuple[PartsReader, dict[str, Any]]:
+    """Return what reads the parts, and what a token table is bound to."""
+    table, options = job.table, job.options
+    splits = job.strategy.cut(table.layout)
+    segments = SegmentTable.of(splits, filtered=options.filters is not None)
+    tasks = tuple(segments.task(split, 0, -1) for split in range(len(splits)))
+    reader = PartsReader(
+        table.reader(columns_of(table, options), options.filters, row_ids=options.row_id, max_rows=BATCH_ROWS),
+        table.reader((), options.filters, row_ids=True, max_rows=BATCH_ROWS),
+        tuple(table.layout.file_starts.tolist()),
+        tuple(file.name for file in table.files),
+        tasks or (None,),
+        job.fetching,
+    )
+    identity = {
+        "format": _FORMAT,
+        "table": content_key(table.fingerprint, table.files),
+        "snapshot": table.snapshot_id,
+        "filter": None if options.filters is None else filter_key(options.filters, table.schema),
+        "columns": [f"{field.name}: {field.type}" for field in reader.reader.schema],
+        "splits": splits.digest(),
+        "tokenizer": tokenizer.name,
+        "text": form.column,
+        "nulls": form.nulls,
+        "tokens": f"{form.ids}: {form.id_type}",
+        "lengths": form.lengths,
+    }
+    return reader, identity
+
+
+def _id_type(dtype: str, tokenizer: Tokenizer) -> IdType:
+    known = tokenizer.vocabulary
+    if dtype == "auto":
+        return "uint16" if known is not None and known <= 1 << 16 else "int32"
+    if dtype not in get_args(IdType):
+        raise ConfigError(f"dtype must be one of 'auto', {', '.join(map(repr, get_args(IdType)))}, got {dtype!r}")
+    if known is not None and known > 1 << (ID_TYPES[dtype].bit_width - (dtype == "int32")):
+        raise ConfigError(f"the tokenizer {tokenizer.name!r} has ids up to {known - 1}, which {dtype} does not hold")
+    found: IdType = dtype  # type: ignore[assignment] # it was looked up above
+    return found
+
+
+def _local_folder(out: str | os.PathLike[str]) -> Path:
+    if "://" in str(out):
+        raise ConfigError(
+            "out must be a folder of a file system, in which files can be renamed, got a URL; copy the folder that "
+            "this makes to the URL"
+        )
+    return Path(out).expanduser().absolute()
+
+
+class _Folder:
+    """The folder of a token table, which is there when it is whole; until then its parts are in a folder beside it."""
+
+    def __init__(self, path: Path, num_parts: int) -> None:
+        self.path = path
+        self.num_parts = num_parts
+        self._unfinished = path.with_name(f"{path.name}.unfinished")
+
+    def part(self, number: int) -> Path:
+        """Return the path of an unfinished table's part."""
+        return self._unfinished / self._name(number)
+
+    def _name(self, number: int) -> str:
+        return f"part-{number:0{max(5, len(str(self.num_parts - 1)))}d}.parquet"
+
+    def has(self, number: int) -> bool:
+        """Return whether a part is there, which is then whole."""
+        return self.part(number).exists()
+
+    def begin(self, identity: Mapping[str, Any]) -> bool:
+        """Make the folder, or look whether it was made for the same; return whether the table is finished."""
+        try:
+            if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
+                self._compare(self.path, identity)
+                return True
+            self._unfinished.mkdir(parents=True, exist_ok=True)
+            description = self._unfinished / DESCRIPTION
+            if not description.exists():
+                with new_file(description) as (written, file):
+                    file.write(json.dumps(identity, indent=1).encode())
+                    file.close()
+                    with suppress(FileExistsError):  # another rank was faster
+                        os.link(written, description)
+            self._compare(self._unfinished, identity)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise StorageError(f"the token table {str(self.path)!r} cannot be written: {error}") from error
+        return False
+
+    def _compare(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        try:
+            found = json.loads(read_regular(folder / DESCRIPTION))
+        except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+            raise ConfigError(
+                f"{str(folder)!r} is there, and is no token table that was begun here; name another folder"
+            ) from error
+        differ = [
+            f"{name} was {found.get(name)!r}, is {value!r}"
+            for name, value in identity.items()
+            if found.get(name) != value
+        ]
+        if differ:
+            raise ResumeError(
+                f"{str(folder)!r} is of another table, tokenizer or options: {'; '.join(differ)}; run as before, name "
+                "another folder, or remove that one"
+            )
+
+    def finish(self) -> bool:
+        """Give the folder its name, if all parts are there; return whether it has it."""
+        try:
+            names = {path.name for path in self._unfinished.iterdir()} if self._unfinished.exists() else set()
+            if names and not names.issuperset(map(self._name, range(self.num_parts))):
+                return False
+            with suppress(FileNotFoundError):  # another rank was faster
+                self._unfinished.rename(self.path)
+            for left in self.path.glob(".*.tmp"):  # of processes that were killed
+                left.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"the token table {str(self.path)!r} cannot be finished: {error}") from error
+        return True
+
+
+_Source = tuple[str | Encode, bool]
+"""The arguments of `load_tokenizer`: what it loads need not pickle."""
+
+
+def _written(
+    writer: PartsWriter, source: _Source, folder: _Folder, parts: Sequence[int], workers: int
+) -> Iterator[PartCounts]:
+    """Write parts, and yield what each holds when it is there."""
+    if workers <= 1:
+        for part in parts:
+            yield writer.write(part, folder.part(part))
+        return
+    rows = replace(writer.rows, fetching=writer.rows.fetching.shared_by(workers))
+    arguments = (rows, writer.form, writer.schema, source)
+    # Spawned: threads of pyarrow and of object stores do not survive a fork.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin_worker, arguments) as pool:
+        try:
+            waiting = [pool.submit(_write_part, part, folder.part(part)) for part in parts]
+            for written in as_completed(waiting):
+                yield written.result()
+        except BrokenProcessPool as error:
+            raise WorkerError(
+                "a process that tokenizes ended before its work did; if it was killed for memory, pass fewer workers. "
+                "Run again, and the work goes on where it was"
+            ) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+_WRITERS: list[PartsWriter] = []
+"""Of this worker process."""
+
+
+def _begin_worker(rows: PartsReader, form: TokenForm, schema: pa.Schema, source: _Source) -> None:
+    """Prepare a worker process, which ends with the process that began it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # noqa: S101 this is a worker
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent says what Ctrl-C means
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the workers take the CPUs
+    given, special_tokens = source
+    _WRITERS[:] = [PartsWriter(rows, form, schema, load_tokenizer(given, special_tokens=special_tokens))]
+
+
+def _write_part(part: int, path: Path) -> PartCounts:
+    return _WRITERS[0].write(part, path)

@@ -1,0 +1,152 @@
+"""Tokenizers by name: functions of a module, Hugging Face's files, tiktoken's encodings, and bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
+from torch_table_loader.messages import did_you_mean
+
+Encode: TypeAlias = Callable[[list[str]], Sequence[Sequence[int]]]
+"""Returns a list of ids for each of some texts."""
+
+_FORMS = (
+    "a tokenizer must be 'bytes', 'tiktoken:NAME', a tokenizer.json or the folder of one, or 'module:attribute' of a "
+    "function that takes a list of strings and returns a list of ids for each"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """A tokenizer, and what is known of it.
+
+    Args:
+        name: which; another tokenizer has another name, as far as that can be told.
+        encode: turns texts into ids.
+        vocabulary: every id is below it; None if that is not known.
+    """
+
+    name: str
+    encode: Encode
+    vocabulary: int | None = None
+
+
+def load_tokenizer(given: str | Encode, *, special_tokens: bool = False) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        given: "bytes", for the bytes of UTF-8; "tiktoken:cl100k_base"; the path of a Hugging Face ``tokenizer.json``
+            or of its folder; "module:attribute", for any function that takes a list of strings and returns a list of
+            ids for each; or that function. The attribute ``vocab_size`` of a function is believed.
+        special_tokens: of Hugging Face's tokenizers, whether begin and end tokens and their like are added.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or it cannot be loaded.
+        MissingExtraError: its package is not installed.
+    """
+    if callable(given):
+        name = f"{getattr(given, '__module__', '')}:{getattr(given, '__qualname__', type(given).__qualname__)}"
+        return Tokenizer(name, given, _vocabulary_of(given))
+    if not isinstance(given, str):
+        raise ConfigTypeError(f"{_FORMS}; got {given!r}")
+    path = Path(given).expanduser()
+    if not (path.exists() or path.suffix == ".json"):
+        if given == "bytes":
+            return Tokenizer("bytes", utf8_bytes, 256)
+        kind, _, name = given.partition(":")
+        if kind == "tiktoken" and name:
+            return _of_tiktoken(name)
+        if kind and name:
+            return _of_module(given, kind, name)
+        raise ConfigError(f"{_FORMS}; there is no file or folder {given!r}")
+    return _of_file(path / "tokenizer.json" if path.is_dir() else path, special_tokens=special_tokens)
+
+
+def utf8_bytes(texts: list[str]) -> list[list[int]]:
+    """Return the bytes of texts.
+
+    >>> utf8_bytes(["aé", ""])
+    [[97, 195, 169], []]
+    """
+    return [list(text.encode()) for text in texts]
+
+
+def _vocabulary_of(encode: Any) -> int | None:
+    size = getattr(encode, "vocab_size", None)
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _of_module(given: str, module: str, attribute: str) -> Tokenizer:
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"the tokenizer {given!r} cannot be imported: {error}; modules are found in installed packages and in the "
+            "folders of PYTHONPATH"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"the tokenizer {given!r} has no {part!r}{did_you_mean(part, dir(found))}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigTypeError(f"{_FORMS}; {given!r} is a {type(found).__name__}")
+    return Tokenizer(given, found, _vocabulary_of(found))
+
+
+def _of_file(path: Path, *, special_tokens: bool) -> Tokenizer:
+    """Load a Hugging Face tokenizer; it neither cuts nor pads, whatever its file says of that."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Hugging Face tokenizers need their package ({error}); pip install 'torch-table-loader[text]'"
+        ) from error
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the tokenizer {str(path)!r} cannot be read: {error.strerror}; the folder of a fast tokenizer has a "
+            "tokenizer.json, which its save_pretrained(folder) writes"
+        ) from error
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(data)
+    except Exception as error:
+        raise ConfigError(f"{str(path)!r} is no tokenizer.json that tokenizers can read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)]
+
+    name = f"tokenizer.json {hashlib.sha256(data).hexdigest()}{' with special tokens' if special_tokens else ''}"
+    return Tokenizer(name, encode, max(tokenizer.get_vocab().values(), default=-1) + 1)
+
+
+def _of_tiktoken(name: str) -> Tokenizer:
+    """Load an encoding of tiktoken; what looks like a special token in a text is text."""
+    try:
+        import tiktoken
+    except ImportError as error:
+        raise MissingExtraError(
+            f"tiktoken's encodings need its package ({error}); pip install 'torch-table-loader[text]'"
+        ) from error
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except ValueError as error:
+        known = tiktoken.list_encoding_names()
+        raise ConfigError(f"tiktoken has no encoding {name!r}{did_you_mean(name, known, spare=len(known))}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"tiktoken could not fetch its encoding {name!r}: {error}; set TIKTOKEN_CACHE_DIR to a folder that has it"
+        ) from error
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        found: list[list[int]] = encoding.encode_ordinary_batch(texts, num_threads=1)
+        return found
+
+    return Tokenizer(f"tiktoken:{name}", encode, encoding.max_token_value + 1)

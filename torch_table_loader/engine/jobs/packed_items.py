@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 _KEPT_STREAMS = 2
 
+_TENSOR_BYTES = 24
+"""Of a token's id, label and position in a batch."""
+
 
 @dataclass(frozen=True, eq=False)
 class PackedItems(TableItems):
@@ -83,7 +86,7 @@ class PackedItems(TableItems):
         others = list(documents.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
-        row_bytes = pack.seq_len * sum(width_of(entry.type) for entry in cut_fields)
+        row_bytes = pack.seq_len * (_TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields))
         return cls(options, documents, columns, StoredTokens(documents.store, pack), row_bytes)
 
     @property

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch_table_loader import (
     MixedDataset,
     Pack,
     ResumeError,
+    RowSpan,
     StructuredDataset,
     TableError,
     TableLoader,
@@ -141,7 +142,7 @@ def check(batch: Mapping[str, Any], pack: Pack, wholes: Mapping[int, Whole]) -> 
 
 def runs_of(numbers: list[int]) -> Iterator[tuple[int, int]]:
     edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-    return zip(edges, edges[1:], strict=False)
+    return pairwise(edges)
 
 
 def check_padding(batch: Mapping[str, Any], row: int, at: slice, pack: Pack) -> None:
@@ -173,9 +174,13 @@ def check_part(batch: Mapping[str, Any], row: int, at: slice, pack: Pack, owner:
 
 
 def make(root: Path, pack: Pack, **options: Any) -> TableLoader:
-    chosen = {"check_plan": False, "columns": ["id"], "shuffle": "rows"} | options
+    return opened(root, pack, **options)[0]
+
+
+def opened(root: Path, pack: Pack, **options: Any) -> tuple[TableLoader, StructuredDataset]:
+    chosen: dict[str, Any] = {"check_plan": False, "columns": ["id"], "shuffle": "rows"} | options
     with meant_warnings():
-        return StructuredDataset.create_dataloader(str(root), pack=pack, **chosen)[0]
+        return StructuredDataset.create_dataloader(str(root), pack=pack, **chosen)
 
 
 def copied(state: Any) -> Any:
@@ -209,7 +214,7 @@ PACKS = st.builds(
     aligned=st.sampled_from([(), ("weight",)]),
     block_docs=st.sampled_from([1, 3, 4096]),
 )
-WORLDS = st.fixed_dictionaries(
+WORLDS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "num_ranks": st.integers(1, 4),
         "num_workers": st.integers(0, 3),
@@ -330,7 +335,7 @@ def test_it_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any
         for _ in range(taken):
             next(batches)
         state = copied(loader.state_dict())
-        batches.close()  # type: ignore[attr-defined]
+        batches.close()
         other = make(table, pack, **options)
         other.load_state_dict(state)
         assert [check(batch, pack, wholes) for batch in other] == whole[taken:]
@@ -350,12 +355,13 @@ def test_a_state_of_another_length_or_order_is_refused_by_name(table: Path) -> N
     with pytest.raises(ResumeError, match="anchor"):
         make(table, Pack(seq_len=8)).load_state_dict({**state, "anchor": [1, "x"]})
     with pytest.raises(ResumeError, match="document 99"):
-        make(table, Pack(seq_len=8)).load_state_dict({**state, "anchor": [99, 3]})
+        make(table, Pack(seq_len=8)).load_state_dict({**state, "anchor": [0, 99, 3]})
     with pytest.raises(ResumeError, match="documents before it have more"):
-        make(table, Pack(seq_len=8)).load_state_dict({**state, "anchor": [17, 3]})
+        make(table, Pack(seq_len=8)).load_state_dict({**state, "anchor": [0, 17, 3]})
 
 
 def test_the_store_serves_any_length_and_strategy(table: Path, tmp_path: Path) -> None:
+    strategy: Any
     for strategy in STRATEGIES:
         for seq_len in (4, 11):
             list(make(table, Pack(seq_len=seq_len, strategy=strategy), row_store=str(tmp_path), batch_size=4))
@@ -370,8 +376,8 @@ def test_the_store_serves_any_length_and_strategy(table: Path, tmp_path: Path) -
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 def test_documents_are_excluded_and_included(table: Path, strategy: Any) -> None:
     pack = Pack(seq_len=7, strategy=strategy, eos_id=EOS)
-    loader = make(table, pack, batch_size=2, num_workers=2)
-    loader.dataset.exclude([2, 5, 11])
+    loader, dataset = opened(table, pack, batch_size=2, num_workers=2)
+    dataset.exclude([2, 5, 11])
     left = [number for number in range(len(LENGTHS)) if number not in (2, 5, 11)]
     wholes = wholes_of(pack, left)
     whole = [check(batch, pack, wholes) for batch in loader]
@@ -382,11 +388,11 @@ def test_documents_are_excluded_and_included(table: Path, strategy: Any) -> None
     for _ in range(3):
         next(batches)
     state = copied(loader.state_dict())
-    loader.dataset.include([5])
+    dataset.include([5])
     other = make(table, pack, batch_size=2)
     other.load_state_dict(state)
     assert [check(batch, pack, wholes) for batch in other] == whole[3:]
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     loader.set_epoch(1)
     again = [place for batch in loader for row in check(batch, pack, wholes_of(pack, [*left, 5])) for place in row]
     assert sorted(again) == sorted(tokens_of(wholes_of(pack, [*left, 5])))
@@ -394,7 +400,7 @@ def test_documents_are_excluded_and_included(table: Path, strategy: Any) -> None
 
 def test_windows_refuse_to_leave_documents_out(table: Path) -> None:
     with pytest.raises(ConfigError, match='strategy="windows" cuts tokens in table order'):
-        make(table, Pack(seq_len=7, strategy="windows")).dataset.exclude([2])
+        opened(table, Pack(seq_len=7, strategy="windows"))[1].exclude([2])
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -413,7 +419,7 @@ def test_filters_row_ids_and_columns_of_documents(table: Path, strategy: Any) ->
             (f"{int(row >= half)}.parquet", row % half if row < half else row - half)
             for row in documents["id"].tolist()
         ]
-        assert [(span.file, span.row_start) for span in loader.rows_of(step)] == files
+        assert loader.rows_of(step) == [RowSpan(file, row, row + 1) for file, row in files]
         flat = [place for row in check(batch, pack, wholes) for place in [*row, *[None] * (9 - len(row))]]
         index = batch["spans"]["spans"].index.reshape(-1).tolist()
         kinds = batch["spans"]["spans"].columns["kind"].tolist()
@@ -473,8 +479,8 @@ def test_windows_as_a_map(table: Path) -> None:
 
 
 def test_explain_says_how_sequences_are_made(table: Path) -> None:
-    loader = make(table, Pack(seq_len=7, strategy="windows", stride=3), batch_size=2)
-    notes = " ".join(loader.dataset.explain().notes)
+    _, dataset = opened(table, Pack(seq_len=7, strategy="windows", stride=3), batch_size=2)
+    notes = " ".join(dataset.explain().notes)
     assert "windows of the table's tokens, 3 apart" in notes
     assert f"{sum(length or 0 for length in LENGTHS):,} tokens" in notes
 
@@ -520,12 +526,15 @@ def test_each_epoch_has_an_order_of_its_own_and_places_are_uniform(tmp_path: Pat
 # ---- mixtures --------------------------------------------------------------------------------------------
 
 
+MIXED: dict[str, list[int | None]] = {"a": [*[7] * 40, *[30] * 10], "b": [5, 9, 61, 2] * 12, "c": [25] * 9}
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("mixture")
-    for name, lengths in (("a", [*[7] * 40, *[30] * 10]), ("b", [5, 9, 61, 2] * 12), ("c", [25] * 9)):
+    for name, lengths in MIXED.items():
         (root / name).mkdir()
-        write(root / name, list(lengths))
+        write(root / name, lengths)
     return {name: root / name for name in "abc"}
 
 
@@ -607,6 +616,34 @@ def test_a_mixture_goes_on_in_another_world(
         assert {entry for source, own in found for entry in own if source == 2} >= {
             (row, token(row, at)) for row in range(9) for at in range(25)
         }
+
+
+def test_a_mixture_goes_on_where_each_source_stood(tables: dict[str, Path]) -> None:
+    pack, weights = Pack(seq_len=8), {"a": 1, "b": 1, "c": 4}
+    loader, _ = mix(tables, pack, weights, batch_size=8, num_workers=2, stop="all_exhausted")
+    whole = [of_sequences(batch) for batch in loader]
+    steps = len(whole) * 2 // 3
+    loader.set_epoch(0)
+    batches = iter(loader)
+    for _ in range(steps):
+        next(batches)
+    state = copied(loader.state_dict())
+    batches.close()
+    anchors = {name: anchor for name, _, _, anchor in state["sources"]}
+    assert anchors["c"][0] > 0, "the small source goes round"
+    assert anchors["b"][0] == 0
+    assert anchors["b"][1] > 0
+    for name, _, _, anchor in state["sources"]:
+        turns = sum(source == "abc".index(name) for batch in whole[:steps] for source, _ in batch)
+        in_round = turns % -(-sum(n or 0 for n in MIXED[name]) // 8) * 8
+        assert in_round - max(n or 0 for n in MIXED[name]) < anchor[2] <= in_round
+    other, _ = mix(tables, pack, weights, batch_size=8, num_workers=1, stop="all_exhausted")
+    other.load_state_dict(state)
+    assert [of_sequences(batch) for batch in other] == whole[steps:]
+    for entry in state["sources"]:
+        entry[3] = [0, 1, 10**6]
+    with pytest.raises(ResumeError, match="stands at document 1"):
+        other.load_state_dict(state)
 
 
 def test_a_mixture_says_where_sequences_come_from(tables: dict[str, Path]) -> None:

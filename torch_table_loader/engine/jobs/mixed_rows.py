@@ -239,7 +239,17 @@ class MixedRows(Items):
             for name, rows in self.sources.items()
         }
         now = self.current(position)
-        return write_mixture_state(self.identity, now, dict(self.given), self.weights.newest, exclusions)
+        given, newest = dict(self.given), self.weights.newest
+        return write_mixture_state(self.identity, now, given, newest, exclusions, self._anchors(now))
+
+    def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
+        """Return from where sources that are walked find their next items."""
+        if self.options.pack is None or not position.consumed:
+            return {}
+        mixture, streams = position.mixed, self.stream(position).sources
+        turns = zip(mixture.names, mixture.rows_before(position.consumed), streams, strict=True)
+        found = {name: entry.items.anchor(turn) for name, turn, entry in turns if turn}
+        return {name: anchor for name, anchor in found.items() if anchor}
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[MixedRows, SamplePosition]:
         """Return the mixture as a state has it, and the position.
@@ -271,6 +281,10 @@ class MixedRows(Items):
             mixture=mixture,
             rows=counts,
         )
+        if saved.anchors:
+            for name, entry in zip(mixture.names, mixed.stream(position).sources, strict=True):
+                if name in saved.anchors:
+                    entry.items.begin_at(saved.anchors[name])
         return mixed, position
 
     def _resumed(self, name: str, saved: MixtureState, topology: Topology) -> TableItems:

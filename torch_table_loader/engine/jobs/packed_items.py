@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -19,10 +19,9 @@ from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TableRows
 from torch_table_loader.engine.state import check_state, write_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
-from torch_table_loader.errors import ConfigError, ResumeError, TableError
+from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
-from torch_table_loader.planning.token_order import Anchor
 from torch_table_loader.planning.token_windows import Windows, cut
 from torch_table_loader.read.kept_documents import KeptDocuments
 
@@ -34,13 +33,14 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.rows_of import RowSpan
     from torch_table_loader.source.plan_cache import PlanCache
 
     Ints: TypeAlias = NDArray[np.int64]
 
-_KEPT_STREAMS = 2
+_KEPT_STREAMS = 4
 
 _TENSOR_BYTES = 24
 """Of a token's id, label and position in a batch."""
@@ -63,7 +63,7 @@ class PackedItems(TableItems):
     columns: pa.Schema
     tokens: StoredTokens
     row_bytes: int
-    _streams: dict[tuple[int, str], PackedStream] = field(default_factory=dict, init=False, repr=False)
+    _streams: dict[tuple[Any, ...], PackedStream] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def survey(cls, source: Source, options: LoaderOptions, cache: PlanCache | None) -> PackedItems:
@@ -151,8 +151,8 @@ class PackedItems(TableItems):
         versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
         consumed = position.consumed
         count = SampleCount(position.epoch, consumed, versions, position.ended)
-        found = self._stream(position.epoch, versions.running).anchor(consumed) if consumed else None
-        return write_state(self.identity, {**count.to_state(), "anchor": [] if found is None else list(found[1])})
+        anchor = self._stream(position.epoch, versions.running).anchor(consumed) if consumed else []
+        return write_state(self.identity, {**count.to_state(), "anchor": anchor})
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[PackedItems, SamplePosition]:
         """Return the sequences with the state's exclusions, and the position."""
@@ -161,9 +161,8 @@ class PackedItems(TableItems):
         items = self.resumed(count.exclusions, count.epoch)
         stream = items._stream(count.epoch, count.exclusions.running)
         count.check(stream.count)
-        anchor = _anchor_of(state)
-        if anchor is not None and self.pack.strategy in ("concat", "pad"):
-            stream.begin_at(0, anchor)
+        if anchor := state.get("anchor", []):
+            stream.begin_at(anchor)
         versions = {"": count.exclusions}
         stage = Stage(topology)
         return items, SamplePosition(count.epoch, stage, total=stream.count, start=count.consumed, exclusions=versions)
@@ -205,16 +204,15 @@ class PackedItems(TableItems):
                 'a mixture takes pack strategies "concat", "windows" and "pad", of which each round has the same '
                 'number of sequences, got "best_fit"'
             )
-        return self._stream(0, exclusions).count
+        return self._stream(0, exclusions).count if self.documents.count(exclusions) else 0
 
     def by_turn(
         self, name: str, number: int, columns: pa.Schema, exclusions: Exclusions, seed: int, epoch: int
     ) -> PackedStream:
         """Return the sequences as a source of a mixture; see `TableItems.by_turn`."""
-        remaining = self.documents.remaining(exclusions)
-        return PackedStream(
-            self.tokens, columns, remaining, seed=seed, epoch=epoch, source=name, constants={SOURCE_COLUMN: number}
-        )
+        constants = {SOURCE_COLUMN: number}
+        made = partial(PackedStream, self.tokens, columns, seed=seed, epoch=epoch, source=name, constants=constants)
+        return self._kept((epoch, exclusions.digest, seed, name, number), exclusions, made)
 
     @property
     def num_places(self) -> int:
@@ -271,8 +269,14 @@ class PackedItems(TableItems):
             )
 
     def _stream(self, epoch: int, exclusions: Exclusions) -> PackedStream:
-        """Return the order of an epoch; the newest are kept, since what was walked is known to them."""
-        key = (epoch, exclusions.digest)
+        """Return the order of an epoch."""
+        made = partial(PackedStream, self.tokens, self.columns, seed=self.options.shuffle_seed, epoch=epoch)
+        return self._kept((epoch, exclusions.digest), exclusions, made)
+
+    def _kept(
+        self, key: tuple[Any, ...], exclusions: Exclusions, make: Callable[[Remaining], PackedStream]
+    ) -> PackedStream:
+        """Return an order; the newest are kept, since what was walked is known to them."""
         if (known := self._streams.get(key)) is not None:
             return known
         remaining = self.documents.remaining(exclusions)
@@ -281,11 +285,9 @@ class PackedItems(TableItems):
                 f"all {self.live_rows} documents are excluded, so that the epoch has none; include() some of them"
             )
         self._refuse_long_documents()
-        seed = self.options.shuffle_seed
-        made = PackedStream(self.tokens, self.columns, remaining, seed=seed, epoch=epoch)
         while len(self._streams) >= _KEPT_STREAMS:
             del self._streams[next(iter(self._streams))]
-        self._streams[key] = made
+        made = self._streams[key] = make(remaining)
         return made
 
     def _refuse_long_documents(self) -> None:
@@ -319,18 +321,3 @@ def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
         device=None,
         pin_memory=False,
     )
-
-
-def _anchor_of(state: Mapping[str, Any]) -> Anchor | None:
-    """Return the anchor of a state; None where it has none.
-
-    Raises:
-        ResumeError: it is something else.
-    """
-    found = state.get("anchor", [])
-    if found == []:
-        return None
-    numbers = isinstance(found, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in found)
-    if not numbers or len(found) != 2:
-        raise ResumeError(f"the state's anchor must be two integers, got {found!r}; pass state_dict() unchanged")
-    return Anchor(*found)

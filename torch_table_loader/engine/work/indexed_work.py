@@ -115,6 +115,17 @@ class TurnStream(ItemStream):
             most_blocks: blocks that are made ready together at most; None leaves that to the store.
         """
 
+    def anchor(self, turn: int) -> list[int]:  # noqa: ARG002 rows are found at once
+        """Return what lets another process go on at an item without a walk; empty where there is no walk."""
+        return []
+
+    def begin_at(self, anchor: list[int]) -> None:
+        """Take what `anchor` returned as known.
+
+        Raises:
+            ResumeError: it is of something else.
+        """
+
     @abstractmethod
     def found(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the row ids that some items come of, item by item, and how many each item has."""

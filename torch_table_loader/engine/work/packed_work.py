@@ -11,6 +11,7 @@ import pyarrow as pa
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
+from torch_table_loader.errors import ResumeError
 from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.sequence_orders import (
@@ -21,6 +22,7 @@ from torch_table_loader.planning.sequence_orders import (
     WindowOrder,
     pieces_of,
 )
+from torch_table_loader.planning.token_order import Anchor
 from torch_table_loader.planning.token_windows import Slices, in_order
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.token_columns import TokenColumns
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
-    from torch_table_loader.planning.token_order import Anchor
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -129,18 +130,26 @@ class PackedStream(TurnStream):
         with PERMUTING.lock:
             return self._order(0).count
 
-    def begin_at(self, number: int, anchor: Anchor) -> None:
-        """Take what `anchor` returned for a round as known."""
+    def anchor(self, turn: int) -> list[int]:
+        """Return the round of a sequence, and the place in it from which a walk finds the sequence."""
         with PERMUTING.lock:
-            self._order(number).begin_at(anchor)
-        self._anchors[number] = anchor
-
-    def anchor(self, turn: int) -> tuple[int, Anchor] | None:
-        """Return what lets another process begin at a sequence without a walk, and of which round that is."""
-        with PERMUTING.lock:
-            number, place = divmod(turn, max(1, self._order(0).count)) if self._source is not None else (0, turn)
+            number, place = (0, turn) if self._source is None else divmod(turn, max(1, self._order(0).count))
             found = self._order(number).anchor(place)
-        return None if found is None else (number, found)
+        return [] if found is None else [number, *found]
+
+    def begin_at(self, anchor: list[int]) -> None:
+        """Take what `anchor` returned as known.
+
+        Raises:
+            ResumeError: the order has no such place.
+        """
+        numbers = isinstance(anchor, list) and all(type(each) is int and each >= 0 for each in anchor)
+        if not numbers or len(anchor) != 3 or (anchor[0] and self._source is None):
+            raise ResumeError(f"the state's anchor must be three integers, got {anchor!r}; pass state_dict() unchanged")
+        number, place, before = anchor
+        with PERMUTING.lock:
+            self._order(number).begin_at(Anchor(place, before))
+        self._anchors[number] = Anchor(place, before)
 
     def columns(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, Split
+    from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, Split, Traffic
 
 T = TypeVar("T")
 
@@ -19,9 +19,8 @@ T = TypeVar("T")
 class Storage(Protocol):
     """A place that holds files, as a value: it pickles, and each process opens its own client on first use.
 
-    Two attributes may be there: `place`, a name of the store without secrets, which tells equal paths of two stores
-    apart and which a plan cache needs; and `fork_safe`, whether a process that used the storage may still fork (where
-    it is missing, it may not).
+    Two attributes may be there: `place`, as of `RangeStorage`, which a plan cache needs; and `fork_safe`, whether a
+    process that used the storage may still fork (where it is missing, it may not).
     """
 
     @property
@@ -73,9 +72,20 @@ def renewing(storage: Storage, ask: Callable[[], T]) -> T:
     return ask()
 
 
-@runtime_checkable
 class RangeStorage(Storage, Protocol):
-    """A storage that answers requests for byte ranges, many at once: its files are fetched ahead of decoding."""
+    """A storage that answers requests for byte ranges, many at once: its files are fetched ahead of decoding.
+
+    A storage that has `read_range` must have all of this.
+    """
+
+    @property
+    def place(self) -> str:
+        """A name of the store without secrets, which no other store has: equal paths in two places are not one file."""
+        ...
+
+    def traffic(self) -> Traffic:
+        """Return what this process asked of the store so far; of what a storage does not count, 0."""
+        ...
 
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
         """Read bytes of a file with one request; threads may share the storage.
@@ -101,9 +111,14 @@ class RangeStorage(Storage, Protocol):
         ...
 
 
+def has_ranges(storage: Storage) -> TypeGuard[RangeStorage]:
+    """Return whether a storage answers requests for byte ranges; the caller's was checked to have all that it takes."""
+    return hasattr(storage, "read_range")
+
+
 def is_far(storage: Storage) -> TypeGuard[RangeStorage]:
     """Return whether files are on another machine, and come in ranges."""
-    return not storage.is_local and isinstance(storage, RangeStorage)
+    return not storage.is_local and has_ranges(storage)
 
 
 class PartStorage(RangeStorage, Protocol):
@@ -349,6 +364,25 @@ class Generator(SplitStrategy, Protocol):
 
     generate: Any
     """``generate(files, num_workers, epoch[, num_ranks, rank]) -> list[Shard]``: pure; each row once."""
+
+
+@runtime_checkable
+class ListCountingReader(FormatReader, Protocol):
+    """A format reader that knows how many values the lists of a column hold, so that packing need not count them."""
+
+    def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Return how many values the lists of a column hold together, and how many lists hold any.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            meta: what `inspect` said.
+            column: a list column, as the file spells its name.
+
+        Returns:
+            Both for each row group; None where the file does not say.
+        """
+        ...
 
 
 @runtime_checkable

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from torch_table_loader.fetch.fetch_stats import FetchStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
     from torch_table_loader.engine.workers.lane_merger import ConsumerStats, LaneMerger
-    from torch_table_loader.fetch.fetch_stats import FetchStats
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.planning.steps import Steps
 
@@ -36,33 +37,6 @@ class LaneMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchMetrics:
-    """What was fetched from an object store; all 0 where the files are on this machine.
-
-    Args:
-        num_bytes: compressed bytes that came from the store.
-        requests: that the store answered, hedges included.
-        retries: requests that were sent again, since the store did not serve them.
-        hedges: requests that were sent a second time, since they were late.
-        unplanned: requests for bytes that were not fetched ahead.
-        cached_bytes: compressed bytes that came from the disk cache.
-        seconds_waiting: time that decoding waited for bytes, added up over workers.
-    """
-
-    num_bytes: int = 0
-    requests: int = 0
-    retries: int = 0
-    hedges: int = 0
-    unplanned: int = 0
-    cached_bytes: int = 0
-    seconds_waiting: float = 0.0
-
-    def after(self, earlier: FetchMetrics) -> FetchMetrics:
-        """Add what was fetched before."""
-        return FetchMetrics(*(getattr(self, each.name) + getattr(earlier, each.name) for each in fields(self)))
-
-
-@dataclass(frozen=True, slots=True)
 class Metrics:
     """What the newest iterator has done so far.
 
@@ -73,7 +47,7 @@ class Metrics:
         seconds_waiting: time that the trainer waited for a batch.
         seconds_total: time since the iterator began.
         workers: one entry a worker; they run ahead of the trainer.
-        fetch: what was fetched from an object store.
+        fetch: what was fetched from an object store; a copy that counts no further.
     """
 
     epoch: int
@@ -82,7 +56,7 @@ class Metrics:
     seconds_waiting: float
     seconds_total: float
     workers: tuple[LaneMetrics, ...]
-    fetch: FetchMetrics = FetchMetrics()
+    fetch: FetchStats = field(default_factory=FetchStats)
 
     @property
     def num_bytes(self) -> int:
@@ -106,7 +80,7 @@ class Metrics:
                 )
                 for new, old in zip(self.workers, earlier.workers, strict=True)
             ),
-            fetch=self.fetch.after(earlier.fetch),
+            fetch=FetchStats.sum_of([self.fetch, earlier.fetch]),
         )
 
     def __str__(self) -> str:
@@ -223,6 +197,6 @@ class Progress:
                 LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
                 for worker, clock in enumerate(leg.clocks)
             ),
-            fetch=FetchMetrics(**asdict(leg.fetched)),
+            fetch=replace(leg.fetched),
         )
         return since if leg.earlier is None else since.after(leg.earlier)

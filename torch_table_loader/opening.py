@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.contracts import SnapshotSource, TimeTravelSource
+from torch_table_loader.contracts import SnapshotSource, TimeTravelSource, has_ranges
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.file_list import FileSource
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SOURCE = ("storage", "files", "partition_schema")
 _STORAGE = ("is_local", "open", "version", "close")
+_RANGES = ("read_range", "checks", "place", "traffic")
 
 
 class TimeTravel:
@@ -139,7 +140,7 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
         ConfigError: something that has no meaning beside it.
     """
     _check_attributes("source", "Source", source, _SOURCE)
-    _check_attributes("source.storage", "Storage", source.storage, _STORAGE)
+    _check_storage("source.storage", source.storage)
     given = {
         "path": path is not None,
         "format": format != "parquet",
@@ -160,9 +161,15 @@ def check_storage(storage: Any, options: LoaderOptions) -> None:
         ConfigTypeError: it is no storage.
         ConfigError: `storage_options` beside it.
     """
-    _check_attributes("storage", "Storage", storage, _STORAGE)
+    _check_storage("storage", storage)
     if options.storage_options is not None:
         raise ConfigError("storage_options= has no meaning beside storage=, which has its own; leave it out")
+
+
+def _check_storage(name: str, storage: Any) -> None:
+    _check_attributes(name, "Storage", storage, _STORAGE)
+    if has_ranges(storage):
+        _check_attributes(name, "RangeStorage, since it has read_range", storage, _RANGES)
 
 
 def _check_attributes(name: str, contract: str, given: Any, attributes: tuple[str, ...]) -> None:

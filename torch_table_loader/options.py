@@ -295,6 +295,12 @@ class LoaderOptions:
             not isinstance(self.cache_dir, str | PathLike) or "://" in str(self.cache_dir)
         ):
             raise ConfigTypeError(f"cache_dir must be a directory of this machine, got {_shown(self.cache_dir)}")
+        far_rows = self.row_store is not None and "://" in str(self.row_store)  # these are fetched all the same
+        if self.cache_dir is not None and self.target_read_ahead_bytes == 0 and not far_rows:
+            raise ConfigError(
+                "cache_dir keeps what is fetched ahead of decoding, and read_ahead_bytes=0 fetches nothing ahead; "
+                "leave one of the two out"
+            )
         if self.mesh is not None and not all(hasattr(self.mesh, name) for name in ("ndim", "size", "get_coordinate")):
             raise ConfigTypeError(
                 "mesh must be a DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes one, "

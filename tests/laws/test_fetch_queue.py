@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from functools import partial
 from random import Random
 
@@ -22,9 +23,11 @@ def needs_of(path: str, groups: list[list[tuple[int, int]]]) -> FileNeeds:
     return FileNeeds(file, tuple(map(tuple, groups)))
 
 
-def requests_of(task: Task) -> Requests | None:
+def requests_of(task: Task, kept: Kept = frozenset()) -> Requests | None:
     needs = task.read.find()
-    return None if needs is None else Requests(needs)
+    if needs is None:
+        return None
+    return Requests(needs, held=[(0, len(CONTENT))] if needs.file.path in kept else ())
 
 
 @st.composite
@@ -44,6 +47,12 @@ def groups(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
 
 Groups = list[list[tuple[int, int]]]
 Lanes = list[list[Groups | None]]
+Kept = AbstractSet[str]
+KEPT = st.one_of(
+    st.just({f"{lane}/{number}" for lane in range(4) for number in range(5)}),
+    st.sets(st.builds("{}/{}".format, st.integers(0, 3), st.integers(0, 4))),
+)
+"""Files that the disk cache has."""
 LANES = st.lists(st.lists(st.one_of(st.none(), groups()), max_size=5), min_size=1, max_size=4)
 
 
@@ -63,9 +72,10 @@ def _given(needs: FileNeeds | None) -> FileNeeds | None:
 class Line:
     """Does what a queue says; requests arrive in any order."""
 
-    def __init__(self, queue: FetchQueue, random: Random) -> None:
+    def __init__(self, queue: FetchQueue, random: Random, kept: Kept = frozenset()) -> None:
         self.queue = queue
         self.random = random
+        self.kept = kept
         self.flying: list[Request] = []
 
     def work(self) -> bool:
@@ -74,9 +84,11 @@ class Line:
         while (job := self.queue.next_job(lambda _: len(self.flying) < 3)) is not None:
             did = True
             if isinstance(job, Task):
-                self.queue.found(job, requests_of(job))
+                self.queue.found(job, requests_of(job, self.kept))
             else:
                 self.flying.append(job)
+                if job.is_here and self.random.random() < 0.05:
+                    self.queue.missed()
         if self.flying:
             request = self.flying.pop(self.random.randrange(len(self.flying)))
             self.queue.arrived(request, CONTENT[request.start : request.stop], None)
@@ -101,16 +113,17 @@ class Line:
                 self.queue.want(request)
             while request.waits:
                 self.work()
+        self.queue.use(covering)
         return bytes(joined(covering, start, stop))
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(LANES, st.integers(1, 30_000), st.randoms(use_true_random=False))
+@given(LANES, st.integers(1, 30_000), st.integers(1, 60_000), KEPT, st.randoms(use_true_random=False))
 def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
-    lanes: Lanes, budget: int, random: Random
+    lanes: Lanes, budget: int, near: int, kept: Kept, random: Random
 ) -> None:
-    queue = FetchQueue(in_order(plans(lanes)), budget)
-    line = Line(queue, random)
+    queue = FetchQueue(in_order(plans(lanes)), budget, near)
+    line = Line(queue, random, kept)
     for number in range(max(map(len, lanes))):
         for lane in [lane for lane in range(len(lanes)) if number < len(lanes[lane])]:
             task, wanted = line.task(lane), lanes[lane][number]
@@ -121,7 +134,7 @@ def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
     while line.work():
         pass
     queue.close()
-    assert queue.held == 0
+    assert (queue.held, queue.near_held) == (0, 0)
     assert queue.next_job(lambda _: True) is None
 
 
@@ -141,6 +154,80 @@ def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes: Lanes
     places = [tuple(map(int, reversed(request.file.path.split("/")))) for request in sent]
     first_of_reads = [place for at, place in enumerate(places) if place not in places[:at]]
     assert first_of_reads == sorted(first_of_reads)
+
+
+def sent_while_nobody_reads(queue: FetchQueue, kept: Kept, *, may_send: bool = True) -> list[Request]:
+    """What a queue sends while no lane comes to any of it, all of which arrives."""
+    sent: list[Request] = []
+    while (job := queue.next_job(lambda _: may_send)) is not None:
+        if isinstance(job, Task):
+            queue.found(job, requests_of(job, kept))
+        else:
+            sent.append(job)
+            queue.arrived(job, CONTENT[job.start : job.stop], None)
+    return sent
+
+
+def ranges_of(requests: Iterable[Request]) -> set[tuple[str, int, int]]:
+    return {(request.file.path, request.start, request.stop) for request in requests}
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(LANES, st.integers(1, 400_000), st.integers(1, 60_000), KEPT)
+def test_what_the_disk_cache_has_is_read_shortly_before_it_is_used_and_holds_nothing_else_up(
+    lanes: Lanes, budget: int, near: int, kept: Kept
+) -> None:
+    queue = FetchQueue(in_order(plans(lanes)), budget, near)
+    sent = sent_while_nobody_reads(queue, kept)
+    here = [request for request in sent if request.is_here]
+    assert queue.near_held == sum(request.num_bytes for request in here)
+    assert queue.near_held <= near or len(here) == 1
+    unbounded = sent_while_nobody_reads(FetchQueue(in_order(plans(lanes)), budget, budget + 1), kept)
+    assert ranges_of(each for each in sent if not each.is_here) == ranges_of(
+        each for each in unbounded if not each.is_here
+    )
+    assert queue.held == sum(request.num_bytes for request in unbounded)
+    places = [(each.file.path, each.start) for each in unbounded if each.is_here]
+    assert [(each.file.path, each.start) for each in here] == places[: len(here)]
+    assert queue.use(here) == bool(here)
+    assert queue.near_held == 0
+    rest = sent_while_nobody_reads(queue, kept)
+    assert bool(rest) == (len(here) < len(places)), "what was used makes room"
+    assert [(each.file.path, each.start) for each in here + rest] == places[: len(here + rest)]
+    queue.missed()
+    rest += sent_while_nobody_reads(queue, kept)
+    assert ranges_of(sent + rest) == ranges_of(unbounded), "a cache that loses what it had is read as early as a store"
+
+
+def test_what_the_disk_cache_has_needs_no_leave_of_the_line_until_it_was_lost() -> None:
+    def begun(reads: int) -> FetchQueue:
+        needs = [needs_of(str(number), [[(4, 90_000)]]) for number in range(reads)]
+        plan = (PlannedRead(number, 0, 1, partial(_given, each)) for number, each in enumerate(needs))
+        return FetchQueue(plan, 1 << 20, near=1)
+
+    assert sent_while_nobody_reads(begun(2), set(), may_send=False) == []
+    queue = begun(2)
+    (first,) = sent_while_nobody_reads(queue, {"0", "1"}, may_send=False)
+    assert first.is_here
+    queue.missed()
+    queue.use([first])
+    assert sent_while_nobody_reads(queue, {"0", "1"}, may_send=False) == []
+    assert len(sent_while_nobody_reads(queue, {"0", "1"})) == 1
+
+
+def test_what_is_needed_later_but_was_found_first_keeps_nothing_back() -> None:
+    needs = [needs_of(str(number), [[(4, 90_000)]]) for number in range(2)]
+    plan = (PlannedRead(number, 0, 1, partial(_given, each)) for number, each in enumerate(needs))
+    queue = FetchQueue(plan, 1 << 20, near=1)
+    first, second = queue.next_job(lambda _: True), queue.next_job(lambda _: True)
+    assert isinstance(first, Task)
+    assert isinstance(second, Task)
+    for task in (second, first):
+        queue.found(task, requests_of(task, {"0", "1"}))
+        sent = queue.next_job(lambda _: True)
+        assert isinstance(sent, Request)
+        assert sent.file.path == task.read.find().file.path  # type: ignore[union-attr]
+    assert queue.next_job(lambda _: True) is None
 
 
 def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:

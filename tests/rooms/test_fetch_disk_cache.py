@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import random
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.laws.effort import examples
 from tests.rooms.small_disks import ROOT, run_with_small
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch import disk_cache
@@ -154,6 +161,56 @@ def test_what_is_torn_damaged_or_foreign_is_removed_and_said_once(
     put(cache, 1)
     assert kept(cache, key(1)) == content(1)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+PAGE = 4096
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.data())
+def test_no_change_of_any_byte_is_served(data: st.DataObject) -> None:
+    num_bytes = 4 * PAGE
+    with TemporaryDirectory() as folder:
+        cache = DiskCache(Path(folder) / "cache", MOST)
+        put(cache, 1, num_bytes)
+        (path,) = entries(Path(folder) / "cache")
+        whole = path.read_bytes()
+        pages = st.integers(0, 3).map(lambda page: 64 + page * PAGE)
+        bits = st.integers(0, 8 * len(whole) - 1)
+        kind = data.draw(st.sampled_from(["bits", "zeros", "swap", "cut"]))
+        changed = bytearray(whole)
+        if kind == "bits":
+            for bit in data.draw(st.lists(bits, min_size=1, max_size=4, unique=True)):
+                changed[bit // 8] ^= 1 << bit % 8
+        elif kind == "zeros":
+            page = data.draw(pages)
+            changed[page : page + PAGE] = bytes(PAGE)
+        elif kind == "swap":
+            one, other = data.draw(st.lists(pages, min_size=2, max_size=2, unique=True))
+            changed[one : one + PAGE], changed[other : other + PAGE] = (
+                whole[other : other + PAGE],
+                whole[one : one + PAGE],
+            )
+        else:
+            del changed[data.draw(st.integers(0, len(whole) - 1)) :]
+        path.write_bytes(changed)
+        assert cache.get(key(1, num_bytes)) is None
+        assert not path.exists()
+
+
+def test_a_range_that_an_older_version_kept_is_fetched_anew_without_a_word(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, data = DiskCache(root, MOST), content(1)
+    put(cache, 1)
+    (path,) = entries(root)
+    digest = hashlib.sha256(path.name.encode()).digest()
+    path.write_bytes(struct.pack("<8s32sQI12x", b"TTLRANG1", digest, len(data), zlib.crc32(data)) + data)
+    assert cache.get(key(1)) is None
+    assert not path.exists()
+    put(cache, 1)
+    assert kept(cache, key(1)) == data
+    assert not caplog.records
 
 
 def test_a_link_in_place_of_a_range_is_neither_read_nor_followed(root: Path, tmp_path: Path) -> None:

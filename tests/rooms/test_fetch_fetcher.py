@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.rooms.waiting import fetching, until
 from torch_table_loader.errors import MissingFileError, StorageError
 from torch_table_loader.fetch import hedging
 from torch_table_loader.fetch.disk_cache import DiskCache, RangeKey
@@ -20,7 +21,7 @@ from torch_table_loader.fetch.fetcher import Fetcher
 from torch_table_loader.fetch.parts import PartsAhead, begin_parts
 from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.records import DataFile, FileNeeds, FileVersion
+from torch_table_loader.records import DataFile, FileNeeds, FileVersion, Traffic
 
 MIB = 1 << 20
 
@@ -48,6 +49,9 @@ class Store:
 
     def open(self, path: str) -> Any:
         raise AssertionError(path)
+
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def close(self) -> None: ...
 
@@ -77,17 +81,6 @@ def wait_for(gate: threading.Event) -> None:
     assert gate.wait(20)
 
 
-def fetching_threads() -> int:
-    return sum(thread.name == "table-loader-fetch" for thread in threading.enumerate())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def test_the_bytes_of_each_read_come_and_no_more_than_the_budget_is_asked_for() -> None:
     store = Store()
     ahead = begin(store, 6, budget=40 * MIB)
@@ -104,7 +97,7 @@ def test_the_bytes_of_each_read_come_and_no_more_than_the_budget_is_asked_for() 
     assert ahead.stats.num_bytes == 24 * 8 * MIB
     assert ahead.stats.unplanned == 0
     ahead.close()
-    until(lambda: not fetching_threads())
+    until(lambda: not fetching())
 
 
 def test_a_byte_that_nobody_planned_is_asked_for() -> None:
@@ -152,7 +145,7 @@ def test_leaving_wakes_who_waits_sends_nothing_more_and_ends_the_threads() -> No
     assert isinstance(errors[0], StorageError)
     before = len(store.asked)
     gate.set()
-    until(lambda: not fetching_threads())
+    until(lambda: not fetching())
     assert len(store.asked) == before
 
 
@@ -218,7 +211,7 @@ def test_reads_that_are_added_come_of_several_stores_within_one_budget() -> None
     fetcher.close()
     with pytest.raises(StorageError, match="the epoch was left"):
         PartsAhead(fetcher, own).expect(needs, 0)
-    until(lambda: fetching_threads() == 0)
+    until(lambda: fetching() == 0)
 
 
 def test_a_late_request_is_sent_again_and_the_first_answer_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +234,7 @@ def test_a_late_request_is_sent_again_and_the_first_answer_is_taken(monkeypatch:
     assert 1 <= ahead.stats.hedges == len(asked) - len(set(asked))
     over.set()
     ahead.close()
-    until(lambda: not fetching_threads())
+    until(lambda: not fetching())
 
 
 def test_what_came_is_in_the_cache_when_the_epoch_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,8 +257,67 @@ def test_what_came_is_in_the_cache_when_the_epoch_is_over(tmp_path: Path, monkey
     assert ahead.stats.cached_bytes == 64 * MIB
 
 
+def cached_epoch(root: Path, store: Store, reads: int, groups: int = 4) -> Fetcher:
+    return Fetcher(store, plan(store, reads, groups), FetchSettings(64 * MIB, DiskCache(root, 1 << 30)))
+
+
+def read_all(ahead: Fetcher, reads: int, groups: int = 4) -> None:
+    for number in range(reads):
+        with ahead.next_read(0).open(str(number)) as file:
+            for group in range(groups):
+                start = group * 8 * MIB
+                assert bytes(file.read_at(2, start)) == bytes([start >> 20, 0])
+
+
+def test_what_the_cache_has_is_read_shortly_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, got, get = Store(), list[tuple[str, int]](), DiskCache.get
+    ahead = cached_epoch(tmp_path, store, 1, 8)
+    read_all(ahead, 1, 8)
+    ahead.close()
+    came = len(store.asked)
+
+    def noted(cache: DiskCache, key: RangeKey) -> memoryview | None:
+        got.append((key.path, key.start))
+        return get(cache, key)
+
+    monkeypatch.setattr(DiskCache, "get", noted)
+    ahead = cached_epoch(tmp_path, store, 1, 8)
+    until(lambda: len(got) == 1)
+    time.sleep(0.05)
+    assert len(got) == 1, "8 MiB of 64"
+    with ahead.next_read(0).open("0") as file:
+        file.read_at(2, 0)
+        until(lambda: len(got) == 2)
+        time.sleep(0.05)
+        assert got == [("0", 0), ("0", 8 * MIB)]
+    ahead.close()
+    ahead = cached_epoch(tmp_path, store, 1, 8)
+    read_all(ahead, 1, 8)
+    assert ahead.stats.cached_bytes == 64 * MIB
+    ahead.close()
+    assert len(store.asked) == came
+
+
+def test_what_the_cache_lost_meanwhile_comes_from_the_store_and_the_rest_no_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    ahead = cached_epoch(tmp_path, store, 4)
+    read_all(ahead, 4)
+    ahead.close()
+    store.asked.clear()
+    monkeypatch.setattr(DiskCache, "get", lambda cache, key: None)
+    ahead = cached_epoch(tmp_path, store, 4)
+    until(lambda: len(store.asked) == 8)  # the whole budget, though no lane has come to anything
+    read_all(ahead, 4)
+    assert len(set(store.asked)) == 16
+    assert (ahead.stats.cached_bytes, ahead.stats.unplanned) == (0, 0)
+    ahead.close()
+    until(lambda: not fetching())
+
+
 def test_the_collector_may_close_it_in_the_middle_of_its_own_work() -> None:
     ahead = begin(Store(), 4)
     with ahead._wanted:
         ahead.close()
-    until(lambda: not fetching_threads())
+    until(lambda: not fetching())

@@ -76,6 +76,14 @@ def test_every_option_is_documented() -> None:
         assert f"\n    {entry.name}: " in told, entry.name
 
 
+def test_a_cache_that_could_keep_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cache_dir keeps what is fetched ahead .*leave one of the two out"):
+        LoaderOptions(cache_dir="cache", read_ahead_bytes=0)
+    for kept in ({"read_ahead_bytes": 1}, {"read_ahead_bytes": 0, "shuffle": "rows", "row_store": "s3://bucket/rows"}):
+        assert LoaderOptions(cache_dir="cache", **kept).cache_dir == "cache"
+    assert LoaderOptions(read_ahead_bytes=0).target_read_ahead_bytes == 0
+
+
 def test_options_are_frozen_and_pickle() -> None:
     options = LoaderOptions(batch_size=3, columns=["a"])
     assert pickle.loads(pickle.dumps(options)) == options  # noqa: S301 - our own

@@ -378,6 +378,19 @@ def test_a_plan_cache_wants_to_know_the_place_of_a_storage(table: Path, tmp_path
     assert len(list((tmp_path / "plans").iterdir())) == 1
 
 
+def test_a_storage_with_ranges_has_all_that_they_take(table: Path) -> None:
+    @dataclass(frozen=True)
+    class Ranged(Scrambled):
+        def read_range(self, path: str, start: int, stop: int, version: Any = None) -> bytes:
+            raise AssertionError(path)
+
+    missing = "must be a RangeStorage, since it has read_range, but Ranged has no checks, place, traffic"
+    with pytest.raises(ConfigError, match=f"storage {missing}"):
+        StructuredDataset("0.txt", numbers, storage=Ranged(str(table)))
+    with pytest.raises(ConfigError, match=rf"source\.storage {missing}"):
+        StructuredDataset.from_source(Catalog(str(table), 1, storage=Ranged(str(table))))
+
+
 def test_what_is_no_storage_is_refused(table: Path) -> None:
     storage: Any = Scrambled(str(table))
     for options, message in (

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rooms.storing import MemoryTable, everything, numbers
+from tests.rooms.waiting import threads, until
 from torch_table_loader.errors import MissingFileError, StorageError, TableError
 from torch_table_loader.fetch.parts import reading_parts
 from torch_table_loader.fetch.settings import FetchSettings
@@ -100,17 +101,6 @@ def uploaded(made: MemoryTable, place: Path, root: str, ahead_bytes: int = 1 << 
     assert rows is not None
     storage.parts.clear()
     return rows, storage
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
-def threads(name: str) -> int:
-    return sum(thread.name.startswith(name) for thread in threading.enumerate())
 
 
 @given(records=st.sets(st.integers(0, 400), min_size=1), gap=st.integers(0, 20), most=st.integers(1, 50))

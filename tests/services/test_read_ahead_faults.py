@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.services.faults import BUCKET, FaultyStore, serving_faults
-from torch_table_loader import StorageError, StructuredDataset, TableError, TableLoader
+from tests.services.faults import FaultyStore, serving_faults
+from tests.services.faulty_tables import loader_of, taken
+from torch_table_loader import StorageError, TableError, TableLoader
 
 ROWS, FILES, GROUP = 400, 10, 100
 EVERY_ROW = list(range(ROWS * FILES))
@@ -71,28 +73,11 @@ Make = Callable[..., TableLoader]
 
 @pytest.fixture
 def make(store: FaultyStore) -> Make:
-    return maker(store)
-
-
-def maker(store: FaultyStore) -> Make:
-    def made(**options: Any) -> TableLoader:
-        chosen: dict[str, Any] = {
-            "batch_size": 70,
-            "num_workers": 2,
-            "check_plan": False,
-            "storage_options": store.options,
-        } | options
-        return StructuredDataset.create_dataloader(f"s3://{BUCKET}/t", "parquet", **chosen)[0]
-
-    return made
+    return partial(loader_of, store, batch_size=70)
 
 
 def fail(store: FaultyStore, faults: dict[str, Any]) -> None:
     store.fail(*faults.get("kinds", ()), **{name: value for name, value in faults.items() if name != "kinds"})
-
-
-def taken(loader: TableLoader) -> list[int]:
-    return sorted(int(x) for batch in loader for x in batch["x"])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -102,7 +87,7 @@ def test_every_row_comes_once_and_retries_are_counted(
 ) -> None:
     loader = make(**engine)
     fail(store, faults)
-    assert taken(loader) == EVERY_ROW
+    assert sorted(taken(loader)) == EVERY_ROW
     fetched = loader.metrics().fetch
     assert fetched.retries > 0
     assert fetched.unplanned == 0
@@ -121,7 +106,7 @@ def test_the_order_is_that_of_a_store_that_is_sound(make: Make, store: FaultySto
 def test_a_storm_passes(make: Make, store: FaultyStore, engine: dict[str, Any], faults: dict[str, Any]) -> None:
     loader = make(**engine, storage_options={**store.options, "request_timeout": 0.5})
     fail(store, faults)
-    assert taken(loader) == EVERY_ROW
+    assert sorted(taken(loader)) == EVERY_ROW
     assert loader.metrics().fetch.retries > 0
 
 
@@ -132,7 +117,7 @@ def test_a_storm_passes(make: Make, store: FaultyStore, engine: dict[str, Any], 
 def test_a_long_storm_passes(make: Make, store: FaultyStore, engine: dict[str, Any], faults: dict[str, Any]) -> None:
     loader = make(**engine)
     fail(store, faults)
-    assert taken(loader) == EVERY_ROW
+    assert sorted(taken(loader)) == EVERY_ROW
     assert loader.metrics().fetch.retries > 0
 
 
@@ -144,7 +129,7 @@ def test_a_store_that_stays_away_ends_the_epoch(make: Make, store: FaultyStore, 
         taken(loader)
     assert "faulty/secret" not in str(caught.value)
     store.fail()
-    assert taken(loader) == EVERY_ROW
+    assert sorted(taken(loader)) == EVERY_ROW
 
 
 @pytest.mark.parametrize("kind", ["ignored", "short"])
@@ -170,7 +155,7 @@ def test_a_file_that_changes_in_the_middle_of_an_epoch_is_named(
 ) -> None:
     write_table(tmp_path / "t")
     with serving_faults(tmp_path) as store:
-        loader = maker(store)(**engine, read_ahead_bytes=1, prefetch_batches=1)
+        loader = loader_of(store, batch_size=70, read_ahead_bytes=1, prefetch_batches=1, **engine)
         batches = iter(loader)
         first = next(batches)
         assert int(first["x"][0]) == 0
@@ -196,7 +181,7 @@ def test_the_counting_pass_counts_right(make: Make, store: FaultyStore, faults: 
     loader = make(filters=pc.field("y") < 130, split_rows=90)
     wanted = [x for x in EVERY_ROW if x % ROWS < 130]
     assert sum(len(batch["x"]) for batch in loader) == len(wanted)
-    assert taken(loader) == wanted
+    assert sorted(taken(loader)) == wanted
     assert store.seen()["faults"] > 0
 
 
@@ -204,15 +189,15 @@ def test_the_counting_pass_counts_right(make: Make, store: FaultyStore, faults: 
 def test_a_row_store_is_built_right(make: Make, store: FaultyStore, tmp_path: Path, faults: dict[str, Any]) -> None:
     fail(store, faults)
     loader = make(shuffle="rows", row_store=str(tmp_path / "rows"))
-    assert taken(loader) == EVERY_ROW
+    assert sorted(taken(loader)) == EVERY_ROW
     assert store.seen()["faults"] > 0
 
 
 def test_the_disk_cache_keeps_nothing_that_is_wrong(make: Make, store: FaultyStore, tmp_path: Path) -> None:
     kept = {"cache_dir": str(tmp_path / "cache")}
     store.fail("503", "reset", "truncated", "short", share=1 / 3, methods=("GET",))
-    assert taken(make(**kept)) == EVERY_ROW
+    assert sorted(taken(make(**kept))) == EVERY_ROW
     store.fail()
     again = make(**kept)
-    assert taken(again) == EVERY_ROW
+    assert sorted(taken(again)) == EVERY_ROW
     assert again.metrics().fetch.num_bytes == 0

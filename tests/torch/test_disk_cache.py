@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ import pytest
 
 from tests.rooms.small_disks import ROOT, run_with_small
 from tests.services.faults import BUCKET, FaultyStore, serving_faults
+from tests.services.faulty_tables import URL, loader_of, options_of, taken
 from tests.torch.modes import LAKE, ROWS, SPLITS
 from torch_table_loader import ConfigError, StructuredDataset, TableError, TableLoader
+
+CHOSEN: dict[str, Any] = {"batch_size": 16, "columns": ["x", "y", "z"]}
 
 FILES, GROUPS, GROUP_ROWS = 3, 6, 30
 NUM_ROWS = FILES * GROUPS * GROUP_ROWS
@@ -59,23 +63,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyStore]:
 @pytest.fixture
 def make(store: FaultyStore, tmp_path: Path) -> Callable[..., TableLoader]:
     """Give what makes loaders that share a cache."""
-
-    def made(**options: Any) -> TableLoader:
-        chosen: dict[str, Any] = {
-            "batch_size": 16,
-            "num_workers": 2,
-            "columns": ["x", "y", "z"],
-            "check_plan": False,
-        } | options
-        kept: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "storage_options": store.options}
-        return StructuredDataset.create_dataloader(f"s3://{BUCKET}/t", "parquet", **kept | chosen)[0]
-
-    return made
-
-
-def taken(loader: TableLoader) -> list[int]:
-    """Take an epoch; the ordinals of its rows."""
-    return [int(x) for batch in loader for x in batch["x"]]
+    return partial(loader_of, store, **CHOSEN, cache_dir=str(tmp_path / "cache"))
 
 
 def whole_job(make: Callable[..., TableLoader], world: dict[str, Any]) -> tuple[int, int]:
@@ -119,6 +107,17 @@ def test_the_store_is_not_even_asked(make: Callable[..., TableLoader], store: Fa
     loader.set_epoch(1)
     assert sorted(taken(loader)) == list(range(NUM_ROWS))
     assert store.seen() == {}
+
+
+@pytest.mark.parametrize(("plan_cache", "footers"), [(False, FILES), (True, 0)])
+def test_footers_are_kept_by_the_plan_cache_alone(
+    make: Callable[..., TableLoader], store: FaultyStore, tmp_path: Path, plan_cache: bool, footers: int
+) -> None:
+    options = {"plan_cache": str(tmp_path / "plans")} if plan_cache else {}
+    taken(make(**options))
+    store.fail()
+    assert sorted(taken(make(**options))) == list(range(NUM_ROWS))
+    assert store.seen().get("GET", 0) == footers
 
 
 @pytest.mark.parametrize(
@@ -213,9 +212,7 @@ def test_a_file_that_changed_is_fetched_anew(make: Callable[..., TableLoader], t
 def test_a_file_that_changed_after_planning_is_an_error_that_names_it(tmp_path: Path) -> None:
     with serving_faults(tmp_path) as store:
         write_table(tmp_path / "t")
-        loader, _ = StructuredDataset.create_dataloader(
-            f"s3://{BUCKET}/t", "parquet", batch_size=50, storage_options=store.options, cache_dir=str(tmp_path / "c")
-        )
+        loader = loader_of(store, cache_dir=str(tmp_path / "c"))
         write_table(tmp_path / "t", first=10_000)
         with pytest.raises(TableError, match=r"0\.parquet"):
             taken(loader)
@@ -263,15 +260,7 @@ print(json.dumps([rows, fetched.num_bytes, fetched.cached_bytes]))
 
 def epoch_elsewhere(store: FaultyStore, cache: Path, **options: Any) -> subprocess.Popen[str]:
     """Begin an epoch in another process."""
-    given = {
-        "path": f"s3://{BUCKET}/t",
-        "batch_size": 16,
-        "num_workers": 2,
-        "columns": ["x", "y", "z"],
-        "check_plan": False,
-        "storage_options": store.options,
-        "cache_dir": str(cache),
-    } | options
+    given = {"path": URL, "cache_dir": str(cache)} | options_of(store, CHOSEN | options)
     command = [sys.executable, "-c", EPOCH, json.dumps(given)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 

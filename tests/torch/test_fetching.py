@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.services.faults import BUCKET, FaultyStore, serving_faults
+from tests.services.faults import FaultyStore, serving_faults
+from tests.services.faulty_tables import loader_of, taken
 from torch_table_loader import StorageError, StructuredDataset, TableLoader
 from torch_table_loader.fetch import hedging
 from torch_table_loader.source.storage import FileStorage
@@ -40,23 +42,9 @@ def store(table: Path) -> Iterator[FaultyStore]:
 @pytest.fixture
 def served(store: FaultyStore) -> Iterator[Callable[..., TableLoader]]:
     """Give what makes loaders over a store that may fail."""
-
-    def made(**options: Any) -> TableLoader:
-        chosen: dict[str, Any] = {
-            "batch_size": 50,
-            "num_workers": 2,
-            "storage_options": store.options,
-            "check_plan": False,
-        } | options
-        return StructuredDataset.create_dataloader(f"s3://{BUCKET}/t", "parquet", **chosen)[0]
-
     store.fail()
-    yield made
+    yield partial(loader_of, store)
     store.fail()
-
-
-def taken(loader: TableLoader) -> list[int]:
-    return sorted(int(x) for batch in loader for x in batch["x"])
 
 
 EVERY_ROW = list(range(FILES * ROWS))
@@ -80,7 +68,7 @@ def test_an_epoch_does_not_wait_for_late_answers(
     with far():
         loader, _ = StructuredDataset.create_dataloader(str(table), "parquet", batch_size=50, num_workers=workers)
         monkeypatch.setattr(FileStorage, "read_range", held)
-        assert taken(loader) == EVERY_ROW
+        assert sorted(taken(loader)) == EVERY_ROW
         assert not over.is_set()
         over.set()
         assert loader.metrics().fetch.hedges >= 3
@@ -101,7 +89,7 @@ def test_what_was_fetched_adds_up_over_workers_and_begins_anew_with_each_epoch(
         plan = dataset.explain().fetch
         assert plan is not None
         for _ in range(2):
-            assert taken(loader) == EVERY_ROW
+            assert sorted(taken(loader)) == EVERY_ROW
             fetched = loader.metrics().fetch
             assert fetched.requests - fetched.hedges == plan.requests == FILES
             assert fetched.num_bytes >= plan.num_bytes > 0
@@ -121,7 +109,7 @@ def test_retries_are_those_of_the_loader_that_made_them(
         assert 0.5 * store.seen()["faults"] <= failing.metrics().fetch.retries <= store.seen()["faults"]
         assert other.metrics().fetch.retries == 0
     store.fail()
-    assert taken(failing) == EVERY_ROW
+    assert sorted(taken(failing)) == EVERY_ROW
     assert failing.metrics().fetch.retries == 0, "of the newest epoch"
 
 
@@ -139,6 +127,6 @@ def test_two_loaders_of_one_store_count_for_themselves(served: Callable[..., Tab
 def test_retries_of_worker_processes_add_up(served: Callable[..., TableLoader], store: FaultyStore) -> None:
     loader = served(worker_type="process")
     store.fail("503", "429", "500", share=1 / 3)
-    assert taken(loader) == EVERY_ROW
+    assert sorted(taken(loader)) == EVERY_ROW
     fetched = loader.metrics().fetch
     assert 0.5 * store.seen()["faults"] <= fetched.retries <= store.seen()["faults"]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -21,6 +18,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.torch.leaks import children, lane_threads, open_files
+from tests.torch.leaving import leave_by_del, leave_by_error, run_script
 from tests.torch.modes import MIXTURE, SPLITS, Mode, write_rows
 from torch_table_loader import TableLoader
 from torch_table_loader.read.tasks import TaskReader
@@ -87,14 +85,7 @@ def test_break_stops_the_workers_though_the_loader_lives(
 @pytest.mark.parametrize("worker_type", ENGINES)
 def test_an_exception_in_the_loop_stops_the_workers(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
-
-    def train() -> None:
-        for _ in loader:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        train()
-    del caught
+    leave_by_error(loader)
     gc.collect()
     assert is_quiet(table)
 
@@ -102,11 +93,7 @@ def test_an_exception_in_the_loop_stops_the_workers(mode: Mode, table: Path, wor
 @pytest.mark.parametrize("worker_type", ENGINES)
 def test_forgetting_the_iterator_stops_the_workers(mode: Mode, table: Path, worker_type: str) -> None:
     loader = make(mode, table, worker_type)
-    batches = iter(loader)
-    next(batches)
-    gone = weakref.ref(batches)
-    del batches
-    assert gone() is None
+    leave_by_del(loader)
     assert is_quiet(table)
 
 
@@ -298,15 +285,7 @@ def test_the_interpreter_ends_in_the_middle_of_an_epoch(table: Path, worker_type
         "print('in the middle')\n"
         f"{ending}\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, str(table), worker_type],
-        env=os.environ,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_script(script, str(table), worker_type)
     assert done.stdout == "in the middle\n"
     assert done.returncode == (1 if ending == "1 / 0" else 3)
     assert done.stderr.count("Traceback") == (ending == "1 / 0"), done.stderr

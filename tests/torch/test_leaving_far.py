@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.rooms.small_disks import ROOT
+from tests.rooms.waiting import fetching, until
 from tests.services.faults import serving_faults
 from tests.torch.leaks import children, lane_threads
+from tests.torch.leaving import LEAVE, leave_by_break, run_script
 from torch_table_loader import StructuredDataset, TableLoader
 from torch_table_loader.source.storage import FileStorage
 
@@ -91,59 +89,9 @@ def table(tmp_path: Path, earlier_loaders_gone: None) -> Iterator[Path]:
     until(lambda: Bytes.alive == 0)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def fetching() -> int:
-    return sum(thread.name == "table-loader-fetch" for thread in threading.enumerate())
-
-
 def make(table: Path, **options: Any) -> TableLoader:
     chosen = {"batch_size": 50, "num_workers": 2, "check_plan": False} | options
     return StructuredDataset.create_dataloader(str(table), "parquet", **chosen)[0]
-
-
-def leave_by_break(loader: TableLoader) -> None:
-    for _ in loader:
-        break
-
-
-def leave_by_error(loader: TableLoader) -> None:
-    def train() -> None:
-        for _ in loader:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train()
-
-
-def leave_by_del(loader: TableLoader) -> None:
-    batches = iter(loader)
-    next(batches)
-    del batches
-
-
-def leave_by_close(loader: TableLoader) -> None:
-    batches = iter(loader)
-    next(batches)
-    batches.close()
-
-
-def leave_to_the_collector(loader: TableLoader) -> None:
-    batches = iter(loader)
-    next(batches)
-    batches.cycle = batches
-    gone = weakref.ref(batches)
-    del batches
-    gc.collect()
-    assert gone() is None
-
-
-LEAVE = [leave_by_break, leave_by_error, leave_by_del, leave_by_close, leave_to_the_collector]
 
 
 @pytest.mark.parametrize("leave", LEAVE, ids=lambda leave: str(leave.__name__))
@@ -240,14 +188,7 @@ def test_the_interpreter_ends_while_the_store_does_not_answer(tmp_path: Path, wo
     write_table(tmp_path / "t")
     with serving_faults(tmp_path) as store:
         began = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", EXIT, store.url, worker_type],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_script(EXIT, store.url, worker_type)
         assert time.monotonic() - began < 25, "it does not wait for the answer"
         assert store.seen().get("faults", 0) > 0
     assert (done.stdout, done.stderr, done.returncode) == ("in the middle\n", "", 0)

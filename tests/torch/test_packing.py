@@ -26,7 +26,8 @@ from tests.torch.packing_reference import (
     write_documents,
 )
 from tests.torch.tables import meant_warnings
-from torch_table_loader import ConfigError, Pack, ResumeError, StructuredDataset, TableError, TableLoader
+from torch_table_loader import ConfigError, FileMeta, Pack, ResumeError, StructuredDataset, TableError, TableLoader
+from torch_table_loader.read.parquet import ParquetReader
 
 GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
 BOS, EOS, SEP = 1, 2, 3
@@ -337,3 +338,38 @@ def test_options_that_do_not_fit_are_refused(table: Path, options: dict[str, Any
 
 def test_documents_are_small_enough_for_their_numbers() -> None:
     assert max(length or 0 for group in GROUPS for length in group) < MOST_TOKENS
+
+
+@pytest.mark.parametrize("sep_id", [None, SEP])
+@pytest.mark.parametrize("files", [1, 3])
+def test_footers_tell_the_tokens_of_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sep_id: int | None, files: int
+) -> None:
+    write_documents(tmp_path, GROUPS, files)
+    pack = Pack(seq_len=8, sep_id=sep_id)
+
+    def unreadable(*_: Any) -> Any:
+        raise AssertionError("a file was opened")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ParquetReader, "open", unreadable)
+        loader, dataset = StructuredDataset.create_dataloader(
+            str(tmp_path), "parquet", pack=pack, batch_size=2, num_workers=0
+        )
+        steps = len(loader)
+    assert dataset.explain().live_rows == len(places_of(documents_of(GROUPS, pack)))
+    assert len(list(loader)) == steps
+
+
+def test_a_footer_that_counts_wrong_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_documents(tmp_path, GROUPS)
+    counts = ParquetReader.list_values
+
+    def one_more(reader: ParquetReader, meta: FileMeta, column: str) -> Any:
+        found = counts(reader, meta, column)
+        assert found is not None
+        return [values + 1 for values in found[0]], found[1]
+
+    monkeypatch.setattr(ParquetReader, "list_values", one_more)
+    with pytest.raises(TableError, match="as was counted"):
+        list(make(tmp_path, Pack(seq_len=8), columns=None))

@@ -319,7 +319,11 @@ def _lay_out(
     split_deletes: bool,
 ) -> TableLayout:
     rows, num_bytes = [each[0] for each in groups], [each[1] for each in groups]
-    live = in_parallel(lambda pair: _live(*pair, deletes), list(zip(files, rows, strict=True)), asks=storage)
+    deleted = [index for index, file in enumerate(files) if file.deletes]
+    counted = in_parallel(lambda index: _live(files[index], rows[index], deletes), deleted, asks=storage)
+    live: list[Sequence[int]] = list(rows)
+    for index, own in zip(deleted, counted, strict=True):
+        live[index] = own
     whole = [not split_deletes and tuple(own) != all_rows for own, all_rows in zip(live, rows, strict=True)]
     return TableLayout.of(files, rows, num_bytes, kept, live, whole=whole)
 
@@ -349,8 +353,6 @@ def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta]
 
 def _live(file: DataFile, group_rows: tuple[int, ...], deletes: Deletes) -> Sequence[int]:
     """Return the rows that position deletes leave in each row group; −1 where keys are deleted too."""
-    if not file.deletes:
-        return group_rows
     if any(delete.kind == "equality" for delete in file.deletes):
         return [-1] * len(group_rows)
     positions = deletes.positions(file)

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage
 
+NEAR_BYTES = 8 * 1024 * 1024
+"""For each lane, bytes that are read ahead of those that the disk cache has: as they come at once, memory that is used
+again, and that a CPU's caches hold, is worth more."""
+
 
 class Task:
     """A planned read that was begun.
@@ -33,6 +37,10 @@ class Task:
         """Whether the lane has left it behind."""
 
 
+_Turn = tuple[int, ...]
+"""Ascends in the order of delivery; that of a request that a lane waits for is empty."""
+
+
 class _Piece(NamedTuple):
     """Requests that are still to be sent, by the row that needs them first."""
 
@@ -48,18 +56,29 @@ def in_order(plans: Iterable[Iterator[PlannedRead]]) -> Iterator[PlannedRead]:
 
 
 class FetchQueue:
-    """Says what to do next: find out what a read needs, or send a request. Not safe for two threads at once."""
+    """Says what to do next: find out what a read needs, or send a request. Not safe for two threads at once.
 
-    def __init__(self, plan: Iterator[PlannedRead], budget: int) -> None:
+    Requests whose bytes the disk cache has take their turn and their part of the budget like others. But they are put
+    aside then, and sent a few at a time.
+    """
+
+    def __init__(self, plan: Iterator[PlannedRead], budget: int, near: int = NEAR_BYTES) -> None:
         """Begin with nothing fetched.
 
         Args:
             plan: the reads of all lanes, in the order in which their rows are delivered.
             budget: bytes that are in flight, or fetched and not yet left behind; what is wanted now comes on top.
+            near: for each lane, bytes that are read from the disk cache before they are used; at least one request.
         """
         self.held = 0
-        """Bytes that are in flight, or fetched and not yet left behind."""
+        """Bytes that are put aside, in flight, or fetched and not yet left behind."""
         self._budget = budget
+        self._most_near = near
+        self._near: dict[Request, _Turn] = {}
+        """What comes from the disk cache, is in flight or fetched, and was not used yet."""
+        self._aside: list[tuple[_Turn, Request]] = []
+        """What will come from there, in a heap."""
+        self._trusts_cache = True
         self._plan = plan
         self._upcoming = next(self._plan, None)
         self._pieces: list[_Piece] = []
@@ -69,6 +88,11 @@ class FetchQueue:
         """By lane: tasks that the lane has not come to."""
         self._current: dict[int, Task] = {}
         self._added: set[Task] = set()
+
+    @property
+    def near_held(self) -> int:
+        """Bytes that come from the disk cache, are in flight or fetched, and were not used yet."""
+        return sum(request.num_bytes for request in self._near)
 
     def take(self, lane: int) -> Task:
         """Return a lane's next read; what the one before it held is given back."""
@@ -145,6 +169,15 @@ class FetchQueue:
             request.stage, request.error = Stage.FAILED, error
             self._give_back(request)
 
+    def use(self, requests: Iterable[Request]) -> bool:
+        """Note that decoding has come to some bytes; return whether others may be read in their place."""
+        used = [request for request in requests if self._near.pop(request, None) is not None]
+        return bool(used)
+
+    def missed(self) -> None:
+        """Note that the disk cache has lost what it had: what it may lose next is asked for as early as all else."""
+        self._trusts_cache = False
+
     def drop(self, requests: Iterable[Request]) -> None:
         """Give back the bytes of requests that nobody wants any more; those in flight are given back when they end."""
         for request in requests:
@@ -160,9 +193,34 @@ class FetchQueue:
         self._added.clear()
         self._pieces.clear()
         self._urgent.clear()
+        self._aside.clear()
         self._upcoming = None
 
     def _next_in_order(self, may_send: Callable[[Request], bool]) -> Task | Request | None:
+        while True:
+            while self._aside and self._aside[0][1].stage is not Stage.QUEUED:
+                heapq.heappop(self._aside)
+            if self._aside and self._may_read(*self._aside[0], may_send):
+                turn, request = heapq.heappop(self._aside)
+                return self._sent(request, turn)
+            job = self._next_of_plan()
+            if not isinstance(job, Request):
+                return job
+            if not job.is_here:
+                return self._sent(job) if may_send(job) else None
+            self._hold(job)
+            heapq.heappush(self._aside, ((*self._pieces[0][:2], next(self._numbers)), job))
+
+    def _may_read(self, turn: _Turn, request: Request, may_send: Callable[[Request], bool]) -> bool:
+        """Return whether a request that was put aside may be sent."""
+        if not self._trusts_cache:
+            return may_send(request)
+        # What is needed later, as reads may be found in another order, keeps nothing back.
+        sooner = sum(each.num_bytes for each, its_turn in self._near.items() if its_turn < turn)
+        return not sooner or sooner + request.num_bytes <= self._most_near * max(1, len(self._current))
+
+    def _next_of_plan(self) -> Task | Request | None:
+        """Return what comes next in the order of delivery; a request only where the budget has room for it."""
         while self._pieces and not _has_queued(self._pieces[0]):
             heapq.heappop(self._pieces)
         piece, read = (self._pieces[0] if self._pieces else None), self._upcoming
@@ -172,12 +230,14 @@ class FetchQueue:
             return task
         if piece is None or (self.held and self.held + piece.queued[0].num_bytes > self._budget):
             return None
-        return self._sent(piece.queued[0]) if may_send(piece.queued[0]) else None
+        return piece.queued[0]
 
-    def _sent(self, request: Request) -> Request:
+    def _sent(self, request: Request, turn: _Turn = ()) -> Request:
         if request.stage is Stage.QUEUED:
-            request.stage, request.is_held = Stage.IN_FLIGHT, True
-            self.held += request.num_bytes
+            request.stage = Stage.IN_FLIGHT
+            self._hold(request)
+            if request.is_here:
+                self._near[request] = turn
         request.attempts += 1
         request.running += 1
         return request
@@ -195,13 +255,19 @@ class FetchQueue:
         if task.requests is not None:
             self.drop(task.requests.rest())
 
+    def _hold(self, request: Request) -> None:
+        if not request.is_held:
+            request.is_held = True
+            self.held += request.num_bytes
+
     def _give_back(self, request: Request) -> None:
+        self._near.pop(request, None)
         if request.is_held:
             request.is_held = False
             self.held -= request.num_bytes
 
 
 def _has_queued(piece: _Piece) -> bool:
-    while piece.queued and piece.queued[0].stage is not Stage.QUEUED:
+    while piece.queued and (piece.queued[0].stage is not Stage.QUEUED or piece.queued[0].is_held):
         piece.queued.popleft()
     return bool(piece.queued)

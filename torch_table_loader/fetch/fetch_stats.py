@@ -8,16 +8,16 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class FetchStats:
-    """What was fetched for an epoch.
+    """What was fetched from an object store for an epoch; all 0 where the files are on this machine.
 
     Args:
-        num_bytes: that came from the store.
+        num_bytes: compressed bytes that came from the store.
         requests: that the store answered, hedges included.
         retries: requests that were sent again, since the store did not serve them.
         hedges: requests that were sent a second time, since they were late.
         unplanned: requests for bytes that were not fetched ahead.
-        cached_bytes: that came from the disk cache.
-        seconds_waiting: seconds that lanes waited for bytes, added up.
+        cached_bytes: compressed bytes that came from the disk cache.
+        seconds_waiting: time that decoding waited for bytes, added up over workers.
     """
 
     num_bytes: int = 0
@@ -27,6 +27,13 @@ class FetchStats:
     unplanned: int = 0
     cached_bytes: int = 0
     seconds_waiting: float = 0.0
+
+    @classmethod
+    def sum_of(cls, parts: Iterable[FetchStats]) -> FetchStats:
+        """Return what all have fetched."""
+        total = cls()
+        total.become_sum(parts)
+        return total
 
     def become_sum(self, parts: Iterable[FetchStats]) -> None:
         """Take on the sums of others."""

@@ -54,12 +54,12 @@ class Fetcher:
         """
         self.stats = FetchStats()
         self._storage = storage
-        self._place = _place_of(storage)
+        self._place = storage.place
         self._queue = FetchQueue(plan, settings.ahead_bytes)
         self._limit = _LEARNED[self._place].heir() if self._place in _LEARNED else InFlightLimit()
         self._hedging = HedgePolicy()
         self._cache = settings.cache
-        self._stores: list[tuple[RangeStorage, int]] = [(storage, _retries_of(storage))]
+        self._stores: list[tuple[RangeStorage, int]] = [(storage, storage.traffic().retries)]
         """Each storage that is asked, and how often it had been asked again before."""
         self._threads = self._idle = 0
         self._closed = False
@@ -98,7 +98,7 @@ class Fetcher:
             self._check_open()
             storage = requests.storage
             if storage is not None and all(storage is not known for known, _ in self._stores):
-                self._stores.append((storage, _retries_of(storage)))
+                self._stores.append((storage, storage.traffic().retries))
             self._queue.add(task, requests)
             self._wanted.notify()
             self._grow()
@@ -148,10 +148,12 @@ class Fetcher:
             self._check_open(requests)
             covering = requests.covering(start, stop)
             if covering is not None:
-                self._queue.drop(requests.left_behind(covering[0].piece))
-                self._wanted.notify()
+                gone = requests.left_behind(covering[0].piece)
+                self._queue.drop(gone)
                 for request in covering:
                     self._wait_for(request)
+                if self._queue.use(covering) or gone:
+                    self._wanted.notify()
                 self._check_open(requests)
                 if all(request.stage is Stage.DONE for request in covering):  # none was left behind meanwhile
                     return joined(covering, start, stop)
@@ -260,7 +262,8 @@ class Fetcher:
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False
         storage = request.storage or self._storage
-        key = RangeKey(_place_of(storage), file.path, file.version, request.start, request.stop)
+        place = self._place if storage is self._storage else storage.place
+        key = RangeKey(place, file.path, file.version, request.start, request.stop)
         try:
             data = None if self._cache is None else self._cache.get(key)
             cached = data is not None
@@ -269,6 +272,8 @@ class Fetcher:
         except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
             error = caught
         with self._wanted:
+            if request.is_here and not cached:
+                self._queue.missed()
             self._count(request, cached=cached, served=error is None)
             self._learn(request, flight, cached=cached, served=error is None)
             self._queue.arrived(request, data, error)
@@ -291,7 +296,7 @@ class Fetcher:
 
     def _count(self, request: Request, *, cached: bool, served: bool) -> None:
         stats = self.stats
-        stats.retries = sum(_retries_of(storage) - before for storage, before in self._stores)
+        stats.retries = sum(storage.traffic().retries - before for storage, before in self._stores)
         if cached:
             stats.cached_bytes += request.num_bytes
         elif served:
@@ -399,13 +404,3 @@ _WRITING_S = 5.0
 
 _LEARNED: dict[str, InFlightLimit] = {}
 """By store: what its requests taught this process."""
-
-
-def _place_of(storage: RangeStorage) -> str:
-    return str(getattr(storage, "place", ""))
-
-
-def _retries_of(storage: RangeStorage) -> int:
-    """Return how often a store has been asked again in this process."""
-    traffic = getattr(storage, "traffic", None)
-    return 0 if traffic is None else traffic().retries

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch_table_loader.planning.requests import Piece, fitted_to_held, plan_file
+from torch_table_loader.planning.requests import Piece, fitted_to_held, holds, merged, plan_file
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage
@@ -54,7 +54,7 @@ class Request:
     """
 
     __slots__ = (
-        *("attempts", "began", "data", "error", "file", "is_held", "is_late"),
+        *("attempts", "began", "data", "error", "file", "is_held", "is_here", "is_late"),
         *("piece", "running", "stage", "start", "stop", "storage"),
     )
 
@@ -75,6 +75,8 @@ class Request:
         """Whether it is to be sent once more."""
         self.is_held = False
         """Whether its bytes count as held."""
+        self.is_here = False
+        """Whether the disk cache had its bytes when it was planned."""
         self.data: Any = None
         self.error: BaseException | None = None
 
@@ -121,6 +123,9 @@ class Requests:
         self._groups = [piece.groups for piece in pieces]
         self._by_start = sorted((each for piece in self.by_piece for each in piece), key=lambda each: each.start)
         self._starts = [each.start for each in self._by_start]
+        here = merged(held)
+        for each in self._by_start:
+            each.is_here = holds(here, (each.start, each.stop))
         self._kept = deque(sorted(range(len(pieces)), key=lambda number: self._groups[number].stop))
         """Pieces, by when they are left behind."""
 

@@ -125,7 +125,7 @@ def fitted_to_held(
         requests: list[Range] = []
         for request in piece.requests:
             parts = _within(wanted, request)
-            gapless = not _holds(here, request) and all(_holds(here, part) for part in parts)
+            gapless = not holds(here, request) and all(holds(here, part) for part in parts)
             requests += parts if gapless else [request]
         yield piece._replace(requests=tuple(requests))
 
@@ -145,8 +145,12 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
-def _holds(here: Sequence[Range], wanted: Range) -> bool:
-    """Return whether one of some ranges that are apart has all of another."""
+def holds(here: Sequence[Range], wanted: Range) -> bool:
+    """Return whether one of some ranges that are apart has all of another.
+
+    >>> holds([(0, 6), (8, 9)], (2, 6)), holds([(0, 6), (8, 9)], (5, 9))
+    (True, False)
+    """
     place = bisect_right(here, wanted[0], key=lambda each: each[0]) - 1
     return place >= 0 and here[place][1] >= wanted[1]
 

@@ -16,6 +16,7 @@ from torch_table_loader.read.parquet_footer import (
     DAMAGE,
     check_footer,
     chunk_ranges,
+    list_values,
     parse,
     read_footer,
 )
@@ -86,6 +87,12 @@ class ParquetReader:
         """Return the flat columns that have no null in any kept row group: see `NullProvingReader.null_free`."""
         counts = _null_counts(meta, columns, kept)
         return frozenset(name for name, found in counts.items() if all(count == 0 for count in found))
+
+    def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Add up the values of lists: see `contracts.ListCountingReader`."""
+        if meta.footer is None:
+            return None
+        return list_values(parse(meta.footer), column)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
         """Open with the footer that `inspect` read: see `FormatReader.open`."""

@@ -181,6 +181,36 @@ def chunk_ranges(
     return found
 
 
+def list_values(parsed: pq.FileMetaData, column: str) -> tuple[list[int], list[int]] | None:
+    """Return how many values the lists of a column hold in each row group, and how many lists hold any.
+
+    A list that is null or empty is one null of its leaf.
+
+    Args:
+        parsed: a footer that was checked.
+        column: of lists of single values.
+
+    Returns:
+        None where the column is something else, or the writer counted no nulls.
+    """
+    paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
+    leaves = [place for place, path in enumerate(paths) if column in _prefixes(path)]
+    if len(leaves) != 1 or parsed.schema.column(leaves[0]).max_repetition_level != 1:
+        return None
+    values, lists = [], []
+    for number in range(parsed.num_row_groups):
+        group = parsed.row_group(number)
+        chunk = group.column(leaves[0])
+        if not chunk.is_stats_set or not chunk.statistics.has_null_count:
+            return None
+        nulls = chunk.statistics.null_count
+        if not 0 <= nulls <= group.num_rows:
+            return None  # values that are null inside their lists, which no packing takes
+        values.append(chunk.num_values - nulls)
+        lists.append(group.num_rows - nulls)
+    return values, lists
+
+
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     start = chunk.data_page_offset
     dictionary = chunk.dictionary_page_offset

@@ -33,6 +33,20 @@ class RowStage(ABC):
     def reads(self) -> tuple[str, ...]:
         """The columns that `count` needs."""
 
+    @property
+    def counted_by(self) -> str | None:
+        """The list column whose number of values tells `known_count`; None where rows must be looked at."""
+        return None
+
+    def known_count(self, values: int, lists: int) -> int:
+        """Return how many rows come out of rows, by what their lists of `counted_by` hold.
+
+        Args:
+            values: that they hold together.
+            lists: that hold any.
+        """
+        raise NotImplementedError(f"{type(self).__name__} looks at the rows that it counts")
+
     @abstractmethod
     def schema(self, given: pa.Schema) -> pa.Schema:
         """Return the schema of what comes out of rows of a schema.

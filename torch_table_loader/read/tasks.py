@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import ROW_ID
-from torch_table_loader.contracts import RangeStorage, is_far
+from torch_table_loader.contracts import ListCountingReader, has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
@@ -228,7 +228,25 @@ class TaskReader:
         if self._knows_live(plan):
             return [plan.live_rows(segment) for segment in task.segments]
         segments, owners = self._fitted(plan, task.segments)
+        known = self._known_counts(plan, segments)
+        if known is not None:
+            counts = [0] * len(task.segments)
+            for owner, count in zip(owners, known, strict=True):
+                counts[owner] += count
+            return counts
         return _Reading(plan, segments, 0, -1, owners)
+
+    def _known_counts(self, plan: FilePlan, segments: Sequence[Segment]) -> list[int] | None:
+        """Return what the stage makes of segments, where all are row groups whose footer tells; else None."""
+        stage, reader, starts = self._stage, reader_of(plan.file), plan.group_starts
+        if stage is None or stage.counted_by is None or plan.masks or not isinstance(reader, ListCountingReader):
+            return None
+        whole = all((each.row_start, each.row_stop) == tuple(starts[each.group : each.group + 2]) for each in segments)
+        reads = plan.conformer.reads
+        if not whole or len(reads) != len(stage.reads):  # a column that the file lacks is null
+            return None
+        found = reader.list_values(plan.meta, reads[stage.reads.index(stage.counted_by)])
+        return found and [stage.known_count(found[0][each.group], found[1][each.group]) for each in segments]
 
     def _needs(self, found: _Reading | None) -> FileNeeds | None:
         if found is None:
@@ -356,7 +374,7 @@ class TaskReader:
         for each in (file, *file.sidecars):
             if each.version.immutable:
                 continue
-            if given is not None and isinstance(self._storage, RangeStorage) and self._storage.checks(each.version):
+            if given is not None and has_ranges(self._storage) and self._storage.checks(each.version):
                 continue
             now = (self._storage if given is None else given).version(each.path)
             if not each.version.holds(now):

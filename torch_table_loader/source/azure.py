@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from obstore.store import AzureStore
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.source.object_store import NO_RETRIES, ClientChoice, agree, client_config, sort_options
+from torch_table_loader.source.object_store import ClientChoice, agree, client_config, open_bucket, sort_options
 
 if TYPE_CHECKING:
     from obstore.store import AzureConfig, AzureCredentialProvider
@@ -104,17 +104,7 @@ def azure_container(options: Mapping[str, Any]) -> Callable[[str], AzureStore]:
     if endpoint:
         config["endpoint"] = endpoint
     network = client_config(options, http=(endpoint or "").startswith("http://"))
-
-    def connect(container: str) -> AzureStore:
-        return AzureStore(
-            container,
-            config=config,
-            client_options=network,
-            retry_config=NO_RETRIES,
-            credential_provider=provider,
-        )
-
-    return connect
+    return lambda container: open_bucket(AzureStore, container, config, network, provider)
 
 
 def _connection(string: str) -> dict[str, str]:

@@ -6,7 +6,6 @@ A client belongs to the process that made it. Its methods raise what the library
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import socket
@@ -88,12 +87,23 @@ class Client(ABC):
     """An open connection to a store."""
 
     @abstractmethod
-    def open(self, path: str) -> pa.NativeFile:
-        """Open for random access; far files are read by `read_range` instead."""
-
-    @abstractmethod
     def stat(self, path: str) -> Found:
         """Return what is at one path. Raises FileNotFoundError."""
+
+    def probe(self, path: str) -> Found:
+        """Return what `stat` does, or a directory where nothing is: in a store without directories any path names one.
+
+        Args:
+            path: which; one that ends with a slash names no file.
+        """
+        return self.stat(path)
+
+    def has_folder(self, path: str) -> bool:
+        """Return whether a directory is at one path."""
+        try:
+            return self.stat(path).is_dir
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     @abstractmethod
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
@@ -117,7 +127,8 @@ class Client(ABC):
     checks_tags = False
     """Whether `read_range` refuses a file whose tag is no longer the one it was given (If-Match)."""
 
-    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG002 few stores have it
+    @abstractmethod
+    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
         """Read bytes of a file with one request; the caller checks how many came.
 
         Args:
@@ -129,8 +140,6 @@ class Client(ABC):
         Raises:
             ChangedFile: it has another.
         """
-        with self.open(path) as file:
-            return file.read_at(stop - start, start)
 
 
 class LocalClient(Client):
@@ -173,6 +182,11 @@ class LocalClient(Client):
         self._refuse_special(path)
         return Path(path).read_bytes()
 
+    def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG002 files have none
+        """Read bytes of a file."""
+        with self.open(path) as file:
+            return file.read_at(stop - start, start)
+
     def _refuse_special(self, path: str) -> None:
         """Raise TableError for a FIFO or device, which to open or read could take for ever."""
         if (found := self.stat(path)).special:
@@ -209,16 +223,12 @@ class FsspecClient(Client):
             self.native.retries = 1  # five by five, of each of which it would wait for the end
         self.read_ahead_bytes = options.get("block_size") or options.get("default_block_size") or _READ_AHEAD
 
-    def open(self, path: str) -> pa.NativeFile:
-        """Open a copy: of memory:// fsspec hands every reader the same object and position."""
-        return pa.PythonFile(io.BytesIO(self.native.cat_file(path)), mode="r")
-
     def stat(self, path: str) -> Found:
         """Return what is at one path, past the cache of listings."""
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
             return Found(path, None)
         with _with_http_failures(self._protocol):
-            return _of_fsspec(path, self.native.info(path))
+            return _of_fsspec(path, self.native.info(path.rstrip("/") or path))
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one call, and ask for what a listing left out (http has no sizes in it)."""

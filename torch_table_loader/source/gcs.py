@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from obstore.store import GCSStore
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.source.object_store import NO_RETRIES, ClientChoice, client_config, sort_options
+from torch_table_loader.source.object_store import ClientChoice, client_config, open_bucket, sort_options
 
 if TYPE_CHECKING:
     from obstore.store import GCSConfig, GCSCredentialProvider
@@ -110,17 +110,7 @@ def gcs_bucket(options: Mapping[str, Any]) -> Callable[[str], GCSStore]:
         config |= {"skip_signature": True, "bearer_token": _NOBODY}
     network = client_config(options, http=endpoint.startswith("http://"))
     provider = _tokens(options["credentials"]) if "credentials" in options else None
-
-    def connect(bucket: str) -> GCSStore:
-        return GCSStore(
-            bucket,
-            config=config,
-            client_options=network,
-            retry_config=NO_RETRIES,
-            credential_provider=provider,
-        )
-
-    return connect
+    return lambda bucket: open_bucket(GCSStore, bucket, config, network, provider)
 
 
 def _tokens(credentials: Any) -> GCSCredentialProvider:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -24,7 +25,7 @@ from torch_table_loader.source.file_list import FileSource, read_files
 from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root
 from torch_table_loader.source.sidecars import Paired, pair
 from torch_table_loader.source.storage import FileStorage, open_storage
-from torch_table_loader.source.table_formats import refuse_table_formats
+from torch_table_loader.source.table_formats import look_around, refuse_table_formats
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import FormatReader, Storage
@@ -167,11 +168,33 @@ def _data_files(
 
 
 @dataclass(frozen=True, slots=True)
-class _Listing:
+class _Start:
+    """What one of the caller's paths names.
+
+    Args:
+        path: the path, or a glob.
+        root: what names are relative to.
+        found: the file or directory; None of a glob.
+        deep: whether all that is below the root will be listed.
+    """
+
+    path: str
     root: str
+    found: Found | None
+    deep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What is below a start.
+
+    Args:
+        found: the files that are read.
+        seen: all that listing saw, hidden files too.
+    """
+
     found: list[Found]
-    listed: Sequence[Found] = ()
-    deep: bool = False
+    seen: Sequence[Found] = ()
 
 
 def is_hidden(name: str, allowed: str = "") -> bool:
@@ -214,22 +237,23 @@ def _listed(
     Returns:
         What names are relative to, and the files.
     """
-    if files is not None:
-        listings = [_Listing(_root_of(storage, entry), []) for entry in paths]
-        root = _common_root([listing.root for listing in listings])
-        found = pair(storage, _versions(storage, [_below(storage, root, name) for name in files]), (), naming)
-    else:
-        listings = [_expand(storage, entry) for entry in paths]
-        root = _common_root([listing.root for listing in listings])
-        found = [entry for each in listings for entry in pair(storage, each.found, each.listed, naming)]
+    with ThreadPoolExecutor(STAT_THREADS) as pool:
+        at_once = map if storage.is_local else pool.map  # to ask this machine costs less than a thread does
+        starts = list(at_once(partial(_start, storage, listed=files is None), paths))
+        root = _common_root([start.root for start in starts])
+        begun = at_once(partial(_expand, storage), starts) if files is None else ()
+        looks = []
+        if not raw_files:
+            roots, walked = {start.root for start in starts}, {start.root for start in starts if start.deep}
+            looks = look_around(pool, storage, roots, walked)
+        if files is None:
+            listings = list(begun)
+        else:
+            listings = [_Listing(_versions(storage, [_below(storage, root, name) for name in files]))]
+    found = [entry for each in listings for entry in pair(storage, each.found, each.seen, naming)]
     if not raw_files:
-        refuse_table_formats(
-            storage,
-            {listing.root for listing in listings},
-            {listing.root for listing in listings if listing.deep},
-            chain.from_iterable(listing.listed for listing in listings),
-            {entry.data.path for entry in found},
-        )
+        seen = chain(*(listing.seen for listing in listings), *(look.result() for look in looks))
+        refuse_table_formats(storage, seen, {entry.data.path for entry in found})
     return root, found
 
 
@@ -263,50 +287,57 @@ def _static_root(pattern: str) -> str:
     return "/".join(segments[:magic])
 
 
-def _root_of(storage: FileStorage, path: str) -> str:
-    """Return what names below `path` are relative to, without listing it."""
-    found = storage.stat(path)
+def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
+    """Find out what a path names.
+
+    Args:
+        storage: where it is.
+        path: which.
+        listed: whether it will be listed, which tells whether a directory is there.
+    """
+    magic = _has_magic(storage, path)
+    found = storage.probe(path) if listed and not magic else storage.stat(path)
     if found is not None:
-        return path.rstrip("/") if found.is_dir else _parent(path)
-    if _has_magic(storage, path):
-        return _static_root(path)
-    raise _nothing(storage, path)
-
-
-def _expand(storage: FileStorage, path: str) -> _Listing:
-    found = storage.stat(path)
-    if found is None:
-        if _has_magic(storage, path):
-            return _glob(storage, path)
+        return _Start(path, path.rstrip("/") if found.is_dir else _parent(path), found, listed and found.is_dir)
+    if not magic:
         raise _nothing(storage, path)
+    root = _static_root(path)
+    return _Start(path, root, None, listed and not _is_shallow(path[len(root) + 1 :]))
+
+
+def _is_shallow(relative: str) -> bool:
+    return "/" not in relative and "**" not in relative
+
+
+def _expand(storage: FileStorage, start: _Start) -> _Listing:
+    found = start.found
+    if found is None:
+        return _glob(storage, start)
     if not found.is_dir:
         found.file_version()
-        return _Listing(_parent(path), [found])
-    root = path.rstrip("/")
-    everything = storage.walk(path)
+        return _Listing([found])
+    everything = storage.walk(start.path)
     if not everything:
-        raise _nothing(storage, path)
-    return _Listing(root, _kept(storage, root, everything, allowed=""), everything, deep=True)
+        raise _nothing(storage, start.path)
+    return _Listing(_kept(storage, start.root, everything, allowed=""), everything)
 
 
-def _glob(storage: FileStorage, pattern: str) -> _Listing:
+def _glob(storage: FileStorage, start: _Start) -> _Listing:
     """List below the pattern's fixed part once, and match there; a directory that matches brings its files."""
-    root = _static_root(pattern)
+    pattern, root = start.path, start.root
     relative = pattern[len(root) + 1 :]
     matches = re.compile(glob_translate(relative)).match
-    start = f"{root}/" if storage.protocol in HTTP_PROTOCOLS else root or "/"
-    found = storage.stat(start)
+    found = storage.probe(f"{root}/")
     if found is None or not found.is_dir:
         raise _nothing(storage, pattern)
+    folder = f"{root}/" if storage.protocol in HTTP_PROTOCOLS else root or "/"
     matched: list[Found] = []
     listed: list[Found] = []
-    deep = False
-    shallow = "/" not in relative and "**" not in relative
-    if shallow:
-        listed = storage.walk(start, recursive=False)
+    if not start.deep:
+        listed = storage.walk(folder, recursive=False)
         matched = [entry for entry in listed if matches(_relative(storage, root, entry.path))]
-    if not shallow or any(entry.is_dir for entry in matched):
-        listed, deep = storage.walk(start), True
+    if start.deep or any(entry.is_dir for entry in matched):
+        listed = storage.walk(folder)
         matched = [
             entry
             for entry in listed
@@ -315,7 +346,7 @@ def _glob(storage: FileStorage, pattern: str) -> _Listing:
     if not matched:
         raise _nothing(storage, pattern)
     spelled = "".join({segment[0] for segment in relative.split("/") if segment[:1] in {".", "_"}})
-    return _Listing(root, _kept(storage, root, matched, allowed=spelled), listed, deep)
+    return _Listing(_kept(storage, root, matched, allowed=spelled), listed)
 
 
 def _prefixes(name: str) -> Iterable[str]:

@@ -6,28 +6,28 @@ What callers name for each store is in `s3`, `gcs` and `azure`; what all three t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from obstore.exceptions import GenericError, PreconditionError
 
-from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingFileError
 from torch_table_loader.records import FileVersion
 from torch_table_loader.source.clients import ChangedFile, Client, Found
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from obstore import GetOptions
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
 
     Bucket = S3Store | GCSStore | AzureStore
+
+B = TypeVar("B")
 
 Connect: TypeAlias = "Callable[[str], Bucket]"
 """Opens a bucket (or container) by its name."""
@@ -38,7 +38,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 """Seconds without a byte after which a request has failed, where ``request_timeout`` says nothing else."""
 
-NO_RETRIES: RetryConfig = {"max_retries": 0}
+_NO_RETRIES: RetryConfig = {"max_retries": 0}
 """Who asks decides whether to ask again: one policy for all clients."""
 
 _NO_LIMIT = "30 days"
@@ -143,6 +143,19 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
     return config
 
 
+def open_bucket(kind: Callable[..., B], name: str, config: Any, network: ClientConfig, login: Any) -> B:
+    """Open a bucket, or container, which asks once.
+
+    Args:
+        kind: obstore's class of the store.
+        name: of the bucket.
+        config: what the store is told, as that class takes it.
+        network: what `client_config` says.
+        login: gives credentials; None where `config` has them, or the machine.
+    """
+    return kind(name, config=config, client_options=network, retry_config=_NO_RETRIES, credential_provider=login)
+
+
 def ca_file(options: Mapping[str, Any]) -> str | None:
     """Return the file of the certificate authorities that are trusted besides the system's."""
     verify = options.get("verify")
@@ -193,30 +206,36 @@ class ObjectStoreClient(Client):
         self._connect = connect
         self._buckets: dict[str, Bucket] = {}
 
-    def open(self, path: str) -> pa.NativeFile:
-        """Open an object: one HEAD for its size; all its bytes are of the version that this names."""
-        version = self.stat(path).file_version()
-        return open_ranges(lambda start, stop: self.read_range(path, start, stop, version.etag), version.num_bytes)
-
     def stat(self, path: str) -> Found:
         """Send one HEAD request, and a listing where that finds nothing: it may be a directory."""
-        bucket, key = self._at(path)
-        if key:
-            try:
-                return Found(path, _version(bucket.head(key)))
-            except FileNotFoundError:
-                pass
-        with _missing_bucket(path):
-            page = next(iter(bucket.list(key or None, chunk_size=1)), ())
-        if not page:
+        found = self.probe(path)
+        if found.is_dir and not self.has_folder(path):
             raise FileNotFoundError(path)
+        return found
+
+    def probe(self, path: str) -> Found:
+        """Send one HEAD request, and none where the path cannot be an object's."""
+        bucket, key = self._at(path)
+        if key and not key.endswith("/"):
+            with suppress(FileNotFoundError):
+                return Found(path, _version(bucket.head(key)))
         return Found(path, None)
+
+    def has_folder(self, path: str) -> bool:
+        """Send one request for a listing."""
+        bucket, key = self._at(path)
+        page: Sequence[Any] = ()
+        with _empty_where_missing():
+            page = next(iter(bucket.list(key or None, chunk_size=1)), ())
+        return bool(page)
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
         """List with one request for every thousand objects; the empty objects that mark directories are left out."""
         bucket, key = self._at(root)
         name = root.partition("/")[0]
-        with _missing_bucket(root):
+        objects: list[Any] = []
+        folders: set[str] = set()
+        with _empty_where_missing():
             if recursive:
                 objects = [meta for page in bucket.list(key or None, chunk_size=_LIST_CHUNK) for meta in page]
                 folders = {meta["path"].rpartition("/")[0] for meta in objects}
@@ -265,14 +284,13 @@ class ObjectStoreClient(Client):
 
 
 @contextmanager
-def _missing_bucket(path: str) -> Iterator[None]:
-    """Raise FileNotFoundError where there is no bucket to list: of objects obstore does so by itself."""
+def _empty_where_missing() -> Iterator[None]:
+    """Find nothing where there is no bucket to list: then nothing is in it."""
     try:
         yield
-    except GenericError as error:
-        if store_error_type(error) is MissingFileError:
-            raise FileNotFoundError(path) from error
-        raise
+    except (FileNotFoundError, GenericError) as error:
+        if store_error_type(error) is not MissingFileError:
+            raise
 
 
 def _version(meta: Any) -> FileVersion:

@@ -11,7 +11,7 @@ from obstore.store import S3Store
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.source.aws import aws_login, bucket_region, configured_endpoint, configured_region
-from torch_table_loader.source.object_store import NO_RETRIES, ClientChoice, agree, client_config, sort_options
+from torch_table_loader.source.object_store import ClientChoice, agree, client_config, open_bucket, sort_options
 
 if TYPE_CHECKING:
     from obstore.store import S3Config
@@ -161,13 +161,7 @@ def s3_bucket(options: Mapping[str, Any]) -> Callable[[str], S3Store]:
         }
         if options.get("requester_pays"):
             config["request_payer"] = True
-        return S3Store(
-            bucket,
-            config=config,
-            client_options=network,
-            retry_config=NO_RETRIES,
-            credential_provider=login,
-        )
+        return open_bucket(S3Store, bucket, config, network, login)
 
     return connect
 

@@ -112,7 +112,7 @@ class FileStorage:
             StorageError: the store refuses, or does not answer.
         """
         if not self._is_far:
-            return self._ask(path, lambda client: client.open(path))
+            return self._ask(path, lambda client: _open(client, path))
         # Of parts that a client reads by itself, nobody could check how much came.
         version = self.version(path)
         ranges = BufferedRanges(
@@ -129,14 +129,19 @@ class FileStorage:
 
     def stat(self, path: str) -> Found | None:
         """Return what is at a path: a file, a directory, or nothing (None)."""
+        return self._ask(path, lambda client: _or_none(client.stat, path))
 
-        def look(client: Client) -> Found | None:
-            try:
-                return client.stat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+    def probe(self, path: str) -> Found | None:
+        """Return the same, at the cost of one request at most: whether a directory is there, `walk` will tell.
 
-        return self._ask(path, look)
+        Args:
+            path: which; one that ends with a slash names no file.
+        """
+        return self._ask(path, lambda client: _or_none(client.probe, path))
+
+    def has_folder(self, path: str) -> bool:
+        """Return whether a directory is at a path."""
+        return self._ask(path, lambda client: client.has_folder(path))
 
     def walk(self, root: str, *, recursive: bool = True) -> list[Found]:
         """List a directory in one go, in the store's order.
@@ -319,6 +324,18 @@ _MEMORY_STAYS = (
     "memory:// files live in the process that wrote them and cannot be read by a spawned one; "
     'use worker_type="thread", or multiprocessing_context="fork", or put the table where all processes see it'
 )
+
+
+def _open(client: Client, path: str) -> pa.NativeFile:
+    """Open a file of this machine; one of memory:// whole, since fsspec hands every reader the same position."""
+    return client.open(path) if isinstance(client, LocalClient) else pa.BufferReader(client.read(path))
+
+
+def _or_none(look: Callable[[str], Found], path: str) -> Found | None:
+    try:
+        return look(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _restore(protocol: str, options: Mapping[str, Any], memory_of: str | None, retry_seconds: float) -> FileStorage:

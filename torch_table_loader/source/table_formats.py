@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import Executor, Future
 
 from torch_table_loader.errors import AccessRefusedError, ConfigError
 from torch_table_loader.source.address import HTTP_PROTOCOLS
-from torch_table_loader.source.clients import STAT_THREADS, Found
+from torch_table_loader.source.clients import Found
 from torch_table_loader.source.hive import hive_root
 from torch_table_loader.source.storage import FileStorage
 
@@ -23,34 +22,47 @@ _MARKS = ("metadata/", "_delta_log", ".hoodie")
 _VERSION = re.compile(r"v?(\d+)")
 
 
-def refuse_table_formats(
-    storage: FileStorage,
-    roots: Iterable[str],
-    walked: Iterable[str],
-    listed: Iterable[Found],
-    files: Collection[str],
-) -> None:
+def look_around(
+    pool: Executor, storage: FileStorage, roots: Iterable[str], walked: Iterable[str]
+) -> list[Future[list[Found]]]:
+    """Look for the metadata of other table formats where no listing will see it, and go on meanwhile.
+
+    A path may be a table's ``data`` folder, a partition, or a file. So the look is into the table's folder and the one
+    above it. That costs a few requests for a table, not one for a file.
+
+    Args:
+        pool: does it.
+        storage: where the files are.
+        roots: the directories that were given, or hold the files that were.
+        walked: those of them that are listed with all that is below.
+
+    Returns:
+        What `refuse_table_formats` takes, beside what is listed.
+    """
+    if storage.protocol in HTTP_PROTOCOLS:
+        return []
+    near = {place for root in roots for place in _above(root)} - set(walked)
+    return [
+        pool.submit(look, storage, f"{folder}/{name}")
+        for folder in sorted(near)
+        for name, look in (("_delta_log", _folder), (".hoodie", _folder), ("metadata", _inside))
+    ]
+
+
+def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Collection[str]) -> None:
     """Raise if the files belong to a table of Iceberg, Delta Lake or Hudi.
 
-    Such a table says in its metadata which files are its own, and which of their rows are deleted. It is recognised
-    by what the listing saw, and by a look into the table's folder and the one above it: a path may be a table's
-    ``data`` folder, a partition, or a file. That costs a few requests for a table, not one for a file.
+    Such a table says in its metadata which files are its own, and which of their rows are deleted.
 
     Args:
         storage: where the files are.
-        roots: the directories that were given, or hold the files that were.
-        walked: those of them that were listed with all that is below.
-        listed: all that listing saw below the roots, hidden files too.
+        seen: all that listing saw, hidden files too, and what `look_around` did.
         files: the paths of the files that are to be read.
 
     Raises:
         ConfigError: names the table, its format, and the call that reads it.
     """
-    marks = [entry for entry in listed if any(mark in entry.path for mark in _MARKS)]
-    near = {place for root in roots for place in _above(root)} - set(walked)
-    if near and storage.protocol not in HTTP_PROTOCOLS:
-        with ThreadPoolExecutor(STAT_THREADS) as pool:
-            marks += chain.from_iterable(pool.map(lambda look: look(storage), _looks(sorted(near))))
+    marks = [entry for entry in seen if any(mark in entry.path for mark in _MARKS)]
     for pattern, explain in ((_ICEBERG, _iceberg), (_DELTA, _delta), (_HUDI, _hudi)):
         matches = ((pattern.fullmatch(entry.path), entry) for entry in marks)
         tables: dict[str, list[Found]] = {}
@@ -74,26 +86,17 @@ def _above(root: str) -> Iterator[str]:
         yield above
 
 
-def _looks(folders: Iterable[str]) -> Iterator[Callable[[FileStorage], list[Found]]]:
-    for folder in folders:
-        for name in ("_delta_log", ".hoodie"):
-            yield lambda storage, path=f"{folder}/{name}": _directory(storage, path)  # type: ignore[misc]
-        yield lambda storage, path=f"{folder}/metadata": _inside(storage, path)  # type: ignore[misc]
-
-
-def _directory(storage: FileStorage, path: str) -> list[Found]:
+def _folder(storage: FileStorage, path: str) -> list[Found]:
     try:
-        found = storage.stat(path)
+        return [Found(path, None)] if storage.has_folder(path) else []
     except AccessRefusedError:  # the caller may read the table and nothing beside it
         return []
-    return [found] if found is not None and found.is_dir else []
 
 
 def _inside(storage: FileStorage, path: str) -> list[Found]:
-    if not _directory(storage, path):
-        return []
     try:
-        return storage.walk(path, recursive=False)
+        found = storage.probe(f"{path}/")
+        return storage.walk(path, recursive=False) if found is not None and found.is_dir else []
     except AccessRefusedError:
         return []
 

@@ -1,0 +1,87 @@
+"""Listing a table on an object store: which requests that takes, and which of them are sent at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.rooms.buckets import Bucket, Rounds, serve
+from torch_table_loader import MissingPathError
+from torch_table_loader.source.listing import PathSource
+
+OBJECTS = {
+    "lake/t/day=1/a.parquet": b"x",
+    "lake/t/day=2/b.parquet": b"xx",
+    "lake/t/c.parquet": b"xxx",
+}
+NAMES = ["c.parquet", "day=1/a.parquet", "day=2/b.parquet"]
+
+
+def looks(*folders: str) -> list[str]:
+    """The requests that look for other tables' metadata in folders."""
+    return [f"LIST {folder}/{name}".replace(" /", " ") for folder in folders for name in FORMATS]
+
+
+FORMATS = ("_delta_log", ".hoodie", "metadata")
+
+HEADS = ["HEAD lake/t/day=1", "HEAD lake/t/day=2"]
+LISTS = ["LIST lake/t/day=1", "LIST lake/t/day=2"]
+FILES = ["HEAD lake/t/c.parquet", "HEAD lake/t/day=1/a.parquet"]
+
+CASES: dict[str, tuple[Any, dict[str, Any], list[str], list[list[str]]]] = {
+    "folder": ("lake/t", {}, NAMES, [["HEAD lake/t"], ["LIST lake/t", *looks("lake")]]),
+    "raw": ("lake/t", {"raw_files": True}, NAMES, [["HEAD lake/t"], ["LIST lake/t"]]),
+    "upper": ("lake", {}, [f"t/{name}" for name in NAMES], [["HEAD lake"], ["LIST lake", *looks("")]]),
+    "bucket": ("", {}, [f"lake/t/{name}" for name in NAMES], [["LIST "]]),
+    "partition": ("lake/t/day=1", {}, ["a.parquet"], [HEADS[:1], [LISTS[0], *looks("lake/t", "lake")]]),
+    "partitions": (
+        ["lake/t/day=2", "lake/t/day=1"],
+        {},
+        ["day=2/b.parquet", "day=1/a.parquet"],
+        [HEADS, [*LISTS, *looks("lake/t", "lake")]],
+    ),
+    "file": ("lake/t/c.parquet", {}, ["c.parquet"], [FILES[:1], looks("lake/t", "lake")]),
+    "files": (
+        ["lake/t/c.parquet", "lake/t/day=1/a.parquet"],
+        {},
+        ["c.parquet", "day=1/a.parquet"],
+        [FILES, looks("lake/t", "lake")],
+    ),
+    "pins": (
+        "lake/t",
+        {"files": ["c.parquet", "day=1/a.parquet"]},
+        ["c.parquet", "day=1/a.parquet"],
+        [["HEAD lake/t"], ["LIST lake/t"], [*FILES, *looks("lake/t", "lake")]],
+    ),
+    "glob": (
+        "lake/t/*.parquet",
+        {},
+        ["c.parquet"],
+        [["HEAD lake/t/*.parquet"], ["LIST lake/t/*.parquet"], ["LIST lake/t", *looks("lake/t", "lake")]],
+    ),
+    "deep glob": (
+        "lake/t/**/*.parquet",
+        {},
+        NAMES,
+        [["HEAD lake/t/**/*.parquet"], ["LIST lake/t/**/*.parquet"], ["LIST lake/t", *looks("lake")]],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_these_requests_are_sent_at_once_and_no_others(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, options, expected, rounds = CASES[case]
+    asked = Rounds(*rounds)
+    serve(Bucket(OBJECTS, asked), monkeypatch)
+    paths = [f"s3://b/{entry}" for entry in (path if isinstance(path, list) else [path])]
+    source = PathSource.open(paths, "parquet", **options)
+    assert [file.name for file in source.files] == expected
+    assert asked.over
+
+
+@pytest.mark.parametrize("path", ["lake/x", "lake/t/c", "lake/t/x*", "x/*.parquet", "x/**/*.parquet"])
+def test_what_is_not_there_is_said(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(Bucket(OBJECTS), monkeypatch)
+    with pytest.raises(MissingPathError, match="matches nothing"):
+        PathSource.open(f"s3://b/{path}", "parquet")

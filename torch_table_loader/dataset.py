@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
-from torch_table_loader.engine.jobs.table_rows import TableRows
+from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.workers.lane_iterator import LaneIterator, Taken, WorkersLane
@@ -247,7 +247,7 @@ class TableDataset(RankDataset):
         rows = table_rows(self, "include")
         rows.exclusions.change(rows.include(self._asked(rows, row_ids, gather=gather)))
 
-    def _asked(self, rows: TableRows, row_ids: Any, *, gather: bool) -> NDArray[np.int64]:
+    def _asked(self, rows: TableItems, row_ids: Any, *, gather: bool) -> NDArray[np.int64]:
         if not gather:
             return rows.ids_of(row_ids)
         return self._position.of_all_ranks(lambda: {"": rows.ids_of(row_ids)})[""]
@@ -257,8 +257,8 @@ class TableDataset(RankDataset):
         return MapView(table_rows(self, "as_map"))
 
 
-def table_rows(dataset: TableDataset, what: str) -> TableRows:
-    """Return the rows of a dataset with ``shuffle="rows"``.
+def table_rows(dataset: TableDataset, what: str) -> TableItems:
+    """Return the items of a dataset with ``shuffle="rows"``.
 
     Args:
         dataset: of one table.
@@ -268,7 +268,7 @@ def table_rows(dataset: TableDataset, what: str) -> TableRows:
         ConfigError: the dataset reads splits.
     """
     job = dataset.job
-    if not isinstance(job, IndexedJob) or not isinstance(job.items, TableRows):
+    if not isinstance(job, IndexedJob) or not isinstance(job.items, TableItems):
         raise ConfigError(f'{what} speaks of single rows; pass shuffle="rows"')
     return job.items
 

@@ -17,7 +17,7 @@ from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.jobs.table_rows import TableRows
+    from torch_table_loader.engine.jobs.table_rows import TableItems
 
 _OF_A_MASK = "of a mask pass numpy.flatnonzero(mask)"
 
@@ -30,7 +30,7 @@ class MapView(torch.utils.data.Dataset[Any]):
     ``DataLoader(view, sampler=..., batch_size=...)`` works as with any map-style dataset.
     """
 
-    def __init__(self, rows: TableRows) -> None:
+    def __init__(self, rows: TableItems) -> None:
         """Show a table in row mode; the store is built when the first row is wanted.
 
         Args:
@@ -41,7 +41,7 @@ class MapView(torch.utils.data.Dataset[Any]):
 
     def __len__(self) -> int:
         """Count the rows that deletes and filters leave."""
-        return self._items.live_rows
+        return self._items.num_places
 
     def __getitem__(self, index: Any) -> Any:
         """Return one row, or one batch of several rows.
@@ -89,14 +89,11 @@ class MapView(torch.utils.data.Dataset[Any]):
             int64[n].
         """
         places = np.arange(len(self), dtype=np.int64) if indices is None else self._places(indices)
-        return self._items.store.rows().ids(places) if self._items.store.spec.keeps_ids else places
+        return self._items.ids_at(places)
 
     def _rows(self, indices: Sequence[int]) -> Any:
         places = self._places(indices)
-        stored = self._items.store.rows()
-        columns = stored.gather(places)
-        if self._items.options.row_id:
-            columns.append(pa.array(stored.ids(places)))
+        columns = self._items.columns_at(places)
         try:
             return self._codec.decode_plain(columns)
         except RowError as error:

@@ -11,7 +11,7 @@ from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
 from torch_table_loader.engine.jobs.mixture_form import common_form
 from torch_table_loader.engine.jobs.resolve import with_batch_size
-from torch_table_loader.engine.jobs.table_rows import TableRows
+from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
 from torch_table_loader.engine.state import MixtureState, current_version
@@ -199,9 +199,9 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, IndexedJob]:
     return jobs
 
 
-def _rows_of(job: Job) -> TableRows:
+def _rows_of(job: Job) -> TableItems:
     assert isinstance(job, IndexedJob)  # noqa: S101 `_jobs_of` took no other
-    assert isinstance(job.items, TableRows)  # noqa: S101
+    assert isinstance(job.items, TableItems)  # noqa: S101
     return job.items
 
 

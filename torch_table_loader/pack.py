@@ -160,10 +160,15 @@ class Pack:
     def _check_pairs(self) -> None:
         if self.stride is not None and self.strategy != "windows":
             raise ConfigError(f'Pack: stride is for strategy="windows", got strategy={self.strategy!r}')
-        if self.strategy == "concat" and self.long_docs != "split":
+        if self.stride is not None and self.stride > self.seq_len:
             raise ConfigError(
-                f'Pack: long_docs={self.long_docs!r} has no meaning with strategy="concat", which cuts documents '
-                'where a sequence ends; take "best_fit" or "pad"'
+                f"Pack: stride must be at most seq_len={self.seq_len}, or tokens between windows would be lost, got "
+                f"{self.stride}"
+            )
+        if self.strategy in ("concat", "windows") and self.long_docs != "split":
+            raise ConfigError(
+                f"Pack: long_docs={self.long_docs!r} has no meaning with strategy={self.strategy!r}, which cuts "
+                'documents where a sequence ends; take "best_fit" or "pad"'
             )
         if self.labels is None and self.loss_mask is not None:
             raise ConfigError("Pack: loss_mask hides labels, but labels=None; leave one of them out")

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,7 @@ class RowStoreHandle:
         segments: SegmentTable,
         reader: TaskReader,
         fetching: FetchSettings,
+        made: str | None = None,
     ) -> None:
         """Decide what the store holds and where it is; nothing is read.
 
@@ -135,6 +136,7 @@ class RowStoreHandle:
             segments: whole files; every live row is known.
             reader: reads those columns, and row ids where live rows are not all rows.
             fetching: how files that are far away are fetched.
+            made: key of what the reader makes of the table's rows, or None.
 
         Raises:
             ConfigError: a column that cannot be kept, or a place that does not fit the workers.
@@ -151,6 +153,7 @@ class RowStoreHandle:
             chunks.rows,
             keeps_ids=rows != table.layout.num_rows,
             variable_bytes=rows * sum(width_of(kind) for kind in schema.types if is_variable(kind)),
+            made=made,
         )
         self.built: list[int] = []
         """The chunks that this process built, or began to."""
@@ -279,7 +282,7 @@ class RowStoreHandle:
         worker = get_worker_info()
         room = self._room(1 if worker is None else worker.num_workers)
         try:
-            with self._reporting() as report:
+            with self.progress() as report:
                 return build_memory(self.spec, self._read, threads, report, room)
         except OutOfMemoryError as error:
             if self._instead is None:
@@ -293,7 +296,7 @@ class RowStoreHandle:
     def _in_files(self, place: Path, threads: int) -> StoredRows:
         rows = self._opened(place, threads)
         if rows is None:
-            with self._reporting() as report:
+            with self.progress() as report:
                 build_files(place, self.spec, self._read, threads, report)
             rows = self._opened(place, threads)
         if rows is None:
@@ -351,13 +354,9 @@ class RowStoreHandle:
         build_files(place, self.spec, self._read, threads)
         return self.built
 
-    def progress(self) -> AbstractContextManager[Report | None]:
-        """Draw how many chunks are done, where the caller wants to see it."""
-        return self._reporting()
-
     @contextmanager
-    def _reporting(self) -> Iterator[Report | None]:
-        """Draw how many chunks are done, whoever built them."""
+    def progress(self) -> Iterator[Report | None]:
+        """Draw how many chunks are done, whoever built them, where the caller wants to see it."""
         if not self._show_progress:
             yield None
             return

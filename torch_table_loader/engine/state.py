@@ -200,6 +200,7 @@ class MixtureState:
         names: the sources, sorted.
         sources: for each, table and options of a state of it alone, by name.
         exclusions: what is taken out of each, by name.
+        anchors: of those that are walked, by name; see `TurnStream.anchor`.
     """
 
     epoch: int
@@ -212,6 +213,7 @@ class MixtureState:
     names: tuple[str, ...]
     sources: Mapping[str, Mapping[str, Any]]
     exclusions: Mapping[str, ExclusionVersions]
+    anchors: Mapping[str, Any]
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> MixtureState:
@@ -232,8 +234,9 @@ class MixtureState:
                 name: ExclusionVersions.from_state({"exclusions": entry}) for name, entry in state["exclusions"]
             }
             sources = {
-                name: {"table": dict(table), "options": dict(options)} for name, table, options in state["sources"]
+                name: {"table": dict(table), "options": dict(options)} for name, table, options, *_ in state["sources"]
             }
+            anchors = {name: anchor for name, _, _, *rest in state["sources"] for anchor in rest}
             names = tuple(name for name, _, _ in shares)
             _refuse_unfit(names, given, newest, {name: weight for name, weight, _ in shares})
             _refuse_disorder(start, consumed, total)
@@ -248,6 +251,7 @@ class MixtureState:
                 names=names,
                 sources={name: sources[name] for name in names},
                 exclusions={name: excluded.get(name, ExclusionVersions()) for name in names},
+                anchors=anchors,
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ResumeError(
@@ -274,6 +278,7 @@ def write_mixture_state(
     given: Weights,
     newest: Weights,
     exclusions: Mapping[str, ExclusionVersions],
+    anchors: Mapping[str, list[int]],
 ) -> dict[str, Any]:
     """Write where a job of a mixture is.
 
@@ -283,6 +288,7 @@ def write_mixture_state(
         given: the weights that the loader was made with.
         newest: the weights of the epochs to come.
         exclusions: of each source, by name.
+        anchors: see `MixtureState`.
     """
     mixture = position.mixed
     shares, nothing = mixture.shares, ExclusionVersions()
@@ -290,7 +296,7 @@ def write_mixture_state(
         "version": STATE_VERSION,
         "mixture": dict(bound["options"]),
         "sources": [
-            [name, _pairs(source["table"]), _pairs(source["options"])]
+            [name, _pairs(source["table"]), _pairs(source["options"]), *([anchors[name]] if name in anchors else [])]
             for name, source in sorted(bound["sources"].items())
         ],
         "given": _pairs(given),

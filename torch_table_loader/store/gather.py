@@ -79,24 +79,25 @@ class StoredRows:
         """Return the row id at each place; a new array."""
         return places.copy() if self.row_ids is None else self.row_ids.take(places)
 
-    def gather(self, places: Ints) -> list[pa.Array]:
+    def gather(self, places: Ints, leave_out: frozenset[int] = frozenset()) -> list[pa.Array]:
         """Return the rows at some places: one array a column of the schema, of its plain type, whose memory is new.
 
         Args:
             places: int64[n], each in [0, num_rows).
+            leave_out: columns of the heap that are not wanted, by number.
 
         Raises:
             OutOfMemoryError: there is too little memory for them.
         """
         try:
-            return self._gathered(places)
+            return self._gathered(places, leave_out)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"there is too little memory for {len(places):,} rows of the row store ({error}); take a smaller "
                 "batch_size, fewer workers or fewer columns=[...], or give the process more memory"
             ) from error
 
-    def _gathered(self, places: Ints) -> list[pa.Array]:
+    def _gathered(self, places: Ints, leave_out: frozenset[int]) -> list[pa.Array]:
         columns: list[Any] = [None] * len(self.layout.schema)
         values = self._records(places)
         bits = self._null_bits(places)
@@ -105,9 +106,10 @@ class StoredRows:
             if bits is not None and slot.column in self.null_columns:
                 nulls = bits[:, slot.bit : slot.bit + slot.kind.null_bits]
             columns[slot.column] = _array(slot, bare, nulls)
-        for column, array in zip(self.layout.heap, self._from_heap(places), strict=True):
-            columns[column] = array
-        return columns
+        wanted = [number for number, column in enumerate(self.layout.heap) if column not in leave_out]
+        for number, array in zip(wanted, self._from_heap(places, wanted), strict=True):
+            columns[self.layout.heap[number]] = array
+        return [array for number, array in enumerate(columns) if number not in leave_out]
 
     def _records(self, places: Ints) -> list[NDArray[Any]]:
         """Return each slot's values: contiguous, one row of a group's rectangle."""
@@ -147,12 +149,12 @@ class StoredRows:
             return None
         return np.unpackbits(self.nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
 
-    def _from_heap(self, places: Ints) -> list[pa.Array]:
-        """Return the wanted rows of each batch of the heap, in the order that was asked for."""
-        if not self.layout.heap:
+    def _from_heap(self, places: Ints, wanted: list[int]) -> list[pa.Array]:
+        """Return the rows of some columns of the heap, in the order that was asked for."""
+        if not wanted:
             return []
         if not len(places):
-            return [pa.nulls(0, kind) for kind in self.layout.heap_schema.types]
+            return [pa.nulls(0, self.layout.heap_schema.types[number]) for number in wanted]
         order = np.argsort(places, kind="stable")
         rising = places[order]
         ends = np.searchsorted(rising, self._heap_starts)
@@ -160,7 +162,7 @@ class StoredRows:
         for number in np.flatnonzero(np.diff(ends)).tolist():
             local = rising[ends[number] : ends[number + 1]] - self._heap_starts[number]
             indices = pa.array(local)
-            parts.append([column.take(indices) for column in self.heap[number].columns])
+            parts.append([self.heap[number].column(column).take(indices) for column in wanted])
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         indices = pa.array(back)

@@ -36,6 +36,7 @@ class StoreSpec:
         chunk_rows: live rows of each chunk, in row order; a chunk is what one builder makes at a time.
         keeps_ids: whether row ids are kept, since they are not the places.
         variable_bytes: what the columns of variable width are taken to need.
+        made: key of what was made of the rows before they were kept; None where they are the table's.
     """
 
     table: str
@@ -44,6 +45,7 @@ class StoreSpec:
     chunk_rows: tuple[int, ...]
     keeps_ids: bool = False
     variable_bytes: int = 0
+    made: str | None = None
 
     @cached_property
     def layout(self) -> RecordLayout:
@@ -53,7 +55,8 @@ class StoreSpec:
     @cached_property
     def name(self) -> str:
         """The store's folder: the same for every run of the same table, columns and filter."""
-        key = (FORMAT, self.table, self.filters, encode_schema(self.schema), self.chunk_rows, self.keeps_ids)
+        made = () if self.made is None else (self.made,)
+        key = (FORMAT, self.table, self.filters, encode_schema(self.schema), self.chunk_rows, self.keeps_ids, *made)
         return f"rows-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
 
     @cached_property

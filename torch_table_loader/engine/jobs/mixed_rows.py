@@ -14,15 +14,15 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.indexed_job import Items
 from torch_table_loader.engine.jobs.mixture_form import check_source_names, common_columns, places_of
 from torch_table_loader.engine.jobs.resolve import with_padding
-from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableRows
+from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.row_store import crosses_by_fork
 from torch_table_loader.engine.state import MixtureState, check_mixture, write_mixture_state
-from torch_table_loader.engine.work.indexed_work import MixedStream, RowStream, SourceStream
+from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
-from torch_table_loader.planning.mixture import Mixture, SourceOrder, StopRule, smallest
+from torch_table_loader.planning.mixture import Mixture, StopRule, smallest
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.stages import SamplePosition, Stage, refuse_ended
 
@@ -69,7 +69,7 @@ class MixedRows(Items):
     """
 
     options: LoaderOptions
-    sources: Mapping[str, TableRows]
+    sources: Mapping[str, TableItems]
     columns: pa.Schema
     given: Mapping[str, int]
     stop: StopRule
@@ -89,7 +89,7 @@ class MixedRows(Items):
     @classmethod
     def of(
         cls,
-        sources: Mapping[str, TableRows],
+        sources: Mapping[str, TableItems],
         options: LoaderOptions,
         weights: Mapping[str, float],
         stop: StopRule,
@@ -101,7 +101,7 @@ class MixedRows(Items):
             ConfigError: they do not; names what differs.
         """
         check_source_names(weights, sources)
-        own = {name: replace(rows, exclusions=rows.exclusions.apart()) for name, rows in sources.items()}
+        own = {name: rows.apart() for name, rows in sources.items()}
         given, columns = smallest(weights), common_columns(own, options)
         mixed = cls(options, own, columns, given, stop, block, WeightState(dict(given)))
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
@@ -125,7 +125,7 @@ class MixedRows(Items):
         sources = {}
         for name, rows in self.sources.items():
             own = rows.identity
-            options = {option: own["options"][option] for option in ("columns", "filters")}
+            options = {name: own["options"][name] for name in own["options"] if name not in ("shuffle", "shuffle_seed")}
             sources[name] = {"table": own["table"], "options": options}
         options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block}
         return {"sources": sources, "options": options}
@@ -157,7 +157,7 @@ class MixedRows(Items):
         """How often weights were changed."""
         return self.weights.changes
 
-    def with_sources(self, sources: Mapping[str, TableRows]) -> MixedRows:
+    def with_sources(self, sources: Mapping[str, TableItems]) -> MixedRows:
         """Return the same mixture over other versions of its sources."""
         both = {**self.sources, **sources}
         return replace(self, sources=both, columns=common_columns(both, self.options))
@@ -239,7 +239,17 @@ class MixedRows(Items):
             for name, rows in self.sources.items()
         }
         now = self.current(position)
-        return write_mixture_state(self.identity, now, dict(self.given), self.weights.newest, exclusions)
+        given, newest = dict(self.given), self.weights.newest
+        return write_mixture_state(self.identity, now, given, newest, exclusions, self._anchors(now))
+
+    def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
+        """Return from where sources that are walked find their next items."""
+        if self.options.pack is None or not position.consumed:
+            return {}
+        mixture, streams = position.mixed, self.stream(position).sources
+        turns = zip(mixture.names, mixture.rows_before(position.consumed), streams, strict=True)
+        found = {name: entry.items.anchor(turn) for name, turn, entry in turns if turn}
+        return {name: anchor for name, anchor in found.items() if anchor}
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[MixedRows, SamplePosition]:
         """Return the mixture as a state has it, and the position.
@@ -271,16 +281,20 @@ class MixedRows(Items):
             mixture=mixture,
             rows=counts,
         )
+        if saved.anchors:
+            for name, entry in zip(mixture.names, mixed.stream(position).sources, strict=True):
+                if name in saved.anchors:
+                    entry.items.begin_at(saved.anchors[name])
         return mixed, position
 
-    def _resumed(self, name: str, saved: MixtureState, topology: Topology) -> TableRows:
+    def _resumed(self, name: str, saved: MixtureState, topology: Topology) -> TableItems:
         """Let a source find its own part of a state; nothing need be left of it."""
         rows = self.sources[name]
         try:
             rows, _ = rows.resume(saved.source_state(name, rows.identity), topology)
         except ResumeError as error:
             raise ResumeError(f"source {name!r}: {error}") from error
-        return replace(rows, exclusions=ExclusionState(saved.exclusions[name], saved.epoch))
+        return rows.resumed(saved.exclusions[name], saved.epoch)
 
     def warn_of_undone(self, other: Items) -> None:
         """Warn of what was excluded or included here and is not in what a state brings."""
@@ -299,22 +313,29 @@ class MixedRows(Items):
         numbers = {name: number for number, name in enumerate(self.sources)}
         streams = []
         for name in position.mixed.names:
-            rows = self.sources[name]
-            remaining = rows.remaining(position.exclusions[name].running)
-            order = SourceOrder(remaining, self.options.shuffle_seed, name, position.epoch)
-            stream = RowStream(order, rows.store, rows.options.row_id)
-            streams.append(SourceStream(numbers[name], stream, places_of(self.columns, rows.columns)))
-        return MixedStream(position.mixed, tuple(streams))
+            rows, exclusions = self.sources[name], position.exclusions[name].running
+            seed = self.options.shuffle_seed
+            items = rows.by_turn(name, numbers[name], self.columns, exclusions, seed, position.epoch)
+            places = places_of(self.columns, rows.columns)
+            streams.append(SourceStream(numbers[name], items, places))
+        return MixedStream(position.mixed, tuple(streams), self._marks_source)
+
+    @property
+    def _marks_source(self) -> bool:
+        """Whether there is a column that says which source a row is of; of sequences, documents have it."""
+        return self.options.pack is None
 
     def locate(self, position: SamplePosition, places: Ints) -> list[SourceRow]:
-        """Return the source and the row id of each place of the mixture's order."""
+        """Return the source and the row ids of each place of the mixture's order."""
         source, turn = position.mixed.take(places)
-        ids = np.empty_like(turn)
+        found: dict[int, list[list[int]]] = {}
         streams = self.stream(position).sources
         for number in distinct(source).tolist():
-            ids[source == number] = streams[number].rows.ids(turn[source == number])
-        names = [position.mixed.names[number] for number in source.tolist()]
-        return list(map(SourceRow, names, ids.tolist()))
+            ids, counts = streams[number].items.found(turn[source == number])
+            found[number] = [part.tolist() for part in np.split(ids, np.cumsum(counts))]
+        each = {number: iter(parts) for number, parts in found.items()}
+        names = position.mixed.names
+        return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
 
     @property
     def held_bytes(self) -> int:
@@ -354,4 +375,4 @@ class MixedRows(Items):
 
     def _rows(self, versions: Mapping[str, ExclusionVersions]) -> dict[str, int]:
         """Count what is left of each source in an epoch."""
-        return {name: rows.remaining(versions[name].running).num_rows for name, rows in self.sources.items()}
+        return {name: rows.count(versions[name].running) for name, rows in self.sources.items()}

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow.reserved import PADDING_COLUMN
+from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
+from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.jobs.table_rows import TableRows
+    from torch_table_loader.engine.jobs.table_rows import TableItems
     from torch_table_loader.options import LoaderOptions
 
 SOURCE_COLUMN = "source"
 
-FORM_OPTIONS = ("output_format", "nulls", "ragged", "strings", "vocabulary", "decimals", "row_id")
+FORM_OPTIONS = ("output_format", "nulls", "ragged", "strings", "vocabulary", "decimals", "row_id", "pack")
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""
 
 
-def common_columns(sources: Mapping[str, TableRows], options: LoaderOptions) -> pa.Schema:
+def common_columns(sources: Mapping[str, TableItems], options: LoaderOptions) -> pa.Schema:
     """Return the columns that come out of a mixture: those of its sources, in the first one's order, and `source`.
+
+    Where sources are packed, `source` is a column of the documents.
 
     Args:
         sources: by name.
@@ -34,18 +38,31 @@ def common_columns(sources: Mapping[str, TableRows], options: LoaderOptions) -> 
     Raises:
         ConfigError: sources differ, or have a column of ours; names the column and both types.
     """
-    (first, job), *others = sources.items()
-    schema = job.columns
-    for name, other in others:
-        _compare(first, schema, name, other.columns)
+    first, *others = sources
+    flat = {
+        name: rows.columns if options.pack is None else flat_columns(rows.columns) for name, rows in sources.items()
+    }
+    schema = flat[first]
+    for name in others:
+        _compare(first, schema, name, flat[name])
     pads = options.even_ranks == "pad"
     if taken := [name for name in (SOURCE_COLUMN, *([PADDING_COLUMN] if pads else [])) if name in schema.names]:
         raise ConfigError(
             f"the mixture adds a column {taken[0]!r}, but the sources have one of that name; leave it out of columns="
         )
-    nullable = [any(other.columns.field(field.name).nullable for other in sources.values()) for field in schema]
-    fields = [pa.field(field.name, field.type, nullable=some) for field, some in zip(schema, nullable, strict=True)]
-    return pa.schema([*fields, pa.field(SOURCE_COLUMN, pa.int64(), nullable=False)])
+    nullable = [any(other.field(field.name).nullable for other in flat.values()) for field in schema]
+    typed = [pa.field(field.name, field.type, nullable=some) for field, some in zip(schema, nullable, strict=True)]
+    source = pa.field(SOURCE_COLUMN, pa.int64(), nullable=False)
+    if options.pack is None:
+        return pa.schema([*typed, source])
+    cut = len(options.pack.cut_columns)
+    return schema_of_sequences(typed[:cut], [*typed[cut:], source])
+
+
+def flat_columns(schema: pa.Schema) -> pa.Schema:
+    """Return the columns that are cut, of the type of one token's value, and the other columns of the documents."""
+    cut = [pa.field(field.name, field.type.value_type, nullable=False) for field in schema if field.name != DOCUMENTS]
+    return pa.schema([*cut, *columns_of_parts(schema)])
 
 
 def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
@@ -65,12 +82,20 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
         for option in FORM_OPTIONS:
             one, two = getattr(options, option), getattr(other, option)
             if not _same(one, two):
+                called = option
+                if isinstance(one, Pack) and isinstance(two, Pack):
+                    called, one, two = _first_difference(one, two)
                 raise ConfigError(
-                    f"the sources of a mixture must come in one form, but {option} is {one!r} in {first!r} and "
+                    f"the sources of a mixture must come in one form, but {called} is {one!r} in {first!r} and "
                     f"{two!r} in {name!r}; pass the same to both"
                 )
     TypePolicy.of(options)
     return {option: getattr(options, option) for option in FORM_OPTIONS}
+
+
+def _first_difference(one: Pack, two: Pack) -> tuple[str, Any, Any]:
+    names = [entry.name for entry in fields(Pack) if getattr(one, entry.name) != getattr(two, entry.name)]
+    return f"pack.{names[0]}", getattr(one, names[0]), getattr(two, names[0])
 
 
 def _same(one: Any, two: Any) -> bool:
@@ -86,7 +111,7 @@ def _same(one: Any, two: Any) -> bool:
 
 def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:
     """Return where a source has each column of the mixture but `source`."""
-    return tuple(own.get_field_index(name) for name in columns.names[:-1])
+    return tuple(own.get_field_index(name) for name in columns.names if name != SOURCE_COLUMN)
 
 
 def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None:

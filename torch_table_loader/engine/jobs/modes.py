@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
+from torch_table_loader.engine.jobs.packed_items import PackedItems
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.table_rows import TableRows
 
@@ -30,5 +31,6 @@ def open_job(
     Items are gathered one by one, so `split_deletes` and `lazy` mean nothing to them.
     """
     if options.shuffle == "rows":
-        return IndexedJob.of(TableRows.survey(source, options, cache), options, ranks)
+        items = TableRows if options.pack is None else PackedItems
+        return IndexedJob.of(items.survey(source, options, cache), options, ranks)
     return StreamJob.open(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)

@@ -40,7 +40,7 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     """
     names = table.schema.names
     if options.pack is not None:
-        options = replace(options, columns=_packed_columns(options.pack, options.columns))
+        options = replace(options, columns=packed_columns(options.pack, options.columns))
     columns = list(names if options.columns is None else options.columns)
     if unknown := [name for name in columns if name not in names]:
         raise ConfigError(f"the table has no column {unknown[0]!r}{did_you_mean(unknown[0], names, spare=20)}")
@@ -54,7 +54,7 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     return columns
 
 
-def _packed_columns(pack: Pack, asked: Sequence[str] | None) -> list[str]:
+def packed_columns(pack: Pack, asked: Sequence[str] | None) -> list[str]:
     """Return what packing reads: the columns that are cut, the spans, and what the caller named beyond."""
     own = [*pack.cut_columns, *pack.spans]
     return [*own, *(name for name in asked or () if name not in own)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +20,14 @@ from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.sizes import rows_of_a_read
 from torch_table_loader.engine.state import check_state, identity, write_state
 from torch_table_loader.engine.survey import Table, survey
-from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream
+from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
 from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.mixture import SourceOrder
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan
 from torch_table_loader.planning.splits import whole_files
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source
     from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -95,8 +98,121 @@ class ExclusionState:
         vars(self).update(state, _lock=threading.Lock())
 
 
+class TableItems(Items):
+    """What comes of the rows of one table, gathered from its row store."""
+
+    table: Table
+    store: RowStoreHandle
+    exclusions: ExclusionState
+    """What the caller took out."""
+
+    mixable = True
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The table, under the name ""."""
+        return {"": self.table}
+
+    @property
+    def fork_safe(self) -> bool:
+        """Whether planning left no threads behind that a fork would break."""
+        return bool(getattr(self.table.storage, "fork_safe", False)) and self.store.fork_safe
+
+    def begin(self, position: SamplePosition) -> None:
+        """Note that an epoch runs: what is excluded from now on waits for the next."""
+        self.exclusions.begin(position.epoch, position.exclusions[""].running)
+
+    def warn_of_undone(self, other: Items, where: str = "") -> None:
+        """Warn of what was excluded or included here and is not in what a state brings."""
+        if isinstance(other, TableItems):
+            _warn_of_undone(self.exclusions, other.exclusions, where)
+
+    def ids_of(self, row_ids: Any) -> Ints:
+        """Return the ids that the caller names, checked; see `checked_ids`."""
+        return checked_ids(row_ids, self.table.layout.num_rows)
+
+    def exclude(self, row_ids: Any) -> Exclusions:
+        """Return the exclusions with some rows more."""
+        return self.exclusions.newest.exclude(row_ids, self.table.layout.num_rows)
+
+    def include(self, row_ids: Any) -> Exclusions:
+        """Return the exclusions with some rows fewer."""
+        return self.exclusions.newest.include(row_ids, self.table.layout.num_rows)
+
+    def open(self, position: SamplePosition) -> None:  # noqa: ARG002 every epoch needs the one store
+        """Build and open the store, if it is not open."""
+        self.store.rows()
+
+    @abstractmethod
+    def apart(self) -> Self:
+        """Return the same with exclusions of its own, which begin with what is excluded now."""
+
+    @abstractmethod
+    def resumed(self, exclusions: ExclusionVersions, epoch: int) -> Self:
+        """Return the same with the exclusions of a state."""
+
+    @abstractmethod
+    def count(self, exclusions: Exclusions) -> int:
+        """Return how many items an epoch has that leaves some rows out."""
+
+    @abstractmethod
+    def by_turn(
+        self, name: str, number: int, columns: pa.Schema, exclusions: Exclusions, seed: int, epoch: int
+    ) -> TurnStream:
+        """Return the items as a source of a mixture, which goes round as often as it is asked to.
+
+        Args:
+            name: of the source.
+            number: of the source, as the column `source` counts.
+            columns: of the mixture.
+            exclusions: rows that are left out.
+            seed: the mixture's.
+            epoch: from 0.
+        """
+
+    @property
+    @abstractmethod
+    def num_places(self) -> int:
+        """Items of the table in its own order, nothing excluded, as `as_map()` counts them."""
+
+    @abstractmethod
+    def columns_at(self, places: Ints) -> list[pa.Array]:
+        """Return the items at some places of the table's own order, one array a column."""
+
+    @abstractmethod
+    def ids_at(self, places: Ints) -> Ints:
+        """Return the row ids that the items at some places of the table's own order come of, item by item."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the store that are held in memory at most."""
+        return self.store.memory_bytes
+
+    @property
+    def where(self) -> str:
+        """Where the store is, for `explain()`."""
+        store = self.store
+        where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
+        return where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
+
+    def close_clients(self) -> None:
+        """Close this process's clients of the table's store, and of the row store's."""
+        self.table.storage.close()
+        self.store.close_clients()
+
+    def spans_of(self, ids: Ints) -> list[RowSpan]:
+        """Return the file and the row of each row id."""
+        layout = self.table.layout
+        file = np.searchsorted(layout.file_starts, ids, side="right") - 1
+        row = ids - layout.file_starts[file]
+        return [
+            RowSpan(layout.files[number].name, first, first + 1)
+            for number, first in zip(file.tolist(), row.tolist(), strict=True)
+        ]
+
+
 @dataclass(frozen=True, eq=False)
-class TableRows(Items):
+class TableRows(TableItems):
     """The rows of one table, in an order that permutes all of them.
 
     Args:
@@ -117,16 +233,21 @@ class TableRows(Items):
     row_bytes: int
     exclusions: ExclusionState = field(default_factory=ExclusionState)
 
-    mixable = True
-
     @classmethod
-    def survey(cls, source: Source, options: LoaderOptions, cache: PlanCache | None) -> TableRows:
+    def survey(
+        cls,
+        source: Source,
+        options: LoaderOptions,
+        cache: PlanCache | None,
+        form: Callable[[pa.Schema], RowStage] | None = None,
+    ) -> TableRows:
         """Survey the table, check the options against it, and count its live rows.
 
         Args:
             source: the table.
             options: the caller's.
             cache: footers and counts that are kept; or None.
+            form: returns what makes one row to keep of each row of a table of a schema; None keeps rows as they are.
 
         Raises:
             ConfigError: an option does not fit the table or another option.
@@ -136,6 +257,8 @@ class TableRows(Items):
         table = survey(source, options.filters, options.schema, cache, verify_checksums=verify)
         columns = columns_of(table, options)
         schema = pa.schema([table.schema.field(name) for name in columns])
+        stage = None if form is None else form(table.schema)
+        schema = schema if stage is None else stage.schema(schema)
         if options.row_id and ROW_ID in columns:
             raise ConfigError(
                 f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
@@ -150,14 +273,10 @@ class TableRows(Items):
         row_bytes = sum(map(width_of, schema.types)) or 1
         keeps_ids = live_rows != table.layout.num_rows
         max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
-        reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows)
-        store = RowStoreHandle(table, options, schema, segments, reader, fetching)
+        reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows, stage=stage)
+        made = None if stage is None else stage.key
+        store = RowStoreHandle(table, options, schema, segments, reader, fetching, made)
         return cls(options, table, store, with_ids, live_rows, row_bytes)
-
-    @property
-    def tables(self) -> Mapping[str, Table]:
-        """The table, under the name ""."""
-        return {"": self.table}
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -165,11 +284,6 @@ class TableRows(Items):
         whole = identity(self.table, self.columns, self.options, "", "")
         kept = {name: whole["options"][name] for name in ("columns", "filters", "shuffle_seed")}
         return {"table": whole["table"], "options": kept | {"shuffle": "rows"}}
-
-    @property
-    def fork_safe(self) -> bool:
-        """Whether planning left no threads behind that a fork would break."""
-        return bool(getattr(self.table.storage, "fork_safe", False)) and self.store.fork_safe
 
     @property
     def length(self) -> int:
@@ -186,10 +300,6 @@ class TableRows(Items):
         total = self._some(versions.running).num_rows
         return SamplePosition(epoch, Stage(topology), total=total, exclusions={"": versions})
 
-    def begin(self, position: SamplePosition) -> None:
-        """Note that an epoch runs: what is excluded from now on waits for the next."""
-        self.exclusions.begin(position.epoch, position.exclusions[""].running)
-
     def state(self, position: SamplePosition) -> dict[str, Any]:
         """Write where the job is, with what was excluded since."""
         versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
@@ -200,33 +310,12 @@ class TableRows(Items):
         """Return the rows with the state's exclusions, and the position."""
         check_state(self.identity, self.table, state, self.options.filters)
         count = SampleCount.from_state(state)
-        rows = replace(self, exclusions=ExclusionState(count.exclusions, count.epoch))
+        rows = self.resumed(count.exclusions, count.epoch)
         total = rows._some(count.exclusions.running).num_rows
         count.check(total)
         versions = {"": count.exclusions}
         stage = Stage(topology)
         return rows, SamplePosition(count.epoch, stage, total=total, start=count.consumed, exclusions=versions)
-
-    def warn_of_undone(self, other: Items, where: str = "") -> None:
-        """Warn of what was excluded or included here and is not in what a state brings."""
-        if isinstance(other, TableRows):
-            _warn_of_undone(self.exclusions, other.exclusions, where)
-
-    def ids_of(self, row_ids: Any) -> Ints:
-        """Return the ids that the caller names, checked; see `checked_ids`."""
-        return checked_ids(row_ids, self.table.layout.num_rows)
-
-    def exclude(self, row_ids: Any) -> Exclusions:
-        """Return the exclusions with some rows more."""
-        return self.exclusions.newest.exclude(row_ids, self.table.layout.num_rows)
-
-    def include(self, row_ids: Any) -> Exclusions:
-        """Return the exclusions with some rows fewer."""
-        return self.exclusions.newest.include(row_ids, self.table.layout.num_rows)
-
-    def open(self, position: SamplePosition) -> None:  # noqa: ARG002 every epoch needs the one store
-        """Build and open the store, if it is not open."""
-        self.store.rows()
 
     def stream(self, position: SamplePosition) -> RowStream:
         """Return the rows of an epoch by their place in its order."""
@@ -236,41 +325,62 @@ class TableRows(Items):
 
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
         """Return the file and the row of each place of the epoch's order."""
-        ids = self.stream(position).ids(places)
-        layout = self.table.layout
-        file = np.searchsorted(layout.file_starts, ids, side="right") - 1
-        row = ids - layout.file_starts[file]
-        return [
-            RowSpan(layout.files[number].name, first, first + 1)
-            for number, first in zip(file.tolist(), row.tolist(), strict=True)
-        ]
+        return self.spans_of(self.stream(position).ids(places))
+
+    def apart(self) -> TableRows:
+        """Return the same rows with exclusions of their own, which begin with what is excluded now."""
+        return replace(self, exclusions=self.exclusions.apart())
+
+    def resumed(self, exclusions: ExclusionVersions, epoch: int) -> TableRows:
+        """Return the same rows with the exclusions of a state."""
+        return replace(self, exclusions=ExclusionState(exclusions, epoch))
+
+    def count(self, exclusions: Exclusions) -> int:
+        """Return how many rows are left."""
+        return self.remaining(exclusions).num_rows
+
+    def by_turn(
+        self,
+        name: str,
+        number: int,  # noqa: ARG002 the mixture marks rows itself
+        columns: pa.Schema,  # noqa: ARG002 the mixture chooses
+        exclusions: Exclusions,
+        seed: int,
+        epoch: int,
+    ) -> RowStream:
+        """Return the rows as a source of a mixture; see `TableItems.by_turn`."""
+        order = SourceOrder(self.remaining(exclusions), seed, name, epoch)
+        return RowStream(order, self.store, self.options.row_id)
 
     def remaining(self, exclusions: Exclusions) -> Remaining:
         """Return the rows of the store that are left."""
         return Remaining(self.live_rows, self._places_of(exclusions.ids))
 
-    strategy = "rows"
-
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the store that are held in memory at most."""
-        return self.store.memory_bytes
+    def num_places(self) -> int:
+        """The rows that deletes and filters leave."""
+        return self.live_rows
+
+    def columns_at(self, places: Ints) -> list[pa.Array]:
+        """Return the rows at some places of the table's own order, one array a column."""
+        stored = self.store.rows()
+        columns = stored.gather(places)
+        return [*columns, pa.array(stored.ids(places))] if self.options.row_id else columns
+
+    def ids_at(self, places: Ints) -> Ints:
+        """Return the row ids at some places of the table's own order."""
+        return self.store.rows().ids(places) if self.store.spec.keeps_ids else places
+
+    strategy = "rows"
 
     def notes(self, position: SamplePosition) -> list[str]:
         """What `explain()` says of the store and of exclusions."""
         store = self.store
-        where = "the memory of this rank" if store.place is None else f"files, as {store.place.name}"
-        where = where if store.url is None else f"{store.url.shown}, or this machine's copy of it"
         return [
-            f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {where}",
+            f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {self.where}",
             f"{position.total:,} of {self.live_rows:,} live rows are in the epoch; the others are excluded",
             *([store.note] if store.note else []),
         ]
-
-    def close_clients(self) -> None:
-        """Close this process's clients of the table's store, and of the row store's."""
-        self.table.storage.close()
-        self.store.close_clients()
 
     def _some(self, exclusions: Exclusions) -> Remaining:
         """Return the rows that are left, and refuse an epoch that has none."""

@@ -49,7 +49,7 @@ class _ForkSafeLock:
         self.lock = threading.Lock()
 
 
-_PERMUTING = _ForkSafeLock()
+PERMUTING = _ForkSafeLock()
 """numpy releases the GIL on every call, so two threads making hundreds of short calls contend for it each time."""
 
 
@@ -100,8 +100,39 @@ class ItemStream(ABC):
         """Return what a message calls the item at a place."""
 
 
+class TurnStream(ItemStream):
+    """The items of one source, by how many of them came before in the epoch."""
+
+    @abstractmethod
+    def columns(
+        self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None, most_blocks: int | None = None
+    ) -> Iterator[tuple[list[pa.Array], T]]:
+        """Yield the items of blocks that come after each other, each as one array a column.
+
+        Args:
+            blocks: the places of each, and a note of the caller's.
+            fetcher: see `ItemStream.columns`.
+            most_blocks: blocks that are made ready together at most; None leaves that to the store.
+        """
+
+    def anchor(self, turn: int) -> list[int]:  # noqa: ARG002 rows are found at once
+        """Return what lets another process go on at an item without a walk; empty where there is no walk."""
+        return []
+
+    def begin_at(self, anchor: list[int]) -> None:
+        """Take what `anchor` returned as known.
+
+        Raises:
+            ResumeError: it is of something else.
+        """
+
+    @abstractmethod
+    def found(self, turns: Ints) -> tuple[Ints, Ints]:
+        """Return the row ids that some items come of, item by item, and how many each item has."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class RowStream(ItemStream):
+class RowStream(TurnStream):
     """The rows of one store, by their place in an order.
 
     Args:
@@ -122,13 +153,7 @@ class RowStream(ItemStream):
     def columns(
         self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None, most_blocks: int | None = None
     ) -> Iterator[tuple[list[pa.Array], T]]:
-        """Yield the rows of blocks that come after each other, each as one array a column.
-
-        Args:
-            blocks: the places of each, and a note of the caller's.
-            fetcher: see `ItemStream.columns`.
-            most_blocks: blocks that are made ready together at most; None leaves that to the store.
-        """
+        """Yield the rows of blocks that come after each other; see `TurnStream.columns`."""
         found = ((self._found(places), note) for places, note in blocks)
         for stored, rows, note in self.store.windows(found, most_blocks, fetcher):
             columns = stored.gather(rows)
@@ -139,12 +164,16 @@ class RowStream(ItemStream):
         found = self._found(places)
         return self.store.rows().ids(found) if self.store.spec.keeps_ids else found
 
+    def found(self, turns: Ints) -> tuple[Ints, Ints]:
+        """Return the row id of each row."""
+        return self.ids(turns), np.ones(len(turns), dtype=np.int64)
+
     def name_of(self, place: int) -> str:
         """Return what a message calls the row at a place."""
         return f"the row whose row_id is {self.ids(np.array([place]))[0]}"
 
     def _found(self, places: Ints) -> Ints:
-        with _PERMUTING.lock:
+        with PERMUTING.lock:
             return self.order.take(places)
 
 
@@ -154,12 +183,12 @@ class SourceStream:
 
     Args:
         number: what the column `source` says.
-        rows: of the source, by how many of them came before in the epoch.
+        items: of the source, by how many of them came before in the epoch.
         columns: for each column of the mixture, its place among the source's.
     """
 
     number: int
-    rows: RowStream
+    items: TurnStream
     columns: tuple[int, ...]
 
 
@@ -170,22 +199,24 @@ class MixedStream(ItemStream):
     Args:
         mixture: of the epoch.
         sources: in the order of the mixture's names.
+        marks_source: whether the last column says which source each row is of.
     """
 
     mixture: Mixture
     sources: tuple[SourceStream, ...]
+    marks_source: bool = True
 
     @property
     def stores(self) -> Sequence[RowStoreHandle]:
         """Those of the sources that have a weight."""
-        return [self.sources[number].rows.store for number in self._wanted]
+        return [store for number in self._wanted for store in self.sources[number].items.stores]
 
     @property
     def _wanted(self) -> list[int]:
         return [number for number, weight in enumerate(self.mixture.shares.weights) if weight]
 
     def columns(self, blocks: Iterator[tuple[Ints, T]], fetcher: Fetcher | None) -> Iterator[tuple[list[pa.Array], T]]:
-        """Yield the rows of blocks that come after each other, each as one array a column, `source` among them.
+        """Yield the items of blocks that come after each other, each as one array a column.
 
         A source without weight is never opened.
         """
@@ -196,19 +227,20 @@ class MixedStream(ItemStream):
         for (source, _), note in own:
             each = {number: next(stream) for number, stream in streams.items()}
             parts = [each[number] for number in np.flatnonzero(np.bincount(source)).tolist()]
-            yield [*_joined(parts, source), pa.array(numbers[source])], note
+            joined = _joined(parts, source)
+            yield [*joined, pa.array(numbers[source])] if self.marks_source else joined, note
 
     def name_of(self, place: int) -> str:
         """Return what a message calls the row at a place."""
         source, turn = self.mixture.take(np.array([place]))
         own = self.sources[source[0]]
-        return f"{own.rows.name_of(turn[0])} in source {own.number} of the mixture"
+        return f"{own.items.name_of(int(turn[0]))} in source {own.number} of the mixture"
 
     def _of(self, number: int, found: Iterator[tuple[Place, Any]], fetcher: Fetcher | None) -> Iterator[list[pa.Array]]:
         """Yield the rows that each block has of one source; blocks without any count too, lest one look too far."""
         entry = self.sources[number]
         turns = ((place.turn[place.source == number], None) for place, _ in found)
-        for columns, _ in entry.rows.columns(turns, fetcher, _BLOCKS_AHEAD):
+        for columns, _ in entry.items.columns(turns, fetcher, _BLOCKS_AHEAD):
             yield [columns[column] for column in entry.columns]
 
 

@@ -1,0 +1,323 @@
+"""Sequences of the tokens of one table, shuffled over all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.arrow.datatypes import plain_type, width_of
+from torch_table_loader.arrow.token_rows import schema_of_sequences
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
+from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
+from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TableRows
+from torch_table_loader.engine.state import check_state, write_state
+from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
+from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
+from torch_table_loader.planning.token_windows import Windows, cut
+from torch_table_loader.read.kept_documents import KeptDocuments
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.row_store import RowStoreHandle
+    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.planning.rows_of import RowSpan
+    from torch_table_loader.source.plan_cache import PlanCache
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+_KEPT_STREAMS = 4
+
+_TENSOR_BYTES = 24
+"""Of a token's id, label and position in a batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedItems(TableItems):
+    """Sequences of the tokens of one table.
+
+    Args:
+        options: the caller's, with `batch_size` resolved.
+        documents: the table's rows, as the store keeps them.
+        columns: see `Items`.
+        tokens: of the store.
+        row_bytes: see `Items`.
+    """
+
+    options: LoaderOptions
+    documents: TableRows
+    columns: pa.Schema
+    tokens: StoredTokens
+    row_bytes: int
+    _streams: dict[tuple[Any, ...], PackedStream] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def survey(cls, source: Source, options: LoaderOptions, cache: PlanCache | None) -> PackedItems:
+        """Survey the table, check the options against it, and count its documents; see `TableRows.survey`."""
+        pack = options.pack
+        assert pack is not None  # noqa: S101 asked only then
+        kept: list[KeptDocuments] = []
+
+        def form(table: pa.Schema) -> KeptDocuments:
+            kept.append(KeptDocuments(pack, table))
+            return kept[0]
+
+        documents = TableRows.survey(source, _of_documents(options, pack), cache, form)
+        if documents.store.url is not None:
+            raise ConfigError(
+                f'pack with shuffle="rows" takes parts of documents, for which the row store must be on this machine, '
+                f"got row_store={documents.store.url.shown}; pass a directory, or leave row_store out"
+            )
+        cut_fields = kept[0].token_fields
+        others = list(documents.columns)[len(cut_fields) :]
+        columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])
+        make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+        row_bytes = pack.seq_len * (_TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields))
+        return cls(options, documents, columns, StoredTokens(documents.store, pack), row_bytes)
+
+    @property
+    def pack(self) -> Pack:
+        """What the caller asked for."""
+        return self.tokens.pack
+
+    @property
+    def table(self) -> Table:  # type: ignore[override]
+        """The table, surveyed."""
+        return self.documents.table
+
+    @property
+    def store(self) -> RowStoreHandle:  # type: ignore[override]
+        """The store that has the documents."""
+        return self.documents.store
+
+    @property
+    def exclusions(self) -> ExclusionState:  # type: ignore[override]
+        """What the caller took out."""
+        return self.documents.exclusions
+
+    @property
+    def live_rows(self) -> int:  # type: ignore[override]
+        """Documents that deletes and filters leave."""
+        return self.documents.live_rows
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The table and options that a state is bound to."""
+        pack, bound = self.pack, self.documents.identity
+        packed: dict[str, Any] = {"stage": f"{pack.strategy}-{self.store.spec.made}", "seq_len": pack.seq_len}
+        if pack.strategy == "windows":
+            packed["stride"] = pack.stride or pack.seq_len
+        elif pack.strategy != "concat":
+            packed["long_docs"] = pack.long_docs
+        if pack.strategy == "best_fit":
+            packed |= {"block_docs": pack.block_docs, "max_docs_per_row": pack.max_docs_per_row}
+        return {**bound, "options": {**bound["options"], **packed}}
+
+    @property
+    def length(self) -> int:
+        """Sequences of the first epoch, where nothing is excluded."""
+        return self._stream(0, Exclusions()).count
+
+    def start(self, epoch: int, topology: Topology) -> SamplePosition:
+        """Return the start of an epoch.
+
+        Raises:
+            ConfigError: every document is excluded.
+        """
+        versions = self.exclusions.of(epoch)
+        total = self._stream(epoch, versions.running).count
+        return SamplePosition(epoch, Stage(topology), total=total, exclusions={"": versions})
+
+    def state(self, position: SamplePosition) -> dict[str, Any]:
+        """Write where the job is, with what was excluded since.
+
+        `anchor` is a document's place in the epoch's order and what comes before it: a walk can begin there. It holds
+        for the epoch, whatever was consumed.
+        """
+        versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
+        consumed = position.consumed
+        count = SampleCount(position.epoch, consumed, versions, position.ended)
+        anchor = self._stream(position.epoch, versions.running).anchor(consumed) if consumed else []
+        return write_state(self.identity, {**count.to_state(), "anchor": anchor})
+
+    def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[PackedItems, SamplePosition]:
+        """Return the sequences with the state's exclusions, and the position."""
+        check_state(self.identity, self.table, state, self.options.filters)
+        count = SampleCount.from_state(state)
+        items = self.resumed(count.exclusions, count.epoch)
+        stream = items._stream(count.epoch, count.exclusions.running)
+        count.check(stream.count)
+        if anchor := state.get("anchor", []):
+            stream.begin_at(anchor)
+        versions = {"": count.exclusions}
+        stage = Stage(topology)
+        return items, SamplePosition(count.epoch, stage, total=stream.count, start=count.consumed, exclusions=versions)
+
+    def exclude(self, row_ids: Any) -> Exclusions:
+        """Return the exclusions with some documents more.
+
+        Raises:
+            ConfigError: an id that no row has, or sequences that do not follow documents.
+        """
+        self._refuse_windows("exclude")
+        return super().exclude(row_ids)
+
+    def include(self, row_ids: Any) -> Exclusions:
+        """Return the exclusions with some documents fewer; see `exclude`."""
+        self._refuse_windows("include")
+        return super().include(row_ids)
+
+    def stream(self, position: SamplePosition) -> PackedStream:
+        """Return the sequences of an epoch by their place in its order."""
+        return self._stream(position.epoch, position.exclusions[""].running)
+
+    def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
+        """Return the file and the row of each document under the sequences at some places."""
+        return self.documents.spans_of(self.stream(position).found(places)[0])
+
+    def apart(self) -> PackedItems:
+        """Return the same sequences with exclusions of their own, which begin with what is excluded now."""
+        return replace(self, documents=self.documents.apart())
+
+    def resumed(self, exclusions: ExclusionVersions, epoch: int) -> PackedItems:
+        """Return the same sequences with the exclusions of a state."""
+        return replace(self, documents=self.documents.resumed(exclusions, epoch))
+
+    def count(self, exclusions: Exclusions) -> int:
+        """Return how many sequences an epoch has."""
+        if self.pack.strategy == "best_fit":
+            raise ConfigError(
+                'a mixture takes pack strategies "concat", "windows" and "pad", of which each round has the same '
+                'number of sequences, got "best_fit"'
+            )
+        return self._stream(0, exclusions).count if self.documents.count(exclusions) else 0
+
+    def by_turn(
+        self, name: str, number: int, columns: pa.Schema, exclusions: Exclusions, seed: int, epoch: int
+    ) -> PackedStream:
+        """Return the sequences as a source of a mixture; see `TableItems.by_turn`."""
+        constants = {SOURCE_COLUMN: number}
+        made = partial(PackedStream, self.tokens, columns, seed=seed, epoch=epoch, source=name, constants=constants)
+        return self._kept((epoch, exclusions.digest, seed, name, number), exclusions, made)
+
+    @property
+    def num_places(self) -> int:
+        """Windows of the table."""
+        return self._windows.count
+
+    def columns_at(self, places: Ints) -> list[pa.Array]:
+        """Return the windows at some places of the table, one array a column."""
+        slices = cut(self.tokens.columns.offsets, *self._windows.spans(places))
+        return self._stream(0, Exclusions()).gather(slices)
+
+    def ids_at(self, places: Ints) -> Ints:
+        """Return the row ids of the documents under the windows at some places of the table, window by window."""
+        slices = cut(self.tokens.columns.offsets, *self._windows.spans(places))
+        return self.tokens.rows.ids(slices.document)
+
+    @property
+    def strategy(self) -> str:
+        """What decides the order."""
+        return f"packed {self.pack.strategy}"
+
+    def notes(self, position: SamplePosition) -> list[str]:
+        """What `explain()` says of the store, the sequences and of exclusions."""
+        pack, tokens = self.pack, self.tokens.columns.total
+        left = self.documents.remaining(position.exclusions[""].running).num_rows
+        orders = {
+            "windows": f"windows of the table's tokens, {pack.stride or pack.seq_len:,} apart, are shuffled one by one",
+            "concat": "documents are shuffled one by one, put behind one another, and cut",
+            "pad": "documents are shuffled one by one, each a sequence",
+            "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
+        }
+        return [
+            f"{orders[pack.strategy]}, {pack.seq_len:,} tokens a sequence, from a row store in {self.where}",
+            f"{position.total:,} sequences of {tokens:,} tokens in {self.live_rows:,} documents",
+            f"{left:,} of {self.live_rows:,} live documents are in the epoch; the others are excluded",
+            *([self.store.note] if self.store.note else []),
+        ]
+
+    @property
+    def _windows(self) -> Windows:
+        pack = self.pack
+        if pack.strategy != "windows":
+            raise ConfigError(
+                f'as_map() shows sequences of the table\'s own order, which strategy="windows" has, got '
+                f"{pack.strategy!r}; leave pack out for documents"
+            )
+        return Windows(self.tokens.columns.total, pack.seq_len, pack.stride or pack.seq_len)
+
+    def _refuse_windows(self, what: str) -> None:
+        if self.pack.strategy == "windows":
+            raise ConfigError(
+                f'{what} takes documents out, and strategy="windows" cuts tokens in table order, whatever documents '
+                'they are of; take strategy="concat", or filters='
+            )
+
+    def _stream(self, epoch: int, exclusions: Exclusions) -> PackedStream:
+        """Return the order of an epoch."""
+        made = partial(PackedStream, self.tokens, self.columns, seed=self.options.shuffle_seed, epoch=epoch)
+        return self._kept((epoch, exclusions.digest), exclusions, made)
+
+    def _kept(
+        self, key: tuple[Any, ...], exclusions: Exclusions, make: Callable[[Remaining], PackedStream]
+    ) -> PackedStream:
+        """Return an order; the newest are kept, since what was walked is known to them."""
+        if (known := self._streams.get(key)) is not None:
+            return known
+        remaining = self.documents.remaining(exclusions)
+        if self.live_rows and not remaining.num_rows:
+            raise ConfigError(
+                f"all {self.live_rows} documents are excluded, so that the epoch has none; include() some of them"
+            )
+        self._refuse_long_documents()
+        while len(self._streams) >= _KEPT_STREAMS:
+            del self._streams[next(iter(self._streams))]
+        made = self._streams[key] = make(remaining)
+        return made
+
+    def _refuse_long_documents(self) -> None:
+        pack = self.pack
+        if pack.long_docs != "error" or pack.strategy not in ("pad", "best_fit"):
+            return
+        lengths = np.diff(self.tokens.columns.offsets)
+        if lengths.max(initial=0) <= pack.seq_len:
+            return
+        longest = int(lengths.argmax())
+        [span] = self.documents.spans_of(self.documents.ids_at(np.array([longest])))
+        raise TableError(
+            f"row {span.row_start} of {span.file!r} has {lengths[longest]} tokens, more than seq_len={pack.seq_len}; "
+            'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
+        )
+
+
+def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
+    """Return the options of the documents alone, which are rows that nobody sees."""
+    return replace(
+        options,
+        pack=None,
+        columns=packed_columns(pack, options.columns),
+        output_format="arrow",
+        nulls=None,
+        ragged=None,
+        strings="list",
+        vocabulary=None,
+        decimals=None,
+        collate_fn=None,
+        device=None,
+        pin_memory=False,
+    )

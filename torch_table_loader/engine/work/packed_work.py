@@ -1,0 +1,272 @@
+"""Sequences of tokens by their place in an order: parts of documents of a row store are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.arrow.reserved import ROW_ID
+from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
+from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
+from torch_table_loader.errors import ResumeError
+from torch_table_loader.pack import IGNORED
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.sequence_orders import (
+    BestFitOrder,
+    ConcatOrder,
+    PadOrder,
+    SequenceOrder,
+    WindowOrder,
+    pieces_of,
+)
+from torch_table_loader.planning.token_order import Anchor
+from torch_table_loader.planning.token_windows import Slices, in_order
+from torch_table_loader.store.gather import StoredRows
+from torch_table_loader.store.token_columns import TokenColumns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.engine.row_store import RowStoreHandle
+    from torch_table_loader.fetch.fetcher import Fetcher
+    from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.keys import Key
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+T = TypeVar("T")
+
+_KEPT_ORDERS = 2
+"""Orders of a source that are kept, where it goes round more than once: a gather may cross from one into the next."""
+
+
+class StoredTokens:
+    """The tokens of documents in a store. It pickles; what was opened stays in its process."""
+
+    def __init__(self, store: RowStoreHandle, pack: Pack) -> None:
+        """Open nothing yet.
+
+        Args:
+            store: has the documents as `KeptDocuments` makes them.
+            pack: how they are cut.
+        """
+        self.store = store
+        self.pack = pack
+        self._columns: TokenColumns | None = None
+        self._pieces: int | None = None
+
+    @property
+    def rows(self) -> StoredRows:
+        """The documents; the store is built and opened if it is not."""
+        rows = self.store.rows()
+        assert isinstance(rows, StoredRows)  # noqa: S101 a store behind a URL was refused
+        return rows
+
+    @property
+    def columns(self) -> TokenColumns:
+        """The columns that are cut."""
+        if self._columns is None:
+            self._columns = TokenColumns(self.rows, range(len(self.pack.cut_columns)))
+        return self._columns
+
+    @property
+    def pieces(self) -> int:
+        """The sequences of all documents, where each is one or several; counted once."""
+        if self._pieces is None:
+            self._pieces = int(pieces_of(self.pack, np.diff(self.columns.offsets)).sum())
+        return self._pieces
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was opened."""
+        return {**vars(self), "_columns": None}
+
+
+class PackedStream(TurnStream):
+    """The sequences of a source by how many of them came before in the epoch.
+
+    Args:
+        tokens: of the documents.
+        schema: of what comes out, from `schema_of_sequences`; a column `row_id` is the documents' row ids.
+        remaining: the documents that are left.
+        seed: key of the order.
+        epoch: from 0.
+        source: the name of a source of a mixture, which goes round and round; None for a table alone.
+        constants: columns of documents that have one value.
+    """
+
+    def __init__(
+        self,
+        tokens: StoredTokens,
+        schema: pa.Schema,
+        remaining: Remaining,
+        *,
+        seed: int,
+        epoch: int,
+        source: str | None = None,
+        constants: dict[str, int] | None = None,
+    ) -> None:
+        """Order nothing yet."""
+        self.tokens = tokens
+        self._schema = schema
+        self._remaining = remaining
+        self._seed, self._epoch, self._source = seed, epoch, source
+        self._constants = constants or {}
+        self._anchors: dict[int, Anchor] = {}
+        self._ends: Ints | None = None
+        self._orders: dict[int, SequenceOrder] = {}
+
+    @property
+    def stores(self) -> Sequence[RowStoreHandle]:
+        """The one store."""
+        return [self.tokens.store]
+
+    @property
+    def count(self) -> int:
+        """Sequences of a round."""
+        with PERMUTING.lock:
+            return self._order(0).count
+
+    def anchor(self, turn: int) -> list[int]:
+        """Return the round of a sequence, and the place in it from which a walk finds the sequence."""
+        with PERMUTING.lock:
+            number, place = (0, turn) if self._source is None else divmod(turn, max(1, self._order(0).count))
+            found = self._order(number).anchor(place)
+        return [] if found is None else [number, *found]
+
+    def begin_at(self, anchor: list[int]) -> None:
+        """Take what `anchor` returned as known.
+
+        Raises:
+            ResumeError: the order has no such place.
+        """
+        numbers = isinstance(anchor, list) and all(type(each) is int and each >= 0 for each in anchor)
+        if not numbers or len(anchor) != 3 or (anchor[0] and self._source is None):
+            raise ResumeError(f"the state's anchor must be three integers, got {anchor!r}; pass state_dict() unchanged")
+        number, place, before = anchor
+        with PERMUTING.lock:
+            self._order(number).begin_at(Anchor(place, before))
+        self._anchors[number] = Anchor(place, before)
+
+    def columns(
+        self,
+        blocks: Iterator[tuple[Ints, T]],
+        fetcher: Fetcher | None,  # noqa: ARG002 the store is on this machine
+        most_blocks: int | None = None,  # noqa: ARG002
+    ) -> Iterator[tuple[list[pa.Array], T]]:
+        """Yield the sequences of blocks that come after each other, each as one array a column."""
+        for turns, note in blocks:
+            yield self.gather(self.slices(turns)), note
+
+    def found(self, turns: Ints) -> tuple[Ints, Ints]:
+        """Return the row ids of the documents under some sequences, and how many each sequence has."""
+        slices = self.slices(turns)
+        return self.tokens.rows.ids(slices.document), np.diff(slices.offsets)
+
+    def name_of(self, place: int) -> str:
+        """Return what a message calls the sequence at a place."""
+        ids, _ = self.found(np.array([place]))
+        return f"the sequence of the rows whose row_id is {', '.join(map(str, ids.tolist()))}"
+
+    def slices(self, turns: Ints) -> Slices:
+        """Return the parts of documents under some sequences."""
+        with PERMUTING.lock:
+            if self._source is None or not len(turns):
+                return self._order(0).slices(turns)
+            numbers, places = np.divmod(turns, self._order(0).count)
+            parts, whose = [], []
+            for number in np.unique(numbers).tolist():
+                mine = np.flatnonzero(numbers == number)
+                parts.append(self._order(number).slices(places[mine]))
+                whose.append(mine)
+        return parts[0] if len(parts) == 1 else in_order(parts, whose, len(turns))
+
+    def gather(self, slices: Slices) -> list[pa.Array]:
+        """Return sequences, one array a column of the schema."""
+        columns = self.tokens.columns
+        at = columns.offsets[slices.document] + slices.start
+        kinds = [field.type.value_type.to_pandas_dtype() for field in self._cut]
+        values = [self._values(number, at, slices.length, kind) for number, kind in enumerate(kinds)]
+        parts = Parts(
+            np.cumsum(slices.length) - slices.length,
+            slices.length,
+            slices.start,
+            self._behind(slices, at),
+            self._documents(slices.document),
+        )
+        ends = np.concatenate(([0], np.cumsum(slices.length)))
+        batch = rows_of_sequences(values, ends[slices.offsets], parts, slices.offsets, self._schema)
+        found: list[pa.Array] = batch.columns
+        return found
+
+    @property
+    def _cut(self) -> list[pa.Field]:
+        return list(self._schema)[: len(self.tokens.pack.cut_columns)]
+
+    def _order(self, number: int) -> SequenceOrder:
+        """Return the order of a round; the caller has the lock."""
+        if (known := self._orders.get(number)) is not None:
+            return known
+        purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
+        made = self._made(derive_key(self._seed, self._epoch, purpose))
+        if number in self._anchors:
+            made.begin_at(self._anchors[number])
+        if len(self._orders) > _KEPT_ORDERS:
+            del self._orders[min(other for other in self._orders if other)]
+        self._orders[number] = made
+        return made
+
+    def _made(self, key: Key) -> SequenceOrder:
+        pack, offsets = self.tokens.pack, self.tokens.columns.offsets
+        if pack.strategy == "windows":
+            return WindowOrder(pack, offsets, key)
+        if pack.strategy == "concat":
+            return ConcatOrder(pack, offsets, self._remaining, key)
+        if pack.strategy == "pad":
+            return PadOrder(pack, offsets, self._remaining, key, self.tokens.pieces)
+        order = BestFitOrder(pack, offsets, self._remaining, key, self._ends)
+        self._ends = order.ends
+        return order
+
+    def _values(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
+        if kind == np.bool_:
+            return self.tokens.columns.take(column, at, length, np.uint8).view(np.bool_)
+        return self.tokens.columns.take(column, at, length, kind)
+
+    def _behind(self, slices: Slices, at: Ints) -> Ints:
+        """Return the token behind each part, where its document goes on and the loss takes that token."""
+        pack = self.tokens.pack
+        found = np.full(len(at), IGNORED, dtype=np.int64)
+        if pack.strategy in ("pad", "best_fit") and pack.long_docs == "truncate":
+            return found
+        cut = np.flatnonzero(slices.start + slices.length < self.tokens.columns.lengths(slices.document))
+        places, one = at[cut] + slices.length[cut], np.ones(len(cut), dtype=np.int64)
+        found[cut] = self.tokens.columns.take(0, places, one, np.int64)
+        if pack.loss_mask is not None:
+            mask = pack.cut_columns.index(pack.loss_mask)
+            kind = self._cut[mask].type.value_type.to_pandas_dtype()
+            found[cut[self._values(mask, places, one, kind) == 0]] = IGNORED
+        return found
+
+    def _documents(self, documents: Ints) -> pa.StructArray | None:
+        """Return the other columns of documents."""
+        fields = columns_of_parts(self._schema)
+        if not fields:
+            return None
+        cut = len(self.tokens.pack.cut_columns)
+        rows, known = self.tokens.rows, {}
+        names = rows.layout.schema.names[cut:]
+        if names:
+            known = dict(zip(names, rows.gather(documents, frozenset(range(cut))), strict=True))
+        for name, value in self._constants.items():
+            known[name] = pa.array(np.full(len(documents), value, dtype=np.int64))
+        if ROW_ID in {field.name for field in fields} - set(known):
+            known[ROW_ID] = pa.array(rows.ids(documents))
+        return pa.StructArray.from_arrays([known[field.name] for field in fields], fields=fields)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the orders, which each process makes for itself."""
+        return {**vars(self), "_orders": {}}

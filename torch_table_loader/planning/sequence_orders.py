@@ -1,0 +1,225 @@
+"""The orders of an epoch's sequences, one for each way in which documents become sequences."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from torch_table_loader.planning.packing import best_fit, split_long
+from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.token_order import Anchor, TokenOrder
+from torch_table_loader.planning.token_windows import Slices, Windows, cut, in_order
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.keys import Key
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+_KEPT_BLOCKS = 8
+
+
+class SequenceOrder(ABC):
+    """The sequences of an epoch, by their place in its order. Callers in threads take turns."""
+
+    count: int
+    """How many there are."""
+
+    @abstractmethod
+    def slices(self, places: Ints) -> Slices:
+        """Return the parts of documents under the sequences at some places."""
+
+    def anchor(self, place: int) -> Anchor | None:  # noqa: ARG002 most orders find any place at once
+        """Return what lets another process begin at a place without a walk; None where there is no walk."""
+        return None
+
+    def begin_at(self, anchor: Anchor) -> None:  # noqa: B027 most orders need none
+        """Take what `anchor` returned in another process as known."""
+
+
+class WindowOrder(SequenceOrder):
+    """Windows of the table's tokens, permuted.
+
+    Args:
+        pack: what the caller asked for.
+        offsets: int64[documents + 1], where the tokens of each document of the table begin.
+        key: of the permutation.
+    """
+
+    def __init__(self, pack: Pack, offsets: Ints, key: Key) -> None:
+        """Count them."""
+        self._windows = Windows(int(offsets[-1]), pack.seq_len, pack.stride or pack.seq_len)
+        self._offsets = offsets
+        self.count = self._windows.count
+        self._permutation = Permutation(self.count, key)
+
+    def slices(self, places: Ints) -> Slices:
+        """Return the parts of documents under the windows at some places."""
+        return cut(self._offsets, *self._windows.spans(self._permutation.take(places)))
+
+
+class _Documents:
+    """Documents that are left, permuted, and their lengths."""
+
+    def __init__(self, offsets: Ints, remaining: Remaining, key: Key) -> None:
+        self._offsets, self._remaining = offsets, remaining
+        self._permutation = Permutation(remaining.num_rows, key)
+        self.count = remaining.num_rows
+
+    def take(self, places: Ints) -> Ints:
+        """Return the document at each place."""
+        return self._remaining.select(self._permutation.take(places))
+
+    def lengths(self, documents: Ints) -> Ints:
+        """Return the tokens of documents."""
+        return self._offsets[documents + 1] - self._offsets[documents]
+
+
+class ConcatOrder(SequenceOrder):
+    """Documents, permuted, behind one another, and cut where a sequence is full.
+
+    Args:
+        pack: what the caller asked for.
+        offsets: int64[documents + 1], where the tokens of each document of the table begin.
+        remaining: the documents that are left.
+        key: of the permutation.
+    """
+
+    def __init__(self, pack: Pack, offsets: Ints, remaining: Remaining, key: Key) -> None:
+        """Count the tokens."""
+        documents = _Documents(offsets, remaining, key)
+        total = int(offsets[-1]) - int(documents.lengths(remaining.gone).sum())
+        self._seq_len = pack.seq_len
+        self._order = TokenOrder(documents.count, documents, documents.lengths, total)
+        self.count = -(-total // pack.seq_len)
+
+    def slices(self, places: Ints) -> Slices:
+        """Return the parts of documents under the sequences at some places."""
+        starts = places * self._seq_len
+        return self._order.slices(starts, np.minimum(starts + self._seq_len, self._order.total))
+
+    def anchor(self, place: int) -> Anchor:
+        """Return the document at which a sequence begins, and the tokens before that document."""
+        return self._order.anchor(place * self._seq_len)
+
+    def begin_at(self, anchor: Anchor) -> None:
+        """Take a document's place and the tokens before it as known."""
+        self._order.begin_at(anchor)
+
+
+class PadOrder(SequenceOrder):
+    """Documents, permuted; each, or each piece of one that is too long, is a sequence.
+
+    Args:
+        pack: what the caller asked for.
+        offsets: int64[documents + 1], where the tokens of each document of the table begin.
+        remaining: the documents that are left.
+        key: of the permutation.
+        pieces: of all documents of the table, as `pieces_of` counts them.
+    """
+
+    def __init__(self, pack: Pack, offsets: Ints, remaining: Remaining, key: Key, pieces: int) -> None:
+        """Count the sequences."""
+        self._pack = pack
+        self._documents = documents = _Documents(offsets, remaining, key)
+        self.count = pieces - int(pieces_of(pack, documents.lengths(remaining.gone)).sum())
+        self._order = TokenOrder(documents.count, documents, self._pieces, self.count)
+
+    def slices(self, places: Ints) -> Slices:
+        """Return the document, or the piece of one, that is the sequence at each place."""
+        found = self._order.slices(places, places + 1)
+        start = found.start * self._pack.seq_len
+        length = np.minimum(self._documents.lengths(found.document) - start, self._pack.seq_len)
+        return found._replace(start=start, length=length)
+
+    def anchor(self, place: int) -> Anchor:
+        """Return the document that a sequence is of, and the sequences before that document."""
+        return self._order.anchor(place)
+
+    def begin_at(self, anchor: Anchor) -> None:
+        """Take a document's place and the sequences before it as known."""
+        self._order.begin_at(anchor)
+
+    def _pieces(self, documents: Ints) -> Ints:
+        return pieces_of(self._pack, self._documents.lengths(documents))
+
+
+class BestFitOrder(SequenceOrder):
+    """Documents, permuted and packed block by block; how many sequences there are takes packing all of them.
+
+    Args:
+        pack: what the caller asked for.
+        offsets: int64[documents + 1], where the tokens of each document of the table begin.
+        remaining: the documents that are left.
+        key: of the permutation.
+        ends: of an order that is equal, so that nothing is counted again; or None.
+    """
+
+    def __init__(self, pack: Pack, offsets: Ints, remaining: Remaining, key: Key, ends: Ints | None = None) -> None:
+        """Count the sequences."""
+        self._pack = pack
+        self._documents = _Documents(offsets, remaining, key)
+        self._blocks: OrderedDict[int, Slices] = OrderedDict()
+        blocks = -(-remaining.num_rows // pack.block_docs)
+        if ends is None:
+            ends = np.cumsum([len(self._packed(block).offsets) - 1 for block in range(blocks)], dtype=np.int64)
+        self.ends = ends
+        """The sequences up to the end of each block."""
+        self.count = int(ends[-1]) if len(ends) else 0
+
+    def slices(self, places: Ints) -> Slices:
+        """Return the documents of the sequences at some places."""
+        blocks = np.searchsorted(self.ends, places, side="right")
+        parts: list[Slices] = []
+        whose: list[Ints] = []
+        for number in np.unique(blocks).tolist():
+            mine = np.flatnonzero(blocks == number)
+            block = self._block(number)
+            inside = places[mine] - (int(self.ends[number - 1]) if number else 0)
+            firsts, stops = block.offsets[inside], block.offsets[inside + 1]
+            counts = stops - firsts
+            ends = np.cumsum(counts)
+            chosen = np.arange(int(ends[-1])) - np.repeat(ends - counts - firsts, counts)
+            parts.append(
+                Slices(block.document[chosen], block.start[chosen], block.length[chosen], np.concatenate(([0], ends)))
+            )
+            whose.append(mine)
+        return in_order(parts, whose, len(places))
+
+    def _block(self, number: int) -> Slices:
+        if (known := self._blocks.get(number)) is not None:
+            self._blocks.move_to_end(number)
+            return known
+        found = self._blocks[number] = self._packed(number)
+        if len(self._blocks) > _KEPT_BLOCKS:
+            self._blocks.popitem(last=False)
+        return found
+
+    def _packed(self, number: int) -> Slices:
+        pack, size = self._pack, self._pack.block_docs
+        stop = min((number + 1) * size, self._documents.count)
+        documents = self._documents.take(np.arange(number * size, stop, dtype=np.int64))
+        pieces = split_long(self._documents.lengths(documents), pack.seq_len, pack.long_docs)
+        packed = best_fit(pieces.length, pack.seq_len, pack.max_docs_per_row)
+        order = packed.order
+        return Slices(documents[pieces.document[order]], pieces.start[order], pieces.length[order], packed.offsets)
+
+
+def pieces_of(pack: Pack, lengths: Ints) -> Ints:
+    """Return how many sequences each document becomes with strategy "pad".
+
+    >>> from torch_table_loader.pack import Pack
+    >>> pieces_of(Pack(seq_len=4, strategy="pad", long_docs="drop"), np.array([0, 4, 5])).tolist()
+    [0, 1, 0]
+    """
+    if pack.long_docs == "split":
+        return -(-lengths // pack.seq_len)
+    if pack.long_docs == "drop":
+        return ((lengths > 0) & (lengths <= pack.seq_len)).astype(np.int64)
+    return (lengths > 0).astype(np.int64)

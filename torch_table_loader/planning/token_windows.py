@@ -1,0 +1,109 @@
+"""Which parts of documents lie under sequences that are cut out of a row of tokens, and which windows a row has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+
+class Slices(NamedTuple):
+    """Parts of documents, sequence by sequence.
+
+    Args:
+        document: int64[n] the document of each part.
+        start: int64[n] its first token in the document.
+        length: int64[n] its tokens, at least 1.
+        offsets: int64[sequences + 1] sequence s has the parts ``offsets[s]`` to before ``offsets[s + 1]``.
+    """
+
+    document: Ints
+    start: Ints
+    length: Ints
+    offsets: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The sequences of a row of tokens that begin `stride` tokens apart, as long as each adds a token.
+
+    Args:
+        total: tokens of the row.
+        seq_len: tokens of a sequence; the last may have fewer.
+        stride: tokens from one begin to the next, at most `seq_len`.
+
+    >>> windows = Windows(total=10, seq_len=4, stride=3)
+    >>> windows.count, windows.spans(np.arange(3))[1].tolist()
+    (3, [4, 7, 10])
+    """
+
+    total: int
+    seq_len: int
+    stride: int
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 + max(0, -(-(self.total - self.seq_len) // self.stride)) if self.total else 0
+
+    def spans(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Return where some windows begin, and where they end."""
+        starts = numbers * self.stride
+        return starts, np.minimum(starts + self.seq_len, self.total)
+
+
+def cut(offsets: Ints, starts: Ints, stops: Ints) -> Slices:
+    """Find the documents under stretches of a row of tokens, at the cost of two searches for each.
+
+    Args:
+        offsets: int64[documents + 1] where the tokens of each document begin; documents may be empty.
+        starts: int64[sequences] the first token of each stretch.
+        stops: int64[sequences] the token behind its last, all of them within the row.
+
+    >>> cut(np.array([0, 3, 3, 8]), np.array([2, 4]), np.array([5, 8]))[:3]
+    (array([0, 2, 2]), array([2, 0, 1]), array([1, 2, 4]))
+    """
+    first = np.searchsorted(offsets, starts, side="right") - 1
+    counts = np.maximum(np.searchsorted(offsets, stops, side="left") - first, 0)
+    ends = np.cumsum(counts)
+    stretch = np.repeat(np.arange(len(starts)), counts)
+    document = np.arange(len(stretch)) - np.repeat(ends - counts - first, counts)
+    begins = offsets[document]
+    at = np.maximum(begins, starts[stretch])
+    length = np.minimum(offsets[document + 1], stops[stretch]) - at
+    start = at - begins
+    if not (length > 0).all():
+        some = np.flatnonzero(length > 0)
+        document, start, length, stretch = document[some], start[some], length[some], stretch[some]
+    return Slices(document, start, length, _offsets(stretch, len(starts)))
+
+
+def in_order(parts: list[Slices], sequences: list[Ints], count: int) -> Slices:
+    """Join slices of some sequences, each of which may go on in a later entry.
+
+    Args:
+        parts: in the order in which tokens follow one another.
+        sequences: of each entry, the number of each of its sequences.
+        count: how many sequences there are.
+    """
+    whose = np.concatenate(
+        [np.repeat(numbers, np.diff(entry.offsets)) for numbers, entry in zip(sequences, parts, strict=True)]
+        or [np.empty(0, dtype=np.int64)]
+    )
+    fields = [np.concatenate([entry[field] for entry in parts] or [whose]) for field in range(3)]
+    if (np.diff(whose) < 0).any():
+        order = np.argsort(whose, kind="stable")
+        whose, fields = whose[order], [values[order] for values in fields]
+    return Slices(fields[0], fields[1], fields[2], _offsets(whose, count))
+
+
+def _offsets(owner: Ints, count: int) -> Ints:
+    found = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(owner, minlength=count), out=found[1:])
+    return found

@@ -43,6 +43,16 @@ DUELS = (
     ),
 )
 
+PACKED_DUELS = (
+    Duel("D", 8, "packed:concat", "tokens", 0.8),
+    Duel("D", 8, "packed:concat, ids and labels", "tokens"),
+    Duel("D", 8, "packed:concat, ids", "tokens"),
+    Duel("D", 8, "packed:best fit", "tokens", 0.5),
+    Duel("D", 8, "packed:windows", "tokens", 1.0),
+    Duel("D", 8, "packed:windows, ids and labels", "tokens"),
+)
+"""Documents that become sequences of 4,096 tokens against decoding their tokens; tokens per second."""
+
 ICEBERG_DUELS = (
     *(Duel(table, 8192, "iceberg:plain", "ours:thread", 0.97) for table in ("A-zstd", "B")),
     *(
@@ -149,6 +159,7 @@ __all__ = [
     "MEMORY_OVER_BUDGET",
     "MEMORY_OVER_FLOOR",
     "NEXT_EPOCH_SECONDS",
+    "PACKED_DUELS",
     "PACKING_FILL",
     "PACKING_MICROS",
     "PERMUTATION_OVER_NUMPY",

@@ -2,7 +2,8 @@
 
 A contender is "floor", "ours:thread", "ours:process", "package:setting" of a rival, or, of the same files as an Iceberg
 table, "iceberg:deletes" and "pyiceberg:deletes", where deletes are a kind of `bench.iceberg`, and "bare:position": the
-floor, which also leaves out rows that it knows.
+floor, which also leaves out rows that it knows. Of documents there are "tokens", the floor of the list column `tokens`
+alone, and "packed:setting" of `bench.ours.PACKED`.
 """
 
 from __future__ import annotations
@@ -33,18 +34,22 @@ def contender(name: str, table: BenchTable, batch_size: int) -> Callable[[], int
         table: what it reads.
         batch_size: rows of a batch.
     """
-    if name == "bare:position":
-        return iceberg.bare(table)
-    if name == "floor":
-        return lambda: floor.decode(table.files)
     kind, _, setting = name.partition(":")
-    if kind == "ours":
-        return ours.epochs(table, batch_size, "process" if setting == "process" else "thread")
-    if kind == "iceberg":
-        return iceberg.ours(table, batch_size, setting)
-    if kind == "pyiceberg":
-        return iceberg.theirs(table, setting)
-    return RIVALS[kind](table, batch_size)[setting]
+    own: dict[str, Callable[[], Callable[[], int]]] = {
+        "bare": lambda: iceberg.bare(table),
+        "floor": lambda: lambda: floor.decode(table.files),
+        "tokens": lambda: _floor_of_tokens(table),
+        "packed": lambda: ours.packed(table, batch_size, setting),
+        "ours": lambda: ours.epochs(table, batch_size, "process" if setting == "process" else "thread"),
+        "iceberg": lambda: iceberg.ours(table, batch_size, setting),
+        "pyiceberg": lambda: iceberg.theirs(table, setting),
+    }
+    return own[kind]() if kind in own else RIVALS[kind](table, batch_size)[setting]
+
+
+def _floor_of_tokens(table: BenchTable) -> Callable[[], int]:
+    tokens = ours.tokens_of(table)
+    return lambda: tokens if floor.decode(table.files, ["tokens"]) else 0
 
 
 def sweep(rival: str, table: BenchTable, batch_size: int) -> dict[str, float | str]:

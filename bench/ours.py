@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import pyarrow.parquet as pq
+
 from bench.tables import BenchTable
 
 
@@ -32,9 +34,59 @@ def epochs(
     return lambda: sum(rows_of(batch) for batch in loader)
 
 
+PACKED: dict[str, dict[str, Any]] = {
+    "concat": {},
+    "concat, ids and labels": {"output": ["input_ids", "labels"]},
+    "concat, ids": {"output": ["input_ids"]},
+    "best fit": {"strategy": "best_fit"},
+    "windows": {"strategy": "windows"},
+    "windows, ids and labels": {"strategy": "windows", "output": ["input_ids", "labels"]},
+}
+"""How documents become sequences of 4,096 tokens; windows come from a row store in memory."""
+
+
+def packed(table: BenchTable, batch_size: int, setting: str, num_workers: int = 2) -> Callable[[], int]:
+    """Open a table of documents once; each call of what comes back is one epoch and returns its tokens.
+
+    Args:
+        table: has a list column `tokens`.
+        batch_size: sequences of a batch.
+        setting: a key of `PACKED`.
+        num_workers: lanes.
+    """
+    from torch_table_loader import Pack, StructuredDataset
+
+    options = PACKED[setting]
+    rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"} if options.get("strategy") == "windows" else {}
+    loader, _ = StructuredDataset.create_dataloader(
+        str(table.folder),
+        "parquet",
+        batch_size=batch_size,
+        num_workers=num_workers,
+        pack=Pack(seq_len=4096, tokens="tokens", **options),
+        **rows,
+    )
+    tokens = tokens_of(table)
+
+    def epoch() -> int:
+        steps = sum(1 for _ in loader)
+        assert steps == len(loader)  # noqa: S101 what is timed is whole
+        return tokens
+
+    return epoch
+
+
+def tokens_of(table: BenchTable) -> int:
+    """Add up the values of the list column `tokens`."""
+    footers = [pq.read_metadata(file) for file in table.files]
+    return sum(
+        footer.row_group(group).column(0).num_values for footer in footers for group in range(footer.num_row_groups)
+    )
+
+
 def rows_of(batch: Mapping[str, Any]) -> int:
     """Count a batch's rows by its last column, which is a plain one in every bench table."""
     return len(batch[next(reversed(batch.keys()))])  # type: ignore[call-overload]
 
 
-__all__ = ["epochs", "rows_of"]
+__all__ = ["PACKED", "epochs", "packed", "rows_of", "tokens_of"]

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import bars, distant
-from bench.bars import DUELS, ICEBERG_DUELS, Duel
+from bench.bars import DUELS, ICEBERG_DUELS, PACKED_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import FarRow, Outcome, Row, duel_row, write, write_distant
 from bench.tables import build
@@ -242,7 +242,8 @@ def main() -> None:
     bench = Bench(options.root, options.rounds)
     rows: list[Row] = []
     outcomes: list[Outcome] = []
-    duels = (*(DUELS if "duels" in what else ()), *(ICEBERG_DUELS if "iceberg" in what else ()))
+    kinds = {"duels": DUELS, "iceberg": ICEBERG_DUELS, "packing": PACKED_DUELS}
+    duels = tuple(duel for kind, each in kinds.items() if kind in what for duel in each)
     if duels:
         for duel in (bar := tqdm(chosen(duels, options.only), unit="duel", disable=None)):
             bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")

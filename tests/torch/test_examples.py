@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from tests.torch.other_launchers import ROOT, run_job
 
@@ -53,6 +54,38 @@ def test_an_example_that_is_run_again_goes_on_at_its_last_checkpoint(table: Path
     ((epoch, rows),) = rows_of_epochs(run_example(example, table, tmp_path / "checkpoint"))
     assert epoch == 1
     assert 0 < rows < FILES * ROWS
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the two tables of tokens that pre-training mixes."""
+    folder = tmp_path_factory.mktemp("warehouse")
+    catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{folder}/catalog.db", warehouse=str(folder))
+    catalog.create_namespace("lm")
+    rng = np.random.default_rng(1)
+    for name, documents in (("web", 300), ("code", 100)):
+        tokens = [rng.integers(1, 256, rng.integers(1, 60)).tolist() for _ in range(documents)]
+        table = pa.table({"input_ids": pa.array(tokens, pa.list_(pa.int32()))})
+        catalog.create_table(f"lm.{name}", schema=table.schema).append(table)
+    return folder
+
+
+def losses(warehouse: Path, checkpoint: Path, ranks: int, steps: int) -> dict[int, float]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    printed = run_job([*launcher, "-m", "examples.pretrain", str(warehouse), str(checkpoint), str(steps)])
+    return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+): loss (.*)$", printed, re.MULTILINE)}
+
+
+@pytest.mark.slow
+def test_pre_training_that_was_killed_goes_on_with_the_same_losses_on_another_number_of_ranks(
+    warehouse: Path, tmp_path: Path
+) -> None:
+    whole = losses(warehouse, tmp_path / "whole", 2, 12)
+    assert list(whole) == list(range(1, 13))
+    before = losses(warehouse, tmp_path / "killed", 2, 10)  # the last two steps were not saved
+    after = losses(warehouse, tmp_path / "killed", 1, 12)
+    assert list(after) == [9, 10, 11, 12]
+    assert {**before, **after} == pytest.approx(whole, abs=2e-4)
 
 
 @pytest.mark.parametrize("example", [*EXAMPLES, "horovod", "ray_train"])

@@ -27,7 +27,9 @@ class Model(torch.nn.Module):
     def forward(self, ids: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
         causal = torch.ones(SEQ_LEN, SEQ_LEN, dtype=torch.bool).tril()
         seen = (documents[:, :, None] == documents[:, None, :]) & causal
-        return self.head(self.layer(self.embedding(ids), ~seen.repeat_interleave(2, 0)))  # a mask for each of two heads
+        hidden = self.layer(self.embedding(ids), ~seen.repeat_interleave(2, 0))  # a mask for each of two heads
+        logits: torch.Tensor = self.head(hidden)
+        return logits
 
 
 def main(warehouse: str, checkpoint: Path, steps: int) -> None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
+from torch_table_loader.contracts import Storage
 from torch_table_loader.dataset import table_rows
 from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tasks import TaskReader
@@ -53,10 +54,10 @@ def disturb(work: Path) -> None:
     """Have every read of this process begin with the scene that runs."""
     read = TaskReader.read
 
-    def disturbed(reader: TaskReader, task: ReadTask) -> Iterator[pa.RecordBatch]:
+    def disturbed(reader: TaskReader, task: ReadTask, storage: Storage | None = None) -> Iterator[pa.RecordBatch]:
         name = (work / "scene").read_text()
         SCENES[name](work / name)
-        yield from read(reader, task)
+        yield from read(reader, task, storage)
 
     TaskReader.read = disturbed  # type: ignore[method-assign, assignment]
 

@@ -161,7 +161,8 @@ class Server:
     async def _connection(self, client: socket.socket) -> None:
         self._counters.connections += 1
         pace, received = Pace(), b""
-        with client, contextlib.suppress(ConnectionError, BadRequestError):
+        gone = (ConnectionError, asyncio.SendfileNotAvailableError)  # the latter where not a byte was taken
+        with client, contextlib.suppress(*gone, BadRequestError):
             while True:
                 head, received = await _head_of_request(client, received)
                 if not head:

@@ -7,8 +7,8 @@ Both forms have one column for each column that is cut as the tokens are, the to
 * **Sequences as rows**: lists of values, none longer than a sequence, and `documents` as lists of the struct.
 
 The struct is ``<length: int64, start: int64, next: int64, columns: struct<...>>``: tokens of the part, the place of its
-first token in its document, the token behind its last (−100 where it ends the document, or where the loss leaves that
-token out), and the other columns of the document, if any are asked for.
+first token among those that its document stores, the token behind its last (−100 where it ends the document, or where
+the loss leaves that token out), and the other columns of the document, if any are asked for.
 """
 
 from __future__ import annotations

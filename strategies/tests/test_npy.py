@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+import threading
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,48 @@ def test_rows_are_those_of_the_array(tmp_path: Path, name: str) -> None:
     )
     found = np.concatenate([np.asarray(batch["value"]) for batch in loader])
     np.testing.assert_array_equal(found, PLAIN[name])
+
+
+class _Cycle:
+    """Garbage whose finalizer runs Python code, so that a collection lets another thread go on."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(50):
+            pass
+
+
+def test_headers_are_read_in_many_threads(tmp_path: Path) -> None:
+    """Python 3.11's `ast` raises SystemError when another thread parses in the middle of its work."""
+    np.save(tmp_path / "a.npy", records())
+    storage, (file,) = stored_files(tmp_path, "npy")
+    reader, failed = NpyReader(), []
+
+    def read() -> None:
+        try:
+            for _ in range(1500):
+                _Cycle()
+                reader.inspect(storage, file, None)
+        except BaseException as error:
+            failed.append(error)
+
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.freeze()
+    gc.set_threshold(1, 1, 1)
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        sys.setswitchinterval(interval)
+    assert not failed
 
 
 def test_a_structured_array_is_a_table(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ is what one index gives.
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from torch_table_loader import Storage
 
 _HEADER_BYTES = 1 << 16
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while numpy reads a header. numpy calls `ast.literal_eval`, which Python 3.11 cannot run in two threads at once:
+it raises SystemError (https://github.com/python/cpython/issues/106905)."""
 _KINDS = "biuf"
 """Bools, ints and floats; what else an array may hold is refused."""
 
@@ -119,7 +123,8 @@ def _parse(head: bytes) -> _Header:
     source = io.BytesIO(head)
     version = np.lib.format.read_magic(source)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, in_fortran_order, kind = read(source)
+    with _ONE_AT_A_TIME:
+        shape, in_fortran_order, kind = read(source)
     if in_fortran_order or not shape or (kind.names is not None and len(shape) > 1):
         raise ValueError(f"an array of the shape {shape} in {'Fortran' if in_fortran_order else 'C'} order has no rows")
     return _Header(np.dtype((kind, shape[1:])) if len(shape) > 1 else kind, shape[0], source.tell())

@@ -31,6 +31,7 @@ _HERE: dict[str, tuple[str, ...]] = {
     "decimals": ("decimal", "decimal_as"),
     "device": ("pin_memory_device", "to"),
     "drop_last": ("drop_last_batch", "drop_remainder"),
+    "epochs": ("max_epochs", "n_epochs", "num_epochs", "repeat", "reshuffle_each_epoch"),
     "files": ("file_list", "filenames"),
     "scan_filter": ("row_filter",),
     "filters": ("filter", "filter_expr", "predicate", "row_filter", "scan_filter", "where"),
@@ -88,7 +89,6 @@ _STORAGE = frozenset(
 )
 """Options of file systems."""
 
-_AGAIN = "an iteration is one epoch: loop over the loader again, after loader.set_epoch(epoch)"
 _MIXTURE = "MixedDataset(sources, weights) mixes tables"
 _ORDER = 'shuffle= and split_strategy= choose the order; as_map() of a dataset with shuffle="rows" takes samplers'
 _OWN_FORMATS = "the format of the files is known here, so leave it out"
@@ -102,10 +102,6 @@ _ANSWERS: dict[str, str] = {
     "timeout": "there is none for batches; those of S3 are connect_timeout and request_timeout in storage_options=",
     "in_order": "leave it out: batches always come in order",
     "dtype": "types are the table's; collate_fn= can convert them",
-    "epochs": _AGAIN,
-    "max_epochs": _AGAIN,
-    "num_epochs": _AGAIN,
-    "repeat": _AGAIN,
     "data_format": _OWN_FORMATS,
     "file_format": _OWN_FORMATS,
     "fmt": _OWN_FORMATS,

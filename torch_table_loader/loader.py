@@ -11,7 +11,7 @@ from itertools import islice
 from multiprocessing import get_all_start_methods, get_start_method
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from torch.utils.data import DataLoader
@@ -28,7 +28,7 @@ from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.planning.steps import num_steps
+from torch_table_loader.planning.steps import num_steps, step_at
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
@@ -69,6 +69,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         super().__init__(dataset, batch_size=None)
         self._position: JobPosition = dataset._position
         self._pool = ThreadPool()
+        self._iterators: WeakSet[LoaderIterator] = WeakSet()
         object.__setattr__(self, "sampler", _EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job
         if job.options.worker_type == "process":
@@ -76,8 +77,16 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         check_placing(job.options.device, pin=job.options.pin_memory)
         self._position.warn_of_uneven_steps()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the iterators, which belong to this process."""
+        return {name: value for name, value in vars(self).items() if name != "_iterators"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin without iterators."""
+        vars(self).update(state, _iterators=WeakSet())
+
     def __len__(self) -> int:
-        """Batches of this rank in the epoch; TypeError where the caller gave the counting pass up."""
+        """Batches that an iteration gives on this rank; TypeError where nobody knows, or there is no end."""
         return self._position.num_steps
 
     def __iter__(self) -> Any:
@@ -94,7 +103,26 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
             )
         batches = LoaderIterator(start, self)
         self._position.newest = batches.progress
+        self._iterators.add(batches)
         return batches
+
+    def close(self) -> None:
+        """End the threads and processes of all iterators now, and close the clients of stores.
+
+        Iterators that were begun give no more batches. The loader can be iterated again, from where it was left.
+        """
+        for batches in list(self._iterators):
+            batches.close()
+        self._pool.shut_down()
+        self._position.job.close_clients()
+
+    def __enter__(self) -> Self:
+        """Return the loader, which is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close the loader."""
+        self.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the job has done, as plain data that is the same on every rank.
@@ -121,6 +149,41 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iterator reads."""
         self._position.set_epoch(epoch)
+
+    def seek(
+        self,
+        *,
+        epoch: int | None = None,
+        step: int | None = None,
+        sample: int | None = None,
+        fraction: float | None = None,
+    ) -> int:
+        """Let the next iterator begin inside an epoch; nothing is read to get there. Call it alike on every rank.
+
+        Args:
+            epoch: which; None: the one that comes next.
+            step: batches of this rank to leave out.
+            sample: rows (with `pack`, sequences) of all ranks to leave out; rounded down to whole steps.
+            fraction: of the epoch's steps to leave out, from 0 to 1; rounded down.
+
+        Returns:
+            The step at which the next iterator begins.
+
+        Raises:
+            ConfigError: more than one of step, sample and fraction, or a place behind the end of the epoch.
+            TypeError: a fraction of an epoch whose length is not known, or that has no end.
+        """
+        if epoch is not None:
+            self._position.set_epoch(epoch)
+        epoch, job = self._position.epoch, self._position.job
+        planned = job.planned(job.start(epoch))
+        plan = planned.plan
+        known = plan.counted and not plan.endless
+        most = (plan.steps if planned.longest is None else planned.longest) if known else None
+        together = job.options.batch_size * job.topology.num_ranks
+        steps = step_at(most, together, step=step, sample=sample, fraction=fraction)
+        self._position.seek(epoch, steps)
+        return steps
 
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
@@ -202,7 +265,7 @@ class LoaderIterator(Iterator[Any]):
                 entry = self._entry or self._enter()
                 if self._changes != self._job.changes and not self._is_over:
                     self._follow_changes()
-                batch = self._ahead.pop() if self._ahead else next(self._next)
+                batch = self._take()
                 self.progress.leg.batches += 1
                 if entry.runs and self._was_last():
                     self._loader.end_of_dataloader = True
@@ -215,6 +278,35 @@ class LoaderIterator(Iterator[Any]):
                 self._fail(error)
                 raise
             return batch
+
+    def _take(self) -> Any:
+        """Return the next batch, of the next epoch where the iteration goes on with it."""
+        while True:
+            try:
+                return self._ahead.pop() if self._ahead else next(self._next)
+            except StopIteration:
+                if self._is_over or not self._begin_next_epoch():
+                    raise
+
+    def _begin_next_epoch(self) -> bool:
+        """Go on with the next epoch, if the iteration is to; the epoch that comes next is the next one either way."""
+        position, options, ended = self._position, self._job.options, self.progress.position
+        is_newest = position.newest is self.progress and position.epoch == ended.epoch
+        if options.epochs is None or not is_newest:
+            return False
+        if options.epochs == "forever" and not self.progress.leg.batches and ended == self._job.start(ended.epoch):
+            raise ConfigError(
+                f'epochs="forever" never gives a batch on rank {self._job.rank}, which has none in an epoch; '
+                "make batches or splits smaller"
+            )
+        behind = next(position.starts_behind(ended.epoch), None)
+        position.set_epoch(ended.epoch + 1)
+        if behind is None:
+            return False
+        self.go_on(position.begin())
+        position.note_first_batch(behind.epoch)
+        self._follow_changes(begins=True)
+        return True
 
     def _fail(self, error: BaseException) -> None:
         """End with an error that this thread raises now, and each other that asks for a batch later."""
@@ -249,6 +341,8 @@ class LoaderIterator(Iterator[Any]):
 
     def _was_last(self) -> bool:
         """Whether the last batch was given; where rows are not counted one is read ahead for it."""
+        if next(self._position.starts_behind(self.progress.position.epoch), None) is not None:
+            return False
         if self._plan.counted:
             return not self._plan.endless and not self.progress.left
         self._ahead.extend(islice(self._next, 1))

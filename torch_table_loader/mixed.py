@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from torch_table_loader.dataset import RankDataset, TableDataset
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
@@ -51,6 +51,7 @@ class MixedKeywords(TypedDict, total=False):
     pin_memory: bool
     show_progress: bool
     check_plan: bool
+    epochs: int | Literal["forever"] | None
 
 
 class MixedDataset(RankDataset):

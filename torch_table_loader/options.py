@@ -120,6 +120,7 @@ class LoaderOptions:
         cache_bytes: bytes that are kept there at most: int or "64GiB"; what was used longest ago goes first.
         retry_seconds: how long to try a request that the store does not serve; 0: once.
         pack: how documents of tokens become sequences; `batch_size` then counts sequences.
+        epochs: how many epochs one iteration of the loader runs through, or "forever"; None: the one that was set.
     """
 
     batch_size: int = 1024
@@ -169,6 +170,7 @@ class LoaderOptions:
     cache_bytes: int | str = DEFAULT_CACHE_BYTES
     retry_seconds: float = DEFAULT_RETRY_SECONDS
     pack: Pack | None = None
+    epochs: int | Literal["forever"] | None = None
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -191,6 +193,8 @@ class LoaderOptions:
         ):
             if getattr(self, name) is not None:
                 self._take_integer(name, least, most)
+        if self.epochs not in (None, "forever"):
+            self._take_integer("epochs", least=1, most=_MOST_ROWS)
         if self.shuffle_buffer_size == 0:
             object.__setattr__(self, "shuffle_buffer_size", None)
         if self.split_bytes is not None:
@@ -419,6 +423,7 @@ class LoaderKeywords(TypedDict, total=False):
     cache_bytes: int | str
     retry_seconds: float
     pack: Pack | None
+    epochs: int | Literal["forever"] | None
 
 
 def defaults() -> dict[str, Any]:

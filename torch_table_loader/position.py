@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.messages import warn_caller
-from torch_table_loader.planning.steps import UNCOUNTED, num_steps
+from torch_table_loader.planning.steps import ENDLESS_EPOCHS, UNCOUNTED, num_steps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,14 +86,26 @@ class JobPosition:
 
     @property
     def num_steps(self) -> int:
-        """Batches of this rank in the epoch that comes next.
+        """Batches of this rank in the epoch that comes next, and in those that the same iteration goes on with.
 
         Raises:
-            TypeError: the caller gave the counting pass up, or the epoch has no end.
+            TypeError: the caller gave the counting pass up, or there is no end.
         """
+        position, epochs = self.next, self.job.options.epochs
         if not self.job.counted:
             raise TypeError(UNCOUNTED)
-        return num_steps(self.job.planned(self.next).plan)
+        if epochs == "forever":
+            raise TypeError(ENDLESS_EPOCHS)
+        return sum(num_steps(self.job.planned(start).plan) for start in (position, *self.starts_behind(position.epoch)))
+
+    def starts_behind(self, epoch: int) -> Iterator[Position]:
+        """Yield the starts of the epochs that an iteration goes on with behind one; see the option `epochs`."""
+        epochs = self.job.options.epochs
+        if epochs is None:
+            return
+        following = count(epoch + 1) if epochs == "forever" else range(epoch + 1, (epoch // epochs + 1) * epochs)
+        for number in following:
+            yield self.job.start(number)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iterator, here and in worker processes that exist.
@@ -119,9 +132,19 @@ class JobPosition:
             self._plan_check.check_exclusions(position.epoch, position.exclusion_digests)
         return position
 
+    def seek(self, epoch: int, steps: int) -> None:
+        """Let the next iterator begin so many steps into an epoch."""
+        self.restore(self.job, self.job.start(epoch).after(steps))
+        self.newest = None
+
     def begin_alone(self) -> tuple[Job, Position]:
         """Return what this process reads for a DataLoader of the caller's, whose workers are the lanes."""
         info = get_worker_info()
+        if self.job.options.epochs is not None:
+            raise ConfigError(
+                "epochs= is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your "
+                "own, and call dataset.set_epoch(epoch) before each epoch"
+            )
         job, position = self.job, self._loaded if self.is_for_any_iterator else None
         if position is None:
             job = job.with_lanes(1 if info is None else info.num_workers)
@@ -139,7 +162,7 @@ class JobPosition:
         if self._begun == epoch and self.job.options.shuffle and not self._warned_of_repetition:
             self._warned_of_repetition = True
             again = f"epoch {epoch} is iterated again, in the same order"
-            warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch to shuffle anew")
+            warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch, or pass epochs=1, to shuffle anew")
         self._begun = epoch
 
     def state(self) -> dict[str, Any]:

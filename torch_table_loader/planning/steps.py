@@ -5,13 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TypeAlias
 
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.lanes import RankPlan
+from torch_table_loader.units import integer
 
 Steps: TypeAlias = RankPlan | GlobalBatches
 
 UNCOUNTED = "the number of batches is not known: count_filtered=False gave the counting pass up"
 ENDLESS_EPOCH = 'the number of batches has no end: stop="forever" was asked for; break after as many steps as you want'
+ENDLESS_EPOCHS = 'the number of batches has no end: epochs="forever" was asked for; break after as many as you want'
 
 
 def num_steps(plan: Steps) -> int:
@@ -28,3 +31,43 @@ def num_steps(plan: Steps) -> int:
 def step_of(plan: Steps, lane: int, number: int) -> int:
     """Return the step, from 0, in which a lane delivers its batch `number`; `rows_of` counts steps in the same way."""
     return bisect_right(range(plan.steps + 1), number, key=lambda step: plan.batches_before(step)[lane]) - 1
+
+
+def step_at(
+    most: int | None,
+    samples_of_a_step: int,
+    *,
+    step: int | None = None,
+    sample: int | None = None,
+    fraction: float | None = None,
+) -> int:
+    """Return the step of an epoch that a caller means.
+
+    Args:
+        most: steps of the rank that takes most; None where they are not known, or have no end.
+        samples_of_a_step: of all ranks.
+        step: itself.
+        sample: which it begins with, or has.
+        fraction: of the epoch, from 0 to 1.
+
+    Raises:
+        ConfigError: more than one was given, or the place is behind the end.
+        TypeError: a fraction of what is not known.
+
+    >>> step_at(10, 64, step=3), step_at(10, 64, sample=200), step_at(10, 64, fraction=0.55), step_at(10, 64)
+    (3, 3, 5, 0)
+    """
+    given = {"step": step, "sample": sample, "fraction": fraction}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"a place in an epoch must be named in one way, got {' and '.join(named)}; pass one")
+    if fraction is not None:
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
+            raise ConfigError(f"fraction must be a number from 0 to 1, got {fraction!r}")
+        if most is None:
+            raise TypeError(f"{UNCOUNTED}, or has no end; pass step= or sample=")
+        return int(fraction * most)
+    chosen = integer("step", step, 0) if step is not None else integer("sample", sample or 0, 0) // samples_of_a_step
+    if most is not None and chosen > most:
+        raise ConfigError(f"the epoch has {most} steps, and {named[0]}={given[named[0]]} is behind its end; pass less")
+    return chosen

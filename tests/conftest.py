@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 
 import pytest
@@ -23,5 +24,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def earlier_loaders_gone() -> None:
-    """Collect the loaders of earlier tests, and with them threads that wait for another epoch."""
+    """Collect the loaders of earlier tests, with the threads that wait for another epoch, and wait for processes."""
     gc.collect()
+    for process in multiprocessing.active_children():
+        process.join(20)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
+from torch_table_loader.read.filter_text import filter_of
 
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}
 
@@ -118,7 +118,7 @@ _ANSWERS: dict[str, str] = {
 
 _NOTES = {
     "collate_fn": ", which is called with each batch",
-    "filters": ", a pyarrow expression",
+    "filters": ", a pyarrow expression, text or tuples",
     "rank": ", the rank in the whole job",
     "num_ranks": ", beside which rank= says which one this is",
 }
@@ -145,11 +145,8 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
         raise ConfigTypeError(
             f"schema must be a pyarrow Schema such as pa.schema([('x', pa.int64())]), got {_shown(options.schema)}"
         )
-    if options.filters is not None and not isinstance(options.filters, pc.Expression):
-        raise ConfigTypeError(
-            "filters must be a pyarrow compute Expression such as pc.field('x') > 3, "
-            f"got {_shown(options.filters)}{_as_expression(options.filters)}"
-        )
+    if options.filters is not None:
+        options = replace(options, filters=filter_of(options.filters))
     try:
         torch.device("cpu" if options.device is None else options.device)
     except (RuntimeError, TypeError) as error:
@@ -217,17 +214,6 @@ def _hint(name: str, call: str, takes: Collection[str]) -> str:
 def _shown(value: object) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-
-
-def _as_expression(filters: Any) -> str:
-    """Return the end of a message for callers who write filters as pyarrow's or pandas' readers take them."""
-    if isinstance(filters, list | tuple):
-        of_one = filters and isinstance(filters[0], str)
-        listed = "[filters]" if of_one else "filters"
-        return f"; pyarrow.parquet.filters_to_expression({listed}) turns it into one"
-    if isinstance(filters, str):
-        return "; write each comparison with pc.field(name), and join them with & and |"
-    return "; what Python must decide row by row belongs into collate_fn=" if callable(filters) else ""
 
 
 def with_options(

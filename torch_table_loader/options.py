@@ -71,7 +71,7 @@ class LoaderOptions:
     Args:
         batch_size: rows of a batch on this rank; with `global_batch_size`, leave it out or let it agree.
         columns: names to deliver, in this order; None for all.
-        filters: a pyarrow compute Expression; rows for which it is false or null are left out.
+        filters: a pyarrow compute Expression, text or tuples; rows for which it is false or null are left out.
         shuffle: False: table order. True or "splits": splits permuted each epoch. "rows": every single row permuted.
         shuffle_seed: the key of every permutation.
         split_bytes: target size of a split, bytes before compression: int or "128MiB".

@@ -1,44 +1,22 @@
-"""The options of the command line that are options of the loader: one table, from which parsers are made.
-
-Filters are typed as ``column operator value``, or ``column is [not] null``.
-"""
+"""The options of the command line that are options of the loader: one table, from which parsers are made."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import operator
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime
-from functools import reduce
 from typing import TYPE_CHECKING, Any, get_args
-
-import pyarrow.compute as pc
 
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import EvenRanks, OutputFormat, StringLayout, WorkerType
 from torch_table_loader.ragged import RaggedLayout
+from torch_table_loader.read.filter_text import all_of
 from torch_table_loader.read.formats import format_names
 
 if TYPE_CHECKING:
     from torch_table_loader.loader import TableLoader
-
-
-_COMPARISON = re.compile(r"\s*(?P<column>.+?)\s*(?P<how>==|!=|<=|>=|<|>|=)\s*(?P<value>.*\S)\s*")
-_NULL = re.compile(r"\s*(?P<column>.+?)\s+is\s+(?P<no>not\s+)?null\s*", re.IGNORECASE)
-
-_OPERATORS = {
-    "==": operator.eq,
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +168,7 @@ def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
     if "nulls" in keywords:
         keywords["nulls"] = _nulls(keywords["nulls"])
     if "filters" in keywords:
-        keywords["filters"] = parse_filters(keywords["filters"])
+        keywords["filters"] = all_of(keywords["filters"])
     return keywords
 
 
@@ -211,56 +189,3 @@ def open_loader(typed: argparse.Namespace, **own: Any) -> tuple[TableLoader, Str
         own: keywords that the command sets by itself, and that win.
     """
     return StructuredDataset.create_dataloader(**{**loader_keywords(typed), "check_plan": False, **own})
-
-
-def parse_filters(texts: Sequence[str]) -> Any:
-    """Make one expression of which every part must hold.
-
-    Args:
-        texts: at least one.
-
-    Raises:
-        ConfigError: one of them cannot be read.
-    """
-    return reduce(operator.and_, map(parse_filter, texts))
-
-
-def parse_filter(text: str) -> Any:
-    """Make a pyarrow expression.
-
-    Args:
-        text: a column, an operator (``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``) and a value; or a column and
-            ``is null`` or ``is not null``.
-
-    Raises:
-        ConfigError: it cannot be read.
-
-    >>> print(parse_filter("day >= 2026-01-03"), parse_filter("city is not null"))
-    (day >= 2026-01-03) invert(is_null(city, {nan_is_null=false}))
-    """
-    if match := _NULL.fullmatch(text):
-        found = pc.field(match["column"]).is_null()
-        return ~found if match["no"] else found
-    if match := _COMPARISON.fullmatch(text):
-        return _OPERATORS[match["how"]](pc.field(match["column"]), parse_value(match["value"]))
-    raise ConfigError(
-        f"a filter must read 'COLUMN OPERATOR VALUE', such as 'day >= 2026-01-03', or 'COLUMN is null', got {text!r}"
-    )
-
-
-def parse_value(text: str) -> Any:
-    """Read a value: an int, a float, true or false, an ISO date or time; quotes make anything a string.
-
-    >>> parse_value("3"), parse_value("2.5"), parse_value("'3'"), parse_value("2026-01-03"), parse_value("red")
-    (3, 2.5, '3', datetime.date(2026, 1, 3), 'red')
-    """
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1]
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for read in (int, float, date.fromisoformat, datetime.fromisoformat):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return text

@@ -1,0 +1,250 @@
+"""Filters as people write them: as text, and as the lists of tuples of pyarrow's and pandas' readers."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import date, datetime
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<>": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<quoted>'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*`)
+      | (?P<time>\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)?)
+      | (?P<sign><=|>=|==|!=|<>|=|<|>|\(|\)|,)
+      | (?P<word>[^\s'"`()<>=!,]+)
+    )""",
+    re.VERBOSE,
+)
+_SIGNS = frozenset({*_OPERATORS, "(", ")", ","})
+_WORDS = frozenset({"and", "or", "not", "is", "in", "null", "between", "like", "true", "false"})
+_REMEDY = (
+    "write comparisons such as day >= 2026-01-03, city in ('Oslo', 'Bergen'), price between 1 and 2, name like 'A%' or "
+    "ad is not null, joined by and, or, not and (); strings stand in quotes, odd names of columns in `backquotes`"
+)
+
+
+def filter_of(given: Any) -> pc.Expression:
+    """Return a filter as an expression.
+
+    Args:
+        given: a pyarrow compute Expression; text such as ``"day >= 2026-01-03 and city in ('Oslo', 'Bergen')"``, in
+            which null is neither true nor false, as in SQL; or tuples as `pyarrow.parquet.read_table` takes them: a
+            list of ``(column, operator, value)``, all of which must hold, or a list of such lists, one of which must
+            hold.
+
+    Raises:
+        ConfigTypeError: it is nothing of this.
+        ConfigError: the text or a tuple cannot be read.
+
+    >>> print(filter_of("day >= 2026-01-03 and not (ad < 4 or city is null)"))
+    ((day >= 2026-01-03) and invert(((ad < 4) or is_null(city, {nan_is_null=false}))))
+    >>> print(filter_of([("ad", ">", 3), ("city", "==", "Oslo")]))
+    ((ad > 3) and (city == "Oslo"))
+    """
+    if isinstance(given, pc.Expression):
+        return given
+    if isinstance(given, str):
+        return _Text(given).read()
+    if isinstance(given, list | tuple) and given:
+        try:
+            return pq.filters_to_expression([given] if isinstance(given[0], str) else list(given))
+        except (ValueError, TypeError, pa.ArrowException) as error:
+            raise ConfigError(
+                f"filters as tuples must be (column, operator, value), or lists of them, got {given!r} ({error})"
+            ) from error
+    hint = "; what Python must decide row by row belongs into collate_fn=" if callable(given) else ""
+    raise ConfigTypeError(
+        "filters must be a pyarrow compute Expression such as pc.field('x') > 3, text such as 'x > 3', or tuples such "
+        f"as [('x', '>', 3)], got {type(given).__name__} {_shortened(repr(given))}{hint}"
+    )
+
+
+class _Text:
+    """Reads a filter that was written as text, from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = _tokens(text)
+        self._at = 0
+
+    def read(self) -> pc.Expression:
+        """Return the whole as an expression."""
+        found = self._any()
+        if self._at < len(self._tokens):
+            self._fail(f"expected and, or, or the end, got {self._tokens[self._at]!r}")
+        return found
+
+    def _any(self) -> pc.Expression:
+        found = self._all()
+        while self._is("or"):
+            found = found | self._all()
+        return found
+
+    def _all(self) -> pc.Expression:
+        found = self._one()
+        while self._is("and"):
+            found = found & self._one()
+        return found
+
+    def _one(self) -> pc.Expression:
+        if self._is("not"):
+            return ~self._one()
+        if self._is("("):
+            found = self._any()
+            self._want(")")
+            return found
+        return self._test(self._column())
+
+    def _test(self, column: pc.Expression) -> pc.Expression:
+        """Return what is asked of a column; a column alone must be true."""
+        if self._is("is"):
+            none = self._is("not")
+            self._want("null")
+            return ~column.is_null() if none else column.is_null()
+        if (sign := self._next()) in _OPERATORS:
+            self._at += 1
+            return _OPERATORS[sign](column, self._value())
+        negated = self._is("not")
+        if self._is("in"):
+            found = _either([column == value for value in self._values()])  # of null, null: isin says false
+        elif self._is("between"):
+            low = self._value()
+            self._want("and")
+            found = (column >= low) & (column <= self._value())
+        elif self._is("like"):
+            found = pc.match_like(column, self._string())
+        elif negated:
+            self._fail(f"expected in, between or like behind not, got {self._shown()}")
+        else:
+            return column
+        return ~found if negated else found
+
+    def _column(self) -> pc.Expression:
+        token = self._take("a column")
+        if token[0] in "'\"`":
+            return pc.field(_unquoted(token))
+        if token.lower() in _WORDS or token in _SIGNS:
+            self._fail(f"expected a column, got {token!r}")
+        return pc.field(*token.split(".")) if "." in token else pc.field(token)
+
+    def _value(self) -> Any:
+        token = self._take("a value")
+        if token[0] in "'\"":
+            return _unquoted(token)
+        if token.lower() in ("true", "false"):
+            return token.lower() == "true"
+        for read in (int, float, date.fromisoformat, datetime.fromisoformat):
+            with suppress(ValueError):
+                return read(token)
+        return self._fail(f"expected a number, a date, a time, true, false or a string in quotes, got {token!r}")
+
+    def _values(self) -> list[Any]:
+        self._want("(")
+        values = [self._value()]
+        while self._is(","):
+            values.append(self._value())
+        self._want(")")
+        return values
+
+    def _string(self) -> str:
+        value = self._value()
+        if not isinstance(value, str):
+            self._fail(f"expected a string in quotes behind like, got {value!r}")
+        return value
+
+    def _next(self) -> str | None:
+        return self._tokens[self._at] if self._at < len(self._tokens) else None
+
+    def _shown(self) -> str:
+        return "the end" if (token := self._next()) is None else repr(token)
+
+    def _take(self, what: str) -> str:
+        if (token := self._next()) is None:
+            self._fail(f"expected {what}, got the end")
+        self._at += 1
+        return token
+
+    def _is(self, word: str) -> bool:
+        """Whether a word comes next, which is then taken."""
+        token = self._next()
+        if token is None or token.lower() != word:
+            return False
+        self._at += 1
+        return True
+
+    def _want(self, word: str) -> None:
+        if not self._is(word):
+            self._fail(f"expected {word}, got {self._shown()}")
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise ConfigError(f"the filter {self._text!r} cannot be read: {problem}; {_REMEDY}")
+
+
+def _either(terms: Sequence[pc.Expression]) -> pc.Expression:
+    """Join terms by or, in a tree that is as deep as the logarithm of their number."""
+    half = len(terms) // 2
+    return _either(terms[:half]) | _either(terms[half:]) if half else terms[0]
+
+
+def _tokens(text: str) -> list[str]:
+    """Cut a text into words, numbers, quoted strings and signs.
+
+    >>> _tokens("day>=2026-01-03 10:30 and `my col` in ('it''s', 2)")
+    ['day', '>=', '2026-01-03 10:30', 'and', '`my col`', 'in', '(', "'it''s'", ',', '2', ')']
+    """
+    found: list[str] = []
+    at = 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ConfigError(f"the filter {text!r} cannot be read from {text[at:].strip()!r} on; {_REMEDY}")
+        found.append(match[0].strip() if match["quoted"] is None else match["quoted"])
+        at = match.end()
+    return found
+
+
+def _unquoted(token: str) -> str:
+    """Return what stands in quotes.
+
+    >>> _unquoted("'it''s'")
+    "it's"
+    """
+    return token[1:-1].replace(token[0] * 2, token[0])
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def all_of(given: Sequence[Any]) -> pc.Expression:
+    """Return an expression that holds where each of some filters holds.
+
+    Args:
+        given: at least one, each as `filter_of` takes it.
+
+    >>> print(all_of(["ad < 4", "day >= 2026-01-03"]))
+    ((ad < 4) and (day >= 2026-01-03))
+    """
+    first, *others = map(filter_of, given)
+    for other in others:
+        first = first & other
+    return first

@@ -36,6 +36,7 @@ from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.position import JobPosition
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.file_list import write_files
+from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -205,6 +206,18 @@ class TableDataset(RankDataset):
     def snapshot_id(self) -> int | None:
         """The snapshot that is read; None of a table without one."""
         return self.table.snapshot_id
+
+    def head(self, count: int = 5) -> pa.Table:
+        """Return the first rows that deletes and filters leave, in the order of the files, as Arrow.
+
+        They are the whole table's, whatever the rank, the order and `pack`; no more is read than what holds them.
+
+        Args:
+            count: how many at most.
+        """
+        options, table = self.options, self.table
+        columns = list(table.schema.names if options.columns is None else options.columns)
+        return table.first_rows(columns, options.filters, integer("count", count, 0))
 
     def save_files(self, path: str) -> None:
         """Keep the list of the table's files, so that ``files=path`` pins it.

@@ -14,6 +14,7 @@ from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
+import pyarrow as pa
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
@@ -198,6 +199,25 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
             ConfigError: there is no such step, or rows are not counted.
         """
         return list(self._position.job.rows_of(self._position.now, step))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Export what an iteration gives as an Arrow stream, so that DuckDB, polars, pandas and pyarrow can read it.
+
+        Args:
+            requested_schema: which the reader would like; see the Arrow PyCapsule interface.
+
+        Raises:
+            ConfigError: batches are no record batches.
+        """
+        options = self._position.job.options
+        if options.output_format != "arrow" or options.collate_fn is not None:
+            raise ConfigError(
+                f"an Arrow stream has record batches, and this loader gives output_format={options.output_format!r}"
+                f'{"" if options.collate_fn is None else " through collate_fn"}; pass output_format="arrow" and no '
+                "collate_fn"
+            )
+        schema = self._position.job.schema(self._position.next)
+        return pa.RecordBatchReader.from_batches(schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def metrics(self) -> Metrics:
         """Return what the newest iterator has done."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from torch_table_loader.contracts import NullProvingReader, SnapshotSource, renewing
 from torch_table_loader.errors import ConfigError, TableError
@@ -23,12 +24,11 @@ from torch_table_loader.read.formats import infers_types, inspect_file, reader_o
 from torch_table_loader.read.sound import check_names
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.read.unify import resolve_schema
+from torch_table_loader.records import ReadTask, Segment
 from torch_table_loader.source.fingerprint import fingerprint
 from torch_table_loader.source.plan_cache import CacheEntry
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta
@@ -116,6 +116,27 @@ class Table:
             verify_checksums=self.deletes.verify_checksums,
             stage=stage,
         )
+
+    def first_rows(self, columns: Sequence[str], filters: Any, count: int) -> pa.Table:
+        """Read the first live rows, in the order of the files; no more is read than the row groups that hold them.
+
+        Args:
+            columns: names, in this order.
+            filters: an expression over `schema`, or None.
+            count: how many at most.
+        """
+        reader, layout = self.reader(columns, filters, max_rows=max(count, 1)), self.layout
+        found: list[pa.RecordBatch] = []
+        left = count
+        for file in range(len(layout)):
+            groups = layout.groups_of(file)
+            starts = layout.group_starts[groups.start : groups.stop + 1] - layout.file_starts[file]
+            kept = [at for at in range(len(groups)) if layout.group_kept[groups[at]]]
+            parts = tuple(Segment(at, int(starts[at]), int(starts[at + 1]), -1) for at in kept)
+            if parts and left > 0:
+                found += reader.read(ReadTask(file, parts, take=left))
+                left = count - sum(batch.num_rows for batch in found)
+        return pa.Table.from_batches(found, reader.schema)
 
     def refuse_nulls(self, columns: frozenset[str]) -> None:
         """Refuse columns in which statistics prove a null.

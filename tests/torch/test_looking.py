@@ -1,0 +1,58 @@
+"""Looking at a table: its first rows, and what the loader gives as an Arrow stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from tests.torch.modes import LAKE, MIXTURE, MODES, ROWS, SPLITS, Mode
+from torch_table_loader import ConfigError
+
+pytestmark = pytest.mark.usefixtures("small_gathers")
+of_one_table = pytest.mark.parametrize("mode", [SPLITS, ROWS, LAKE], ids=str, scope="session")
+
+
+@of_one_table
+@pytest.mark.parametrize("filtered", [False, True])
+def test_the_first_rows_are_those_that_live(mode: Mode, tables: Path, filtered: bool) -> None:
+    options: dict[str, Any] = {"filters": "k < 7", "columns": ["k", "x"]} if filtered else {}
+    dataset = mode.open(tables, **options)
+    live = sorted(mode.live(tables, filtered=filtered))
+    for count in (0, 1, 5, 33, len(live) + 10):
+        found = dataset.head(count)
+        assert found["x"].to_pylist() == live[:count]
+        assert found.column_names == (["k", "x"] if filtered else ["x", "k", "f", "s"])
+    assert dataset.head().num_rows == 5
+
+
+def test_a_wrong_count_is_refused(tables: Path) -> None:
+    with pytest.raises(ConfigError, match="count must be"):
+        SPLITS.open(tables).head(-1)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+def test_others_read_what_training_reads(mode: Mode, tables: Path) -> None:
+    wanted = [row for batch in mode.make(tables) for row in mode.ids(batch)]
+    loader = mode.make(tables, output_format="arrow")
+    frame = pl.DataFrame(loader)
+    loader.set_epoch(0)
+    read = pa.table(loader)
+    loader.set_epoch(0)
+    stream = duckdb.from_arrow(pa.RecordBatchReader.from_stream(loader))
+    counted = stream.aggregate("count(*), sum(x)").fetchone()
+    assert len(frame) == read.num_rows == len(wanted)
+    assert counted == (len(wanted), sum(read["x"].to_pylist()))
+    for columns in (frame.to_dict(as_series=False), read.to_pydict()):
+        sources = [1000 * source for source in columns.get("source", [0] * len(wanted))]
+        assert [row + base for row, base in zip(columns["row_id"], sources, strict=True)] == wanted
+
+
+@pytest.mark.parametrize("options", [{}, {"output_format": "arrow", "collate_fn": len}], ids=str)
+def test_tensors_are_no_arrow_stream(tables: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match='pass output_format="arrow" and no collate_fn'):
+        pa.table(MIXTURE.make(tables, **options))

@@ -61,6 +61,7 @@ _SPLITS_ONLY = {
     "split_strategy": None,
     "shuffle_buffer_size": None,
     "count_filtered": True,
+    "on_growth": None,
 }
 
 
@@ -120,6 +121,8 @@ class LoaderOptions:
         cache_bytes: bytes that are kept there at most: int or "64GiB"; what was used longest ago goes first.
         retry_seconds: how long to try a request that the store does not serve; 0: once.
         pack: how documents of tokens become sequences; `batch_size` then counts sequences.
+        on_growth: what to do with a state of the table as it was before it grew: "continue" its epoch with the new
+            rows; None: read the state's own snapshot, or refuse the state where there are none.
     """
 
     batch_size: int = 1024
@@ -169,6 +172,7 @@ class LoaderOptions:
     cache_bytes: int | str = DEFAULT_CACHE_BYTES
     retry_seconds: float = DEFAULT_RETRY_SECONDS
     pack: Pack | None = None
+    on_growth: Literal["continue"] | None = None
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -241,6 +245,7 @@ class LoaderOptions:
             ("strings", get_args(StringLayout)),
             ("decimals", (None, "float64")),
             ("partitioning", (None, "hive")),
+            ("on_growth", (None, "continue")),
             ("shuffle", (False, True, "splits", "rows")),
         ):
             value = getattr(self, name)
@@ -419,6 +424,7 @@ class LoaderKeywords(TypedDict, total=False):
     cache_bytes: int | str
     retry_seconds: float
     pack: Pack | None
+    on_growth: Literal["continue"] | None
 
 
 def defaults() -> dict[str, Any]:

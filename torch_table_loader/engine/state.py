@@ -143,7 +143,8 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
         raise ResumeError(
-            f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}"
+            f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}; or "
+            'pass on_growth="continue" to go on with the new rows too'
         )
     counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
     raise ResumeError(f"the state speaks of another table ({counts}); {_REMEDIES['table']}")
@@ -151,13 +152,23 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
 
 def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
     """Return the names of the youngest files, where the table without them is the one of the state."""
-    before = theirs.get("files", 0)
+    old = oldest_files(table, theirs.get("files", 0), theirs.get("fingerprint"))
+    younger = sorted(set(range(len(table.files))).difference(old or ()))
+    return [] if old is None else [table.files[at].name for at in younger]
+
+
+def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
+    """Return the oldest files of a table, in its order, where they make the table of a fingerprint; else None.
+
+    Args:
+        table: a table that may have grown.
+        count: how many files it had.
+        digest: its fingerprint then.
+    """
     by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
-    old, rows = sorted(by_age[:before]), table.layout.file_rows
+    old, rows = sorted(by_age[:count]), table.layout.file_rows
     restored = fingerprint([table.files[at] for at in old], [int(rows[at]) for at in old])
-    if restored != theirs.get("fingerprint"):
-        return []
-    return [table.files[at].name for at in sorted(by_age[before:])]
+    return old if restored == digest else None
 
 
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

@@ -29,16 +29,71 @@ _ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
+class Extent:
+    """What a table was before it grew.
+
+    Args:
+        snapshot_id: the one that was read; None of a table without snapshots.
+        files: data files that it had.
+        fingerprint: of it.
+    """
+
+    snapshot_id: int | None
+    files: int
+    fingerprint: str
+
+    @classmethod
+    def of(cls, table: Any) -> Extent:
+        """Return the table that a state speaks of.
+
+        Args:
+            table: what the state says of it.
+
+        Raises:
+            ResumeError: it says something else.
+        """
+        given = table if isinstance(table, Mapping) else {}
+        return cls.from_state([given.get("snapshot_id"), given.get("files"), given.get("fingerprint")])
+
+    def to_state(self) -> list[Any]:
+        """Write as plain values.
+
+        >>> Extent(7, 2, "ab").to_state()
+        [7, 2, 'ab']
+        """
+        return [self.snapshot_id, self.files, self.fingerprint]
+
+    @classmethod
+    def from_state(cls, entry: Any) -> Extent:
+        """Read what `to_state` wrote.
+
+        Raises:
+            ResumeError: it is something else.
+        """
+        try:
+            snapshot_id, files, digest = entry
+            known = None if snapshot_id is None else operator.index(snapshot_id)
+            return cls(known, operator.index(files), str(digest))
+        except (TypeError, ValueError) as error:
+            raise ResumeError(
+                f"the state must say of each table that it speaks of which snapshot, files and fingerprint it had, got "
+                f"{entry!r}; pass the value of state_dict() unchanged"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of an epoch in which the topology did not change.
+    """A part of an epoch in which neither the topology nor the table changed.
 
     Args:
         topology: the job's shape.
         steps: that the job took under it.
+        extent: what the table was, if it has grown since; None: the table as it is.
     """
 
     topology: Topology
     steps: int = 0
+    extent: Extent | None = None
 
     def __post_init__(self) -> None:
         """Refuse a negative number."""
@@ -76,7 +131,7 @@ class Position(ABC):
 
     def after(self, steps: int, *, ended: bool = False) -> Self:
         """Return the position at which the newest stage has taken so many steps."""
-        return replace(self, stage=Stage(self.stage.topology, steps), ended=ended)
+        return replace(self, stage=replace(self.stage, steps=steps), ended=ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +157,34 @@ class StreamPosition(Position):
     @property
     def start_of_stage(self) -> StreamPosition:
         """The position at which the newest stage began."""
-        return StreamPosition(self.epoch, Stage(self.stage.topology), self.past)
+        return StreamPosition(self.epoch, replace(self.stage, steps=0), self.past)
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """What the table was in earlier stages, oldest first, each once."""
+        return tuple(dict.fromkeys(each.extent for each in (*self.past, self.stage) if each.extent is not None))
 
     def on(self, topology: Topology) -> StreamPosition:
-        """Return the position under a topology: the same stage if nothing changes, else a new one."""
-        if topology == self.stage.topology:
+        """Return the position under a topology, in the table as it is: the same stage if nothing changes."""
+        if topology == self.stage.topology and self.stage.extent is None:
             return self
         past = (*self.past, self.stage) if self.stage.steps else self.past
-        return replace(self, past=past, stage=Stage(topology))
+        return replace(self, past=past, stage=Stage(topology), ended=False)
+
+    def before_growth(self, extent: Extent) -> StreamPosition:
+        """Return the position in a table that has grown since.
+
+        Args:
+            extent: what the table was.
+        """
+        past = tuple(replace(each, extent=each.extent or extent) for each in self.past)
+        return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
     def to_state(self) -> dict[str, Any]:
         """Write as ints, strings and lists, under the same keys always.
 
-        A stage is the fields of its `Topology` in order, then its steps; the newest goes on with `ended` and `rank`
-        where they say something. All that may differ between ranks is in that one list, because
+        A stage is the fields of its `Topology` in order, then its steps; an earlier one goes on with what the table was,
+        if it has grown since, and the newest with `ended` and `rank` where they say something. All that may differ between ranks is in that one list, because
         ``torch.distributed.checkpoint`` may keep one rank's value of one key and another rank's of the next.
 
         >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).to_state()
@@ -124,7 +193,8 @@ class StreamPosition(Position):
         [4, 2, 1024, None, None, False, 17, True]
         """
         history: list[list[Any]] = [
-            [*_topology_values(stage.topology), stage.steps] for stage in (*self.past, self.stage)
+            [*_topology_values(stage.topology), stage.steps, *([] if stage.extent is None else [stage.extent.to_state()])]
+            for stage in (*self.past, self.stage)
         ]
         if self.rank is not None:
             history[-1] += [self.ended, self.rank]
@@ -144,7 +214,7 @@ class StreamPosition(Position):
             given: list[Any] = [*newest[_WIDTH:], *(False, None)[len(newest) - _WIDTH :]]
             ended, rank = given
             del newest[_WIDTH:]
-            *past, stage = [Stage(Topology(*entry[:-1]), operator.index(entry[-1])) for entry in entries]
+            *past, stage = map(_read_stage, entries)
             if isinstance(epoch := state["epoch"], bool) or epoch < 0:
                 raise ValueError(f"epoch={epoch!r}")  # noqa: TRY301 the message below says the rest
             return cls(operator.index(epoch), stage, tuple(past), rank, ended=ended)
@@ -153,6 +223,14 @@ class StreamPosition(Position):
                 f"the state must hold epoch and history as state_dict() writes them, got {error!r}; "
                 "pass the value of state_dict() unchanged"
             ) from error
+
+
+def _read_stage(entry: list[Any]) -> Stage:
+    *shape, steps = entry[:_WIDTH]
+    if len(shape) != _WIDTH - 1:
+        raise ValueError(f"the stage {entry!r}")
+    [extent] = map(Extent.from_state, entry[_WIDTH:]) if len(entry) > _WIDTH else [None]
+    return Stage(Topology(*shape), operator.index(steps), extent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -31,10 +31,13 @@ from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.read.token_stages import stage_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
@@ -166,6 +169,14 @@ class StreamJob(Job):
         """Close this process's client of the table's store."""
         self.table.storage.close()
 
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
+        """What the table was in earlier parts of a state's epoch; see `Job.extents`."""
+        return StreamPosition.from_state(state).extents if "history" in state else ()
+
+    def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> StreamJob:
+        """Return the same job, which goes on from states of the table as it was; see `Job.grown_from`."""
+        return replace(self, planner=self.planner.grown_from(files_of)) if files_of else self
+
     def state(self, position: StreamPosition) -> dict[str, Any]:
         """Write where the job is."""
         return write_state(self.identity, position.to_state())
@@ -177,13 +188,37 @@ class StreamJob(Job):
             This job, with the state's number of lanes where the caller named none, and where it goes on.
         """
         state = current_version(state)
-        check_state(self.identity, self.table, state, self.options.filters)
+        bound, grown = self._bound_by(state)
+        check_state(bound, self.table, state, self.options.filters)
         position = StreamPosition.from_state(state)
+        position = position if grown is None else position.before_growth(grown)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
         job._check(position)
         return job, position if job._stays(position) else position.on(job.topology)
 
+    def _bound_by(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Extent | None]:
+        """Return what a state must be bound to, and what the table was then, if it has grown since."""
+        table = state.get("table")
+        digest = table.get("fingerprint") if isinstance(table, Mapping) else None
+        for extent in self.planner.extents:
+            if extent.fingerprint == digest != self.table.fingerprint:
+                own = self.identity
+                options = {**own["options"], "splits": self.planner.digest(extent)}
+                return {"table": {**own["table"], "fingerprint": digest}, "options": options}, extent
+        return self.identity, None
+
     def _check(self, position: StreamPosition) -> None:
+        if unknown := [extent for extent in position.extents if extent not in self.planner.extents]:
+            raise ResumeError(
+                f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and which these "
+                "are is not known here; load it into a loader made by create_dataloader(...), in the process that "
+                "trains"
+            )
+        if position.rank is not None and position.extents:
+            raise ResumeError(
+                "the state was saved with count_filtered=False, so that nobody knows which rows of the table before it "
+                "grew were taken; leave on_growth out, or count_filtered=True"
+            )
         if position.rank is not None and (position.rank, position.stage.topology) != (self.rank, self.topology):
             raise ResumeError(
                 "the state was saved with count_filtered=False, so that only rank "
@@ -205,6 +240,8 @@ class StreamJob(Job):
 
     def _stays(self, position: StreamPosition) -> bool:
         """Whether the position's stage goes on here, or no rank has a step left in it."""
+        if position.stage.extent is not None:
+            return False
         if position.stage.topology == self.topology:
             return True
         steps = self.planner.steps_of_ranks(position, count=True) if self.planner.counted else None

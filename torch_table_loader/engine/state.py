@@ -58,6 +58,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "rows": table.layout.num_rows,
             "bytes": table.layout.num_bytes,
             **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
+            **({} if table.start_snapshot_id is None else {"start_snapshot_id": table.start_snapshot_id}),
         },
         "options": {
             "columns": _columns(columns),
@@ -140,6 +141,12 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
             f"the state speaks of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
             f"pass snapshot_id={theirs['snapshot_id']} to go on, or start a new epoch without the state"
         )
+    if own.get("start_snapshot_id") != theirs.get("start_snapshot_id"):
+        then, now = (_after(each.get("start_snapshot_id")) for each in (theirs, own))
+        raise ResumeError(
+            f"the state speaks of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, or "
+            "start a new epoch without the state"
+        )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
         raise ResumeError(
@@ -148,6 +155,10 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
         )
     counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
     raise ResumeError(f"the state speaks of another table ({counts}); {_REMEDIES['table']}")
+
+
+def _after(start: int | None) -> str:
+    return "a whole snapshot" if start is None else f"the rows after snapshot {start}"
 
 
 def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:

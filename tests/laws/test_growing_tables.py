@@ -144,7 +144,10 @@ def test_an_epoch_that_was_finished_goes_on_with_the_new_rows_alone() -> None:
 def test_the_state_says_what_the_table_was_and_reads_as_it_was_written() -> None:
     one, two = Topology(1, 1, 8), Topology(2, 1, 8)
     position = StreamPosition.at(0, one).after(3).before_growth(Extent(7, 2, "ab")).on(two).after(5)
-    assert position.to_state()["history"] == [[1, 1, 8, None, None, False, 3, [7, 2, "ab"]], [2, 1, 8, *[None] * 2, False, 5]]
+    assert position.to_state()["history"] == [
+        [1, 1, 8, None, None, False, 3, [7, 2, "ab"]],
+        [2, 1, 8, *[None] * 2, False, 5],
+    ]
     assert StreamPosition.from_state(position.to_state()) == position
     grown_again = position.before_growth(Extent(8, 3, "cd")).on(two)
     assert grown_again.extents == (Extent(7, 2, "ab"), Extent(8, 3, "cd"))

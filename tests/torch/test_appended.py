@@ -40,7 +40,9 @@ def values(loader: TableLoader) -> list[int]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "rows"])
-@pytest.mark.parametrize(("start", "end", "rows"), [(1002, 1005, (20, 50)), (1003, 1004, (30, 40)), (1004, 1004, (0, 0))])
+@pytest.mark.parametrize(
+    ("start", "end", "rows"), [(1002, 1005, (20, 50)), (1003, 1004, (30, 40)), (1004, 1004, (0, 0))]
+)
 def test_the_rows_after_one_snapshot_up_to_another(
     tmp_path: Path, shuffle: Any, start: int, end: int, rows: tuple[int, int]
 ) -> None:
@@ -62,15 +64,24 @@ def test_the_end_is_the_current_snapshot_or_what_is_chosen(tmp_path: Path) -> No
 
 
 def test_filters_rule_appended_files_out_and_hold_for_rows(tmp_path: Path) -> None:
-    loader = make(written(tmp_path).metadata, start_snapshot_id=1002, filters=pc.field("x") < 33, plan_cache=str(tmp_path / "c"))
-    again = make(written(tmp_path / "b").metadata, start_snapshot_id=1002, filters=pc.field("x") < 33, plan_cache=str(tmp_path / "c"))
+    loader = make(
+        written(tmp_path).metadata, start_snapshot_id=1002, filters=pc.field("x") < 33, plan_cache=str(tmp_path / "c")
+    )
+    again = make(
+        written(tmp_path / "b").metadata,
+        start_snapshot_id=1002,
+        filters=pc.field("x") < 33,
+        plan_cache=str(tmp_path / "c"),
+    )
     assert sorted(values(loader)) == sorted(values(again)) == list(range(20, 33))
     assert any("rules 1 of 3 appended files out" in note for note in loader.dataset.explain().notes)
 
 
 def test_what_is_more_than_appending_is_refused_by_its_snapshot(tmp_path: Path) -> None:
     location = written(tmp_path).metadata
-    with pytest.raises(ConfigError, match=r"snapshot 1002, between 1001 and 1005, has the operation 'overwrite'") as found:
+    with pytest.raises(
+        ConfigError, match=r"snapshot 1002, between 1001 and 1005, has the operation 'overwrite'"
+    ) as found:
         make(location, start_snapshot_id=1001)
     assert "end_snapshot_id=1001" in str(found.value)
     assert "start_snapshot_id=1002" in str(found.value)
@@ -78,12 +89,14 @@ def test_what_is_more_than_appending_is_refused_by_its_snapshot(tmp_path: Path) 
 
 def test_the_start_must_be_an_ancestor(tmp_path: Path) -> None:
     table = written(tmp_path)
-    with pytest.raises(ConfigError, match=r"snapshot 1004 must be an ancestor of snapshot 1003.*back to 1001, which has"):
+    with pytest.raises(
+        ConfigError, match=r"snapshot 1004 must be an ancestor of snapshot 1003.*back to 1001, which has"
+    ):
         make(table.metadata, start_snapshot_id=1004, end_snapshot_id=1003)
     with pytest.raises(ConfigError, match="no snapshot 77: it has expired, or is of another table"):
         make(table.metadata, start_snapshot_id=77)
     del table.snapshots[3]
-    with pytest.raises(ConfigError, match="must be an ancestor.*whose parent 1004 has expired"):
+    with pytest.raises(ConfigError, match=r"must be an ancestor.*whose parent 1004 has expired"):
         make(table.metadata, start_snapshot_id=1003)
 
 
@@ -118,12 +131,16 @@ def test_files_that_were_replaced_come_as_they_were_appended(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("lie", [lambda table: table.data.pop(0), lambda table: table.delete_keys([2], [{"k": 1}])])
-def test_a_commit_that_only_says_that_it_appends_is_found_out(tmp_path: Path, lie: Callable[[IcebergWriter], Any]) -> None:
+def test_a_commit_that_only_says_that_it_appends_is_found_out(
+    tmp_path: Path, lie: Callable[[IcebergWriter], Any]
+) -> None:
     table = written(tmp_path)
     lie(table)
     table.append(some(50, 60))
     table.commit()
-    with pytest.raises(TableError, match="after 1005 up to 1006 say that they append, and 1 (files are gone|delete files)"):
+    with pytest.raises(
+        TableError, match=r"after 1005 up to 1006 say that they append, and 1 (files are gone|delete files)"
+    ):
         make(table.metadata, start_snapshot_id=1005)
 
 
@@ -142,7 +159,9 @@ def test_a_state_is_pinned_to_both_snapshots(tmp_path: Path, shuffle: Any) -> No
     newer.load_state_dict(state)
     assert newer.dataset.snapshot_id == 1005
     assert sorted(seen + values(newer)) == list(range(20, 50))
-    with pytest.raises(ResumeError, match="the state speaks of the rows after snapshot 1002, and this is the rows after"):
+    with pytest.raises(
+        ResumeError, match="the state speaks of the rows after snapshot 1002, and this is the rows after"
+    ):
         make(table.metadata, start_snapshot_id=1003, end_snapshot_id=1005, shuffle=shuffle).load_state_dict(state)
     with pytest.raises(ResumeError, match="after snapshot 1002, and this is a whole snapshot"):
         make(table.metadata, snapshot_id=1005, shuffle=shuffle).load_state_dict(state)

@@ -158,7 +158,10 @@ class TableLayout(Sequence[DataFileInfo]):
         return TableLayout(
             tuple(self.files[number] for number in files.tolist()),
             offsets,
-            *(column[groups] for column in (self.group_rows, self.group_bytes, self.group_kept, self.group_live)),
+            self.group_rows[groups],
+            self.group_bytes[groups],
+            self.group_kept[groups],
+            self.group_live[groups],
             self.whole[files],
         )
 

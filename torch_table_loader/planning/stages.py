@@ -183,9 +183,10 @@ class StreamPosition(Position):
     def to_state(self) -> dict[str, Any]:
         """Write as ints, strings and lists, under the same keys always.
 
-        A stage is the fields of its `Topology` in order, then its steps; an earlier one goes on with what the table was,
-        if it has grown since, and the newest with `ended` and `rank` where they say something. All that may differ between ranks is in that one list, because
-        ``torch.distributed.checkpoint`` may keep one rank's value of one key and another rank's of the next.
+        A stage is the fields of its `Topology` in order, then its steps; an earlier one goes on with what the table
+        was, if it has grown since, and the newest with `ended` and `rank` where they say something. All that may differ
+        between ranks is in that one list, because ``torch.distributed.checkpoint`` may keep one rank's value of one key
+        and another rank's of the next.
 
         >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).to_state()
         {'epoch': 2, 'history': [[4, 2, 1024, None, None, False, 17]]}
@@ -193,7 +194,11 @@ class StreamPosition(Position):
         [4, 2, 1024, None, None, False, 17, True]
         """
         history: list[list[Any]] = [
-            [*_topology_values(stage.topology), stage.steps, *([] if stage.extent is None else [stage.extent.to_state()])]
+            [
+                *_topology_values(stage.topology),
+                stage.steps,
+                *([] if stage.extent is None else [stage.extent.to_state()]),
+            ]
             for stage in (*self.past, self.stage)
         ]
         if self.rank is not None:

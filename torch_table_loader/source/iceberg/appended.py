@@ -96,9 +96,9 @@ def appended_entries(
     for commit in commits:
         if commit.operation not in (_APPEND, _REPLACE):
             raise ConfigError(
-                f"snapshot {commit.id}, between {start} and {end}, has the operation {commit.operation or 'unknown'!r}, "
-                "and only rows that were appended can be read by themselves; read up to the snapshot before it "
-                f"(end_snapshot_id={commit.parent}) and from it on (start_snapshot_id={commit.id}), or the whole table"
+                f"snapshot {commit.id}, between {start} and {end}, has the operation "
+                f"{commit.operation or 'unknown'!r}, and only rows that were appended can be read by themselves; read up "
+                f"to the snapshot before it (end_snapshot_id={commit.parent}) and from it on (start_snapshot_id={commit.id}), or the whole table"
             )
     pruned: set[str] = set()
     appended = [
@@ -176,8 +176,6 @@ def _manifests(storage: IcebergStorage, metadata: TableMetadata, number: int) ->
     return {manifest.path: manifest for manifest in list_manifests(storage, snapshot)}
 
 
-def _entries(
-    storage: IcebergStorage, manifests: Sequence[Manifest], keep: Callable[[Entry, Raw], bool]
-) -> list[Entry]:
+def _entries(storage: IcebergStorage, manifests: Sequence[Manifest], keep: Callable[[Entry, Raw], bool]) -> list[Entry]:
     storage.require(manifest.path for manifest in manifests)
     return [entry for listed in read_manifests(storage, manifests, keep) for entry in listed]

@@ -78,9 +78,9 @@ lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_las
 def lives(draw: st.DrawFn, shapes: st.SearchStrategy[Topology] = lossless) -> list[tuple[int, Topology, int]]:
     """Draw the parts of an epoch: versions that never go back, topologies that may stay, and steps."""
     versions = sorted(draw(st.lists(st.integers(0, 4), min_size=2, max_size=5)))
-    parts: list[tuple[int, Topology, int]] = []
+    same, parts = st.booleans(), list[tuple[int, Topology, int]]()
     for version in versions:
-        topology = parts[-1][1] if parts and draw(st.booleans()) else draw(shapes)
+        topology = parts[-1][1] if bool(parts) and draw(same) else draw(shapes)
         parts.append((version, topology, draw(st.integers(0, 12))))
     return parts
 

@@ -35,6 +35,12 @@ def make(location: str, **options: Any) -> TableLoader:
         return IcebergDataset.create_dataloader(metadata_location=location, **chosen)[0]
 
 
+def dataset_of(loader: TableLoader) -> IcebergDataset:
+    dataset = loader.dataset
+    assert isinstance(dataset, IcebergDataset)
+    return dataset
+
+
 def values(loader: TableLoader) -> list[int]:
     return [x for batch in loader for x in batch["x"].tolist()]
 
@@ -52,7 +58,7 @@ def test_the_rows_after_one_snapshot_up_to_another(
         for rank in range(2)
     ]
     assert sorted(x for loader in loaders for x in values(loader)) == list(range(*rows))
-    assert loaders[0].dataset.snapshot_id == end
+    assert dataset_of(loaders[0]).snapshot_id == end
 
 
 def test_the_end_is_the_current_snapshot_or_what_is_chosen(tmp_path: Path) -> None:
@@ -74,7 +80,7 @@ def test_filters_rule_appended_files_out_and_hold_for_rows(tmp_path: Path) -> No
         plan_cache=str(tmp_path / "c"),
     )
     assert sorted(values(loader)) == sorted(values(again)) == list(range(20, 33))
-    assert any("rules 1 of 3 appended files out" in note for note in loader.dataset.explain().notes)
+    assert any("rules 1 of 3 appended files out" in note for note in dataset_of(loader).explain().notes)
 
 
 def test_what_is_more_than_appending_is_refused_by_its_snapshot(tmp_path: Path) -> None:
@@ -126,7 +132,7 @@ def test_files_that_were_replaced_come_as_they_were_appended(tmp_path: Path) -> 
     table.commit()
     loader = make(table.metadata, start_snapshot_id=1002)
     assert sorted(values(loader)) == list(range(20, 40))
-    assert any("1004, which replace files" in note for note in loader.dataset.explain().notes)
+    assert any("1004, which replace files" in note for note in dataset_of(loader).explain().notes)
     assert compacted
 
 
@@ -155,9 +161,9 @@ def test_a_state_is_pinned_to_both_snapshots(tmp_path: Path, shuffle: Any) -> No
     table.append(some(50, 60))
     table.commit()
     newer = make(table.metadata, start_snapshot_id=1002, shuffle=shuffle)
-    assert newer.dataset.snapshot_id == 1006
+    assert dataset_of(newer).snapshot_id == 1006
     newer.load_state_dict(state)
-    assert newer.dataset.snapshot_id == 1005
+    assert dataset_of(newer).snapshot_id == 1005
     assert sorted(seen + values(newer)) == list(range(20, 50))
     with pytest.raises(
         ResumeError, match="the state speaks of the rows after snapshot 1002, and this is the rows after"

@@ -95,10 +95,11 @@ def appended_entries(
     commits = commits_since(metadata, start, end)
     for commit in commits:
         if commit.operation not in (_APPEND, _REPLACE):
+            operation = commit.operation or "unknown"
             raise ConfigError(
-                f"snapshot {commit.id}, between {start} and {end}, has the operation "
-                f"{commit.operation or 'unknown'!r}, and only rows that were appended can be read by themselves; read up "
-                f"to the snapshot before it (end_snapshot_id={commit.parent}) and from it on (start_snapshot_id={commit.id}), or the whole table"
+                f"snapshot {commit.id}, between {start} and {end}, has the operation {operation!r}, and only rows that "
+                "were appended can be read by themselves; read up to the snapshot before it "
+                f"(end_snapshot_id={commit.parent}) and from it on (start_snapshot_id={commit.id}), or the whole table"
             )
     pruned: set[str] = set()
     appended = [

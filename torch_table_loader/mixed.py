@@ -195,6 +195,10 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, IndexedJob]:
             )
         if job.options.collate_fn is not None:
             raise ConfigError(f"source {name!r} has a collate_fn, which would never be called; pass it to the mixture")
+        if job.options.on_growth is not None:
+            raise ConfigError(
+                f"source {name!r} has on_growth, and a mixture stays at the tables of its state; leave it out"
+            )
         jobs[name] = job
     return jobs
 

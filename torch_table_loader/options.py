@@ -61,7 +61,6 @@ _SPLITS_ONLY = {
     "split_strategy": None,
     "shuffle_buffer_size": None,
     "count_filtered": True,
-    "on_growth": None,
 }
 
 
@@ -341,6 +340,8 @@ class LoaderOptions:
                 f"output_format={self.output_format!r} delivers rows of the table as they are, and pack makes "
                 'sequences of them; leave pack out, or take output_format="torch" or "numpy"'
             )
+        if self.on_growth is not None and self.shuffle == "rows":
+            raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
         if pack.strategy == "concat" and self.shuffle_buffer_size is not None:
             raise ConfigError(
                 "shuffle_buffer_size permutes rows, which would be single tokens of sequences; leave it out, or take "

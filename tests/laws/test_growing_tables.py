@@ -13,6 +13,10 @@ from tests.generators import HalvesV2
 from tests.laws.effort import examples
 from tests.laws.worlds import World, cutters, table, topologies
 from torch_table_loader.planning.cutting import RoundRobinStrategy, TargetSizeStrategy
+from torch_table_loader.planning.exclusion import Remaining
+from torch_table_loader.planning.growth import FileRows, GrownOrder
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.stages import Extent, StreamPosition
 
@@ -151,3 +155,27 @@ def test_the_state_says_what_the_table_was_and_reads_as_it_was_written() -> None
     assert StreamPosition.from_state(position.to_state()) == position
     grown_again = position.before_growth(Extent(8, 3, "cd")).on(two)
     assert grown_again.extents == (Extent(7, 2, "ab"), Extent(8, 3, "cd"))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(added=st.lists(files, min_size=1, max_size=8), seed=st.integers(0, 3), data=st.data())
+def test_rows_come_as_they_would_have_and_then_those_that_came_since(
+    added: list[tuple[int, list[int]]], seed: int, data: st.DataObject
+) -> None:
+    counts = np.array([sum(groups) for _, groups in added], dtype=np.int64)
+    live_starts = np.concatenate(([0], np.cumsum(counts)))
+    total = int(live_starts[-1])
+    gone = np.array(sorted(data.draw(st.sets(st.integers(0, total - 1), max_size=5))) if total else [], dtype=np.int64)
+    tables = [np.flatnonzero([since <= version for since, _ in added]) for version in range(5)]
+    order = GrownOrder.of(live_starts, tables, gone, seed, epoch=1)
+    whole = order.take(np.arange(order.num_rows))
+    assert sorted(whole.tolist()) == sorted(set(range(total)) - set(gone.tolist()))
+    old = tables[0]
+    rows = FileRows(live_starts, old)
+    before = Remaining(int(counts[old].sum()), rows.rows(gone))
+    key = derive_key(seed, 1, "rows")
+    first = before.select(Permutation(before.num_rows, key).slice(0, before.num_rows))
+    assert whole[: before.num_rows].tolist() == rows.places(first).tolist()
+    for version in range(1, 5):
+        shorter = GrownOrder.of(live_starts, tables[:version], gone, seed, epoch=1)
+        assert whole[: shorter.num_rows].tolist() == shorter.take(np.arange(shorter.num_rows)).tolist()

@@ -24,7 +24,15 @@ from tests.generators import HalvesV2
 from tests.iceberg import IcebergWriter, some
 from tests.torch.jobs import STEPS, State, is_ended, of_a_running_rank, topologies
 from tests.torch.tables import SCHEMA, Groups, as_values, key, meant_warnings, rows
-from torch_table_loader import ConfigError, IcebergDataset, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader import (
+    ConfigError,
+    IcebergDataset,
+    MixedDataset,
+    Pack,
+    ResumeError,
+    StructuredDataset,
+    TableLoader,
+)
 from torch_table_loader.planning.cutting import RoundRobinStrategy
 
 FILTER = pc.field("k") < 4
@@ -383,5 +391,73 @@ def test_the_option_is_checked(tmp_path: Path) -> None:
     Folder(tmp_path).grow([[5]])
     with pytest.raises(ConfigError, match="on_growth must be one of None, 'continue', got 'go on'"):
         make(tmp_path, on_growth="go on")
-    with pytest.raises(ConfigError, match="on_growth='continue' has no meaning with shuffle='rows'"):
-        make(tmp_path, shuffle="rows")
+    with pytest.raises(ConfigError, match="on_growth and pack go together without shuffle"):
+        make(tmp_path, shuffle="rows", pack=Pack(seq_len=4))
+    with meant_warnings():
+        options: dict[str, Any] = {"schema": SCHEMA, "check_plan": False, "shuffle": "rows", "on_growth": "continue"}
+        source = StructuredDataset(str(tmp_path), "parquet", **options)
+    with pytest.raises(ConfigError, match="source 'a' has on_growth"):
+        MixedDataset({"a": source}, weights={"a": 1})
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    growths=growths,
+    filtered=st.booleans(),
+    even_ranks=st.sampled_from([None, "pad"]),
+    worlds=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(0, 4)), min_size=4, max_size=4),
+)
+def test_every_row_comes_once_where_rows_are_shuffled_one_by_one(
+    growths: list[Groups], filtered: bool, even_ranks: Any, worlds: list[tuple[int, int, int]]
+) -> None:
+    options: dict[str, Any] = {"shuffle": "rows", "row_store": "memory", "even_ranks": even_ranks}
+    options |= {"filters": FILTER} if filtered else {}
+    state: State | None = None
+    seen: list[int] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Folder(Path(name))
+        folder.grow([[13]])
+        for number, groups in enumerate(growths):
+            total = folder.grow(groups)
+            ranks, batch_size, steps = worlds[number]
+            last, states = number == len(growths) - 1, []
+            for rank in range(ranks):
+                loader = make(folder.root, num_ranks=ranks, rank=rank, batch_size=batch_size, **options)
+                loader.set_epoch(1)
+                if state is not None:
+                    loader.load_state_dict(json.loads(json.dumps(state)))
+                length = len(loader)
+                batches = list(islice(loader, None if last else steps))
+                assert not last or len(batches) == length
+                seen += own_rows(batches)
+                states.append(loader.state_dict())
+            running = [each for each in states if "ended" not in str(each["consumed"])]
+            assert all(each == running[0] for each in running)
+            state = running[0] if running else max(states, key=lambda each: int(each["consumed"][0]))
+    assert sorted(seen) == [row for row in range(total) if not filtered or key(row) < 4]
+
+
+def test_rows_that_were_excluded_stay_out_when_their_ids_move(tmp_path: Path) -> None:
+    first = tmp_path / "b.parquet"
+    pq.write_table(rows(0, 20), first)
+    os.utime(first, ns=(10**9, 10**9))
+    options = {"shuffle": "rows", "row_store": "memory", "batch_size": 4, "row_id": True}
+    loader = make(tmp_path, **options)
+    assert isinstance(loader.dataset, StructuredDataset)
+    loader.dataset.exclude([3, 4])
+    batches = iter(loader)
+    seen = own_rows(islice(batches, 2))
+    loader.dataset.exclude([5])
+    state = loader.state_dict()
+    pq.write_table(rows(20, 27), tmp_path / "a.parquet")
+    grown = make(tmp_path, **options)
+    grown.load_state_dict(state)
+    left = list(grown)
+    assert sorted(seen + own_rows(left)) == [x for x in range(27) if x not in (3, 4)]
+    assert all(
+        x == (row - 7 if row >= 7 else row + 20)
+        for batch in left
+        for x, row in zip(*(batch[n].tolist() for n in ("x", "row_id")), strict=True)
+    )
+    grown.set_epoch(1)
+    assert sorted(own_rows(grown)) == [x for x in range(27) if x not in (3, 4, 5)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.stages import SamplePosition
+    from torch_table_loader.planning.stages import Extent, SamplePosition
 
 State: TypeAlias = Mapping[str, Any]
 
@@ -124,6 +124,39 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
     if filters is not None and theirs.get("filters") == printed_filter_key(filters, table.schema):
         theirs = {**theirs, "filters": bound["options"]["filters"]}
     _compare_options(bound["options"], theirs)
+
+
+def bound_by(
+    own: Mapping[str, Any], state: State, extents: Collection[Extent], options: Callable[[Extent], Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], Extent | None]:
+    """Return what a state must be bound to, and what the table was then, if it has grown since.
+
+    Args:
+        own: the job's `identity`.
+        state: of the current version.
+        extents: what the table was, as far as that is known.
+        options: what differs in the options of a job of the table as it was.
+    """
+    table = state.get("table")
+    digest = table.get("fingerprint") if isinstance(table, Mapping) else None
+    for extent in extents:
+        if extent.fingerprint == digest != own["table"]["fingerprint"]:
+            was = {**own["table"], "fingerprint": digest}
+            return {"table": was, "options": {**own["options"], **options(extent)}}, extent
+    return own, None
+
+
+def refuse_unknown(extents: Collection[Extent], known: Collection[Extent]) -> None:
+    """Refuse to go on from a table of which it is not known what it was.
+
+    Raises:
+        ResumeError: says where it is known.
+    """
+    if unknown := [extent for extent in extents if extent not in known]:
+        raise ResumeError(
+            f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and which these are "
+            "is not known here; load it into a loader made by create_dataloader(...), in the process that trains"
+        )
 
 
 def _columns(schema: pa.Schema) -> list[str] | str:

@@ -25,7 +25,7 @@ _topology_values = operator.attrgetter(*_STAGED)
 _WIDTH = len(_STAGED) + 1
 """Values of a stage in a state."""
 
-_ENDED = "ended"
+_ENDED, _RUNNING = "ended", "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +250,7 @@ class SamplePosition(Position):
         exclusions: what is taken out of each source, of this epoch and of the next. A table alone has the name "".
         mixture: the order of several sources since the weights changed last; None for one table.
         rows: rows of each source of the mixture in the epoch, in the order of its names.
+        extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         ended: see `Position`.
     """
 
@@ -258,6 +259,7 @@ class SamplePosition(Position):
     exclusions: Mapping[str, ExclusionVersions] = field(default_factory=dict)
     mixture: Mixture | None = None
     rows: tuple[int, ...] = ()
+    extents: tuple[Extent, ...] = ()
 
     @property
     def exclusion_digests(self) -> Mapping[str, str]:
@@ -326,12 +328,14 @@ class SampleCount:
         consumed: samples that the job had taken.
         exclusions: of that epoch, and of the next.
         ended: see `Position`.
+        extents: see `SamplePosition`.
     """
 
     epoch: int
     consumed: int
     exclusions: ExclusionVersions = field(default_factory=ExclusionVersions)
     ended: bool = False
+    extents: tuple[Extent, ...] = ()
 
     def to_state(self) -> dict[str, Any]:
         """Write as ints, strings and lists, always under the same keys: a checkpoint may be put together key by key.
@@ -339,7 +343,9 @@ class SampleCount:
         >>> SampleCount(2, 48).to_state(), SampleCount(2, 48, ended=True).to_state()["consumed"]
         ({'epoch': 2, 'consumed': 48, 'exclusions': []}, [48, 'ended'])
         """
-        consumed = [self.consumed, _ENDED] if self.ended else self.consumed
+        grown = [[each.to_state() for each in self.extents]] if self.extents else []
+        marks = [_ENDED if self.ended else _RUNNING] if self.ended or grown else []
+        consumed = [self.consumed, *marks, *grown] if marks else self.consumed
         excluded = self.exclusions.to_state() if self.exclusions != ExclusionVersions() else []
         return {"epoch": self.epoch, "consumed": consumed, "exclusions": excluded}
 
@@ -351,8 +357,10 @@ class SampleCount:
             ResumeError: it is something else.
         """
         epoch, consumed, ended = state.get("epoch"), state.get("consumed"), False
-        if isinstance(consumed, list) and consumed[1:] == [_ENDED]:
-            consumed, ended = consumed[0], True
+        extents: tuple[Extent, ...] = ()
+        if isinstance(consumed, list) and len(consumed) in (2, 3) and consumed[1] in (_ENDED, _RUNNING):
+            extents = tuple(Extent.from_state(entry) for listed in consumed[2:] for entry in listed)
+            consumed, ended = consumed[0], consumed[1] == _ENDED
         for name, value in (("epoch", epoch), ("consumed", consumed)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ResumeError(
@@ -361,7 +369,7 @@ class SampleCount:
                 )
         assert isinstance(epoch, int)  # noqa: S101 checked above
         assert isinstance(consumed, int)  # noqa: S101
-        return cls(epoch, consumed, ExclusionVersions.from_state(state), ended)
+        return cls(epoch, consumed, ExclusionVersions.from_state(state), ended, extents)
 
     def check(self, total: int) -> None:
         """Refuse what does not fit an epoch of so many rows.

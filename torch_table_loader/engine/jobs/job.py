@@ -11,7 +11,6 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.sizes import blocks_of_a_process
-from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.ranks import Topology
 
 if TYPE_CHECKING:
@@ -190,10 +189,11 @@ class Job(ABC):
     def state(self, position: Any) -> dict[str, Any]:
         """Write where the job is, as plain data that is equal on every rank."""
 
-    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:  # noqa: ARG002
+    @abstractmethod
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
         """What the table was in earlier parts of a state's epoch, before it grew; the state's own table left out."""
-        return ()
 
+    @abstractmethod
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:
         """Return the same job, which goes on from states of the table as it was.
 
@@ -203,12 +203,6 @@ class Job(ABC):
         Raises:
             ResumeError: the job cannot.
         """
-        if files_of:
-            raise ResumeError(
-                f"the state was saved before the table grew, and {type(self).__name__} reads one table in an epoch; "
-                "leave on_growth out"
-            )
-        return self
 
     @abstractmethod
     def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:

@@ -15,7 +15,14 @@ from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, planner_of, strategy_of, with_padding
 from torch_table_loader.engine.sizes import rows_in_flight, rows_of_a_read
-from torch_table_loader.engine.state import check_state, current_version, identity, write_state
+from torch_table_loader.engine.state import (
+    bound_by,
+    check_state,
+    current_version,
+    identity,
+    refuse_unknown,
+    write_state,
+)
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ResumeError
@@ -188,7 +195,8 @@ class StreamJob(Job):
             This job, with the state's number of lanes where the caller named none, and where it goes on.
         """
         state = current_version(state)
-        bound, grown = self._bound_by(state)
+        splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
+        bound, grown = bound_by(self.identity, state, self.planner.extents, splits_then)
         check_state(bound, self.table, state, self.options.filters)
         position = StreamPosition.from_state(state)
         position = position if grown is None else position.before_growth(grown)
@@ -196,24 +204,8 @@ class StreamJob(Job):
         job._check(position)
         return job, position if job._stays(position) else position.on(job.topology)
 
-    def _bound_by(self, state: Mapping[str, Any]) -> tuple[Mapping[str, Any], Extent | None]:
-        """Return what a state must be bound to, and what the table was then, if it has grown since."""
-        table = state.get("table")
-        digest = table.get("fingerprint") if isinstance(table, Mapping) else None
-        for extent in self.planner.extents:
-            if extent.fingerprint == digest != self.table.fingerprint:
-                own = self.identity
-                options = {**own["options"], "splits": self.planner.digest(extent)}
-                return {"table": {**own["table"], "fingerprint": digest}, "options": options}, extent
-        return self.identity, None
-
     def _check(self, position: StreamPosition) -> None:
-        if unknown := [extent for extent in position.extents if extent not in self.planner.extents]:
-            raise ResumeError(
-                f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and which these "
-                "are is not known here; load it into a loader made by create_dataloader(...), in the process that "
-                "trains"
-            )
+        refuse_unknown(position.extents, self.planner.extents)
         if position.rank is not None and position.extents:
             raise ResumeError(
                 "the state was saved with count_filtered=False, so that nobody knows which rows of the table before it "

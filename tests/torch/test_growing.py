@@ -322,6 +322,33 @@ def test_deletes_that_reach_rows_of_the_older_snapshot_are_refused(tmp_path: Pat
         newer.load_state_dict(loader.state_dict())
 
 
+@pytest.mark.parametrize("shuffle", [True, "rows"])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_deletes_of_the_older_snapshot_hold_in_the_newer_one(tmp_path: Path, shuffle: Any, worker_type: Any) -> None:
+    table = IcebergWriter(tmp_path)
+    path = table.append(some(0, 20), group=6)
+    table.append(some(20, 30))
+    table.commit()
+    table.delete_rows({path: [0, 7, 19]})
+    table.delete_keys([2], [{"k": 3}])
+    table.commit(operation="delete")
+    options: dict[str, Any] = {"columns": ["x"], "check_plan": False, "on_growth": "continue", "shuffle": shuffle}
+    options |= {"batch_size": 4, "num_workers": 2, "worker_type": worker_type, "split_deletes": True, "row_id": True}
+    loader, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
+    seen, state = take(loader, 3), loader.state_dict()
+    table.append(some(30, 45))
+    table.commit()
+    with meant_warnings():
+        parts = [
+            IcebergDataset.create_dataloader(metadata_location=table.metadata, num_ranks=2, rank=rank, **options)[0]
+            for rank in range(2)
+        ]
+    for part in parts:
+        part.load_state_dict(json.loads(json.dumps(state)))
+        seen += take(part)
+    assert sorted(seen) == sorted(row["x"] for row in table.live())
+
+
 def test_a_snapshot_that_has_expired_is_refused(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     table.append(some(0, 10))

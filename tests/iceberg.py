@@ -195,9 +195,10 @@ class IcebergWriter:
         self.deletes.append(Deleted(self.sequence, partition, entry, key_ids=tuple(ordered), keys=found))
         return path
 
-    def commit(self, branch: str | None = None) -> int:
+    def commit(self, branch: str | None = None, operation: str = "append") -> int:
         """Make a snapshot of what was written; returns its id."""
         snapshot_id = 1000 + self.sequence
+        parent = {"parent-snapshot-id": self.snapshots[-1]["snapshot-id"]} if self.snapshots else {}
         manifests = [self._manifest([d.entry | {"_seq": d.sequence} for d in self.data], deletes=False)]
         entries = {id(d.entry): d.entry | {"_seq": d.sequence} for d in self.deletes}
         manifests += [self._manifest(list(entries.values()), deletes=True)] if entries else []
@@ -210,7 +211,8 @@ class IcebergWriter:
                 "timestamp-ms": 1_700_000_000_000 + 1000 * self.sequence,
                 "manifest-list": self.url(path),
                 "schema-id": len(self.schemas) - 1,
-                "summary": {"operation": "append"},
+                "summary": {"operation": operation},
+                **parent,
             }
         )
         if branch is not None:

@@ -2,6 +2,7 @@
 
 from torch_table_loader.contracts import (
     FormatReader,
+    HistorySource,
     OpenFile,
     Sidecar,
     SnapshotSource,
@@ -65,6 +66,7 @@ __all__ = [
     "FileMeta",
     "FileVersion",
     "FormatReader",
+    "HistorySource",
     "IcebergDataset",
     "LiveSpan",
     "LoaderOptions",

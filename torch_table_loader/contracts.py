@@ -211,6 +211,22 @@ class TimeTravelSource(SnapshotSource, Protocol):
         ...
 
 
+@runtime_checkable
+class HistorySource(TimeTravelSource, Protocol):
+    """A source that can say what its table's commits did.
+
+    One that reads only what was appended after another snapshot says so by ``start_snapshot_id``.
+    """
+
+    def changes_since(self, snapshot_id: int) -> Sequence[str]:
+        """Return what the commits after another snapshot did that was more than to append files, for messages.
+
+        Args:
+            snapshot_id: an older one; where it is no ancestor, that is said too.
+        """
+        ...
+
+
 class OpenFile(Protocol):
     """An open data file."""
 

@@ -21,7 +21,7 @@ from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.workers.lane_iterator import LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.explain import Explanation, explain
-from torch_table_loader.keywords import make_options, shown_classmethod, with_options
+from torch_table_loader.keywords import LoaderKeywords, make_options, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.map_view import MapView
 from torch_table_loader.opening import (
@@ -32,7 +32,7 @@ from torch_table_loader.opening import (
     open_plan_cache,
     time_travel,
 )
-from torch_table_loader.options import LoaderKeywords, LoaderOptions
+from torch_table_loader.options import LoaderOptions
 from torch_table_loader.position import JobPosition
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.source.file_list import write_files

@@ -14,9 +14,10 @@ from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError
-from torch_table_loader.keywords import make_options
+from torch_table_loader.keywords import LoaderKeywords, make_options
 from torch_table_loader.opening import time_travel
-from torch_table_loader.options import LoaderKeywords, LoaderOptions
+from torch_table_loader.options import LoaderOptions
+from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
@@ -41,6 +42,8 @@ class IcebergDataset(TableDataset):
         branch: str | None = None,
         tag: str | None = None,
         as_of: dt.datetime | str | int | None = None,
+        start_snapshot_id: int | None = None,
+        end_snapshot_id: int | None = None,
         metadata_location: str | None = None,
         location_override: Mapping[str, str] | None = None,
         allow_locations: Sequence[str] | None = None,
@@ -61,6 +64,9 @@ class IcebergDataset(TableDataset):
             branch: the newest snapshot of a branch.
             tag: the snapshot that a tag names.
             as_of: the snapshot that was current then: a datetime or ISO text with time zone, or milliseconds.
+            start_snapshot_id: read only the rows that were appended after this snapshot, an ancestor of the one that
+                is read; commits in between that delete or overwrite rows are refused.
+            end_snapshot_id: beside it, the last snapshot whose rows are read; else the one that is chosen as ever.
             metadata_location: a metadata.json, instead of a catalog.
             location_override: prefixes of the metadata's paths, and what to read instead, of a table that moved.
             allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
@@ -83,6 +89,7 @@ class IcebergDataset(TableDataset):
         _refuse_others(asked, footers)
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
+        snapshot_id = _end_of(start_snapshot_id, end_snapshot_id, snapshot_id)
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         pinned = any(value is not None for value in chosen.values())
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
@@ -95,7 +102,8 @@ class IcebergDataset(TableDataset):
                 "credentials": credentials,
                 "allow_locations": allow_locations,
             }
-            source = _open_source(address, asked, scan_filter, chosen, plan_check.common_value)
+            parts = {"scan_filter": scan_filter, "start": start_snapshot_id}
+            source = _open_source(address, asked, parts, chosen, plan_check.common_value)
             open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
             job = open_at(source)
             plan_check.check({**job.compared, **asdict(job.topology)})
@@ -105,7 +113,7 @@ class IcebergDataset(TableDataset):
 def _open_source(
     address: Mapping[str, Any],
     options: LoaderOptions,
-    scan_filter: Any,
+    parts: Mapping[str, Any],
     chosen: Mapping[str, Any],
     agree: Callable[[str, Any], Any],
 ) -> IcebergSource:
@@ -117,7 +125,7 @@ def _open_source(
             f"Iceberg tables need pyiceberg and fastavro ({error}); pip install 'torch-table-loader[iceberg]'"
         ) from error
     at = TableAddress(**address, storage_options=options.storage_options, retry_seconds=options.retry_seconds)
-    request = TableRequest(at, options.columns, options.filters, scan_filter, options.plan_cache)
+    request = TableRequest(at, options.columns, options.filters, plan_cache=options.plan_cache, **parts)
     return request.open(chosen, agree)
 
 
@@ -128,6 +136,22 @@ def _open_job(
     job = open_job(source, asked, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
     source.storage.close()
     return job
+
+
+def _end_of(start: Any, end: Any, snapshot_id: Any) -> int | None:
+    """Return the snapshot that the caller names as the last to be read, or None."""
+    for name, value in (("start_snapshot_id", start), ("end_snapshot_id", end)):
+        if value is not None:
+            integer(name, value)
+    if end is None:
+        return snapshot_id  # type: ignore[no-any-return]
+    if start is None or snapshot_id is not None:
+        beside = "snapshot_id, which names the same" if start is not None else "no start_snapshot_id"
+        raise ConfigError(
+            f"end_snapshot_id={end} ends what start_snapshot_id begins, and was given beside {beside}; pass "
+            "snapshot_id alone to read a whole snapshot"
+        )
+    return int(end)
 
 
 def _refuse_others(options: LoaderOptions, footers: str) -> None:

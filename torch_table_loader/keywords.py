@@ -4,18 +4,75 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import pyarrow as pa
 import torch
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
-from torch_table_loader.options import LoaderKeywords, LoaderOptions
+from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, StringLayout, WorkerType
+from torch_table_loader.pack import Pack
+from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.read.filter_text import filter_of
+
+
+class LoaderKeywords(TypedDict, total=False):
+    """The fields of `LoaderOptions` as keyword arguments (a test holds the two together)."""
+
+    batch_size: int
+    columns: Sequence[str] | None
+    filters: Any
+    shuffle: bool | Literal["splits", "rows"]
+    shuffle_seed: int
+    split_bytes: int | str | None
+    split_rows: int | None
+    split_strategy: Any
+    num_workers: int | None
+    output_format: OutputFormat
+    storage_options: Mapping[str, Any] | None
+    collate_fn: Callable[[Any], Any] | None
+    partitioning: Literal["hive"] | None
+    num_ranks: int | Literal["auto"]
+    rank: int | None
+    show_progress: bool
+    shuffle_buffer_size: int | None
+    drop_last: bool
+    worker_type: WorkerType
+    even_ranks: EvenRanks | None
+    prefetch_batches: int | None
+    nulls: Mapping[str, Any] | Literal["mask"] | None
+    ragged: RaggedOption | None
+    strings: StringLayout
+    vocabulary: Mapping[str, Sequence[str]] | None
+    decimals: Literal["float64"] | None
+    pin_memory: bool
+    device: Any
+    multiprocessing_context: Any
+    row_id: bool
+    mesh: Any
+    schema: Any
+    files: Sequence[str] | str | None
+    plan_cache: str | None
+    check_plan: bool
+    count_filtered: bool
+    global_batch_size: int | None
+    micro_batches: int
+    row_store: str | None
+    row_store_memory: int | str
+    raw_files: bool
+    verify_checksums: bool
+    read_ahead_bytes: int | str
+    cache_dir: str | None
+    cache_bytes: int | str
+    retry_seconds: float
+    pack: Pack | None
+    epochs: int | Literal["forever"] | None
+    on_growth: Literal["continue"] | None
+
 
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}
 
@@ -124,7 +181,8 @@ _NOTES = {
 }
 
 _OF_ICEBERG = frozenset(
-    {"as_of", "branch", "catalog_config", "footers", "location_override", "metadata_location", "snapshot_id", "tag"}
+    {"as_of", "branch", "catalog_config", "end_snapshot_id", "footers", "location_override", "metadata_location"}
+    | {"snapshot_id", "start_snapshot_id", "tag"}
 )
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.job import Job
-    from torch_table_loader.options import EvenRanks, LoaderKeywords, WorkerType
+    from torch_table_loader.keywords import LoaderKeywords
+    from torch_table_loader.options import EvenRanks, WorkerType
 
 
 class MixedKeywords(TypedDict, total=False):
@@ -196,6 +197,10 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, IndexedJob]:
             )
         if job.options.collate_fn is not None:
             raise ConfigError(f"source {name!r} has a collate_fn, which would never be called; pass it to the mixture")
+        if job.options.on_growth is not None:
+            raise ConfigError(
+                f"source {name!r} has on_growth, and a mixture stays at the tables of its state; leave it out"
+            )
         jobs[name] = job
     return jobs
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.contracts import SnapshotSource, TimeTravelSource, has_ranges
+import numpy as np
+
+from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTravelSource, has_ranges
+from torch_table_loader.engine.state import oldest_files
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.planning.stages import Extent
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.file_list import FileSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import PlanCache
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import FormatReader, Source, Storage
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
+    from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.records import DataFile
 
 _SOURCE = ("storage", "files", "partition_schema")
 _STORAGE = ("is_local", "open", "version", "close")
@@ -24,43 +32,108 @@ _RANGES = ("read_range", "checks", "place", "traffic")
 
 
 class TimeTravel:
-    """Opens a table at the snapshot of a state."""
+    """Finds the table of a state again: at its snapshot, or among the files of a table that has grown since."""
 
-    def __init__(self, source: TimeTravelSource, open_job: Callable[[Any], Job]) -> None:
+    def __init__(self, source: Source, open_job: Callable[[Any], Job]) -> None:
         """Keep how a table is opened.
 
         Args:
-            source: the table at any snapshot.
+            source: the table; one that can travel in time at any snapshot.
             open_job: makes this rank's job of it.
         """
         self._source = source
         self._open_job = open_job
 
     def __call__(self, job: Job, state: Mapping[str, Any]) -> Job:
-        """Return the job over the snapshot that a state was saved with.
+        """Return the job that can go on from a state.
+
+        With ``on_growth="continue"`` this is the job that there is, told which of its files the state's table had;
+        else one over the state's snapshot, where the source can travel in time and the caller chose none.
 
         Args:
-            job: the one that there is, which serves states of its own snapshot.
+            job: the one that there is, which serves states of its own table.
             state: what a loader of the table wrote.
 
         Raises:
-            ResumeError: that snapshot cannot be read.
+            ResumeError: that snapshot cannot be read, or the table did not grow from it by new files alone.
         """
-        theirs = state.get("table", {}).get("snapshot_id")
-        if theirs is None or theirs == job.tables[""].snapshot_id:
+        theirs = state.get("table")
+        if not isinstance(theirs, Mapping):
+            return job  # which refuses it
+        wanted = list(job.extents(state))
+        if theirs.get("fingerprint") != job.tables[""].fingerprint:
+            if job.options.on_growth == "continue":
+                wanted.append(Extent.of(theirs))
+            elif (other := theirs.get("snapshot_id")) not in (None, job.tables[""].snapshot_id):
+                job = self._at(job, other)
+        files_of = {extent: self._files_of(extent, job.tables[""]) for extent in wanted}
+        return job.grown_from({extent: files for extent, files in files_of.items() if files is not None})
+
+    def _at(self, job: Job, snapshot_id: int) -> Job:
+        """Return the job over another snapshot."""
+        if not isinstance(self._source, TimeTravelSource) or self._source.pinned:
             return job
+        source = self._snapshot(self._source, snapshot_id)
         try:
-            source = self._source.at_snapshot(theirs)
             reopened = self._open_job(source)
         except ConfigError as error:
-            raise ResumeError(f"the state speaks of snapshot {theirs}, which cannot be read: {error}") from error
+            raise _unreadable(snapshot_id, error) from error
         self._source = source  # the files of the snapshot before need not be held
         return reopened
 
+    def _files_of(self, extent: Extent, table: Table) -> NDArray[np.int64] | None:
+        """Return which of a table's files it had before it grew; None where it cannot be told."""
+        if not isinstance(self._source, SnapshotSource):
+            old = oldest_files(table, extent.files, extent.fingerprint)
+            return None if old is None else np.array(old, dtype=np.int64)
+        if not isinstance(self._source, TimeTravelSource) or extent.snapshot_id is None:
+            return None
+        before = self._snapshot(self._source, extent.snapshot_id)
+        before.storage.close()
+        if before.fingerprint != extent.fingerprint:
+            return None
+        here = {file.path: number for number, file in enumerate(table.files)}
+        gone = [file.name for file in before.files if file.path not in here]
+        thinned = [
+            file.name
+            for file in before.files
+            if file.path in here and _deletes(file) != _deletes(table.files[here[file.path]])
+        ]
+        if gone or thinned:
+            raise self._not_grown(extent.snapshot_id, table, gone, thinned)
+        return np.array([here[file.path] for file in before.files], dtype=np.int64)
 
-def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel | None:
-    """Return what opens other snapshots of a source; None where it cannot, or where the caller chose its snapshot."""
-    return TimeTravel(source, open_job) if isinstance(source, TimeTravelSource) and not source.pinned else None
+    @staticmethod
+    def _snapshot(source: TimeTravelSource, snapshot_id: int) -> TimeTravelSource:
+        try:
+            return source.at_snapshot(snapshot_id)
+        except ConfigError as error:
+            raise _unreadable(snapshot_id, error) from error
+
+    def _not_grown(self, snapshot_id: int, table: Table, gone: list[str], thinned: list[str]) -> ResumeError:
+        found = [f"{len(gone)} of its files are gone, as {gone[0]!r}"] if gone else []
+        found += [f"rows of {len(thinned)} of its files were deleted since, as of {thinned[0]!r}"] if thinned else []
+        changes = self._source.changes_since(snapshot_id) if isinstance(self._source, HistorySource) else ()
+        happened = f" ({', '.join(changes)})" if changes else ""
+        return ResumeError(
+            f"the state speaks of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it by new "
+            f"files alone{happened}: {' and '.join(found)}; pass snapshot_id={snapshot_id} and no on_growth to finish "
+            "the epoch there, or start a new epoch without the state"
+        )
+
+
+def _unreadable(snapshot_id: int, error: ConfigError) -> ResumeError:
+    return ResumeError(f"the state speaks of snapshot {snapshot_id}, which cannot be read: {error}")
+
+
+def _deletes(file: DataFile) -> set[tuple[Any, ...]]:
+    """Return what tells the deletes of a file from others."""
+    return {(each.kind, each.file.path, each.blob, each.key_ids) for each in file.deletes}
+
+
+def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel:
+    """Return what finds the tables of states again, given how the table is opened."""
+    return TimeTravel(source, open_job)
 
 
 def list_files(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.pack import Pack
@@ -121,6 +121,8 @@ class LoaderOptions:
         retry_seconds: how long to try a request that the store does not serve; 0: once.
         pack: how documents of tokens become sequences; `batch_size` then counts sequences.
         epochs: how many epochs one iteration of the loader runs through, or "forever"; None: the one that was set.
+        on_growth: what to do with a state of the table as it was before it grew: "continue" its epoch with the new
+            rows; None: read the state's own snapshot, or refuse the state where there are none.
     """
 
     batch_size: int = 1024
@@ -171,6 +173,7 @@ class LoaderOptions:
     retry_seconds: float = DEFAULT_RETRY_SECONDS
     pack: Pack | None = None
     epochs: int | Literal["forever"] | None = None
+    on_growth: Literal["continue"] | None = None
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -245,6 +248,7 @@ class LoaderOptions:
             ("strings", get_args(StringLayout)),
             ("decimals", (None, "float64")),
             ("partitioning", (None, "hive")),
+            ("on_growth", (None, "continue")),
             ("shuffle", (False, True, "splits", "rows")),
         ):
             value = getattr(self, name)
@@ -340,6 +344,8 @@ class LoaderOptions:
                 f"output_format={self.output_format!r} delivers rows of the table as they are, and pack makes "
                 'sequences of them; leave pack out, or take output_format="torch" or "numpy"'
             )
+        if self.on_growth is not None and self.shuffle == "rows":
+            raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
         if pack.strategy == "concat" and self.shuffle_buffer_size is not None:
             raise ConfigError(
                 "shuffle_buffer_size permutes rows, which would be single tokens of sequences; leave it out, or take "
@@ -371,59 +377,6 @@ class LoaderOptions:
     def target_cache_bytes(self) -> int:
         """`cache_bytes` in bytes."""
         return parse_bytes(self.cache_bytes)
-
-
-class LoaderKeywords(TypedDict, total=False):
-    """The fields of `LoaderOptions` as keyword arguments (a test holds the two together)."""
-
-    batch_size: int
-    columns: Sequence[str] | None
-    filters: Any
-    shuffle: bool | Literal["splits", "rows"]
-    shuffle_seed: int
-    split_bytes: int | str | None
-    split_rows: int | None
-    split_strategy: Any
-    num_workers: int | None
-    output_format: OutputFormat
-    storage_options: Mapping[str, Any] | None
-    collate_fn: Callable[[Any], Any] | None
-    partitioning: Literal["hive"] | None
-    num_ranks: int | Literal["auto"]
-    rank: int | None
-    show_progress: bool
-    shuffle_buffer_size: int | None
-    drop_last: bool
-    worker_type: WorkerType
-    even_ranks: EvenRanks | None
-    prefetch_batches: int | None
-    nulls: Mapping[str, Any] | Literal["mask"] | None
-    ragged: RaggedOption | None
-    strings: StringLayout
-    vocabulary: Mapping[str, Sequence[str]] | None
-    decimals: Literal["float64"] | None
-    pin_memory: bool
-    device: Any
-    multiprocessing_context: Any
-    row_id: bool
-    mesh: Any
-    schema: Any
-    files: Sequence[str] | str | None
-    plan_cache: str | None
-    check_plan: bool
-    count_filtered: bool
-    global_batch_size: int | None
-    micro_batches: int
-    row_store: str | None
-    row_store_memory: int | str
-    raw_files: bool
-    verify_checksums: bool
-    read_ahead_bytes: int | str
-    cache_dir: str | None
-    cache_bytes: int | str
-    retry_seconds: float
-    pack: Pack | None
-    epochs: int | Literal["forever"] | None
 
 
 def defaults() -> dict[str, Any]:

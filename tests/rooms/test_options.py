@@ -11,7 +11,7 @@ import pytest
 
 from torch_table_loader import ConfigError, LoaderOptions, StructuredDataset, parse_bytes
 from torch_table_loader.errors import ConfigTypeError
-from torch_table_loader.options import LoaderKeywords
+from torch_table_loader.keywords import LoaderKeywords
 
 PROMISED = {
     "batch_size": 1024,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.planning.stages import SamplePosition
+    from torch_table_loader.planning.stages import Extent, SamplePosition
 
 State: TypeAlias = Mapping[str, Any]
 
@@ -58,6 +58,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "rows": table.layout.num_rows,
             "bytes": table.layout.num_bytes,
             **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
+            **({} if table.start_snapshot_id is None else {"start_snapshot_id": table.start_snapshot_id}),
         },
         "options": {
             "columns": _columns(columns),
@@ -125,6 +126,39 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
     _compare_options(bound["options"], theirs)
 
 
+def bound_by(
+    own: Mapping[str, Any], state: State, extents: Collection[Extent], options: Callable[[Extent], Mapping[str, Any]]
+) -> tuple[Mapping[str, Any], Extent | None]:
+    """Return what a state must be bound to, and what the table was then, if it has grown since.
+
+    Args:
+        own: the job's `identity`.
+        state: of the current version.
+        extents: what the table was, as far as that is known.
+        options: what differs in the options of a job of the table as it was.
+    """
+    table = state.get("table")
+    digest = table.get("fingerprint") if isinstance(table, Mapping) else None
+    for extent in extents:
+        if extent.fingerprint == digest != own["table"]["fingerprint"]:
+            was = {**own["table"], "fingerprint": digest}
+            return {"table": was, "options": {**own["options"], **options(extent)}}, extent
+    return own, None
+
+
+def refuse_unknown(extents: Collection[Extent], known: Collection[Extent]) -> None:
+    """Refuse to go on from a table of which it is not known what it was.
+
+    Raises:
+        ResumeError: says where it is known.
+    """
+    if unknown := [extent for extent in extents if extent not in known]:
+        raise ResumeError(
+            f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and which these are "
+            "is not known here; load it into a loader made by create_dataloader(...), in the process that trains"
+        )
+
+
 def _columns(schema: pa.Schema) -> list[str] | str:
     names = sorted(f"{field.name}: {field.type}" for field in schema)
     if len(json.dumps(names)) <= _COLUMN_NAMES_BYTES:
@@ -140,24 +174,45 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
             f"the state speaks of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
             f"pass snapshot_id={theirs['snapshot_id']} to go on, or start a new epoch without the state"
         )
+    if own.get("start_snapshot_id") != theirs.get("start_snapshot_id"):
+        then, now = (_after(each.get("start_snapshot_id")) for each in (theirs, own))
+        raise ResumeError(
+            f"the state speaks of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, or "
+            "start a new epoch without the state"
+        )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
         raise ResumeError(
-            f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}"
+            f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}; or "
+            'pass on_growth="continue" to go on with the new rows too'
         )
     counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
     raise ResumeError(f"the state speaks of another table ({counts}); {_REMEDIES['table']}")
 
 
+def _after(start: int | None) -> str:
+    return "a whole snapshot" if start is None else f"the rows after snapshot {start}"
+
+
 def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
     """Return the names of the youngest files, where the table without them is the one of the state."""
-    before = theirs.get("files", 0)
+    old = oldest_files(table, theirs.get("files", 0), theirs.get("fingerprint"))
+    younger = sorted(set(range(len(table.files))).difference(old or ()))
+    return [] if old is None else [table.files[at].name for at in younger]
+
+
+def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
+    """Return the oldest files of a table, in its order, where they make the table of a fingerprint; else None.
+
+    Args:
+        table: a table that may have grown.
+        count: how many files it had.
+        digest: its fingerprint then.
+    """
     by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
-    old, rows = sorted(by_age[:before]), table.layout.file_rows
+    old, rows = sorted(by_age[:count]), table.layout.file_rows
     restored = fingerprint([table.files[at] for at in old], [int(rows[at]) for at in old])
-    if restored != theirs.get("fingerprint"):
-        return []
-    return [table.files[at].name for at in sorted(by_age[before:])]
+    return old if restored == digest else None
 
 
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

@@ -56,6 +56,7 @@ class Table:
         snapshot_id: of a table that has snapshots, the one that is read.
         description: what the source says of itself.
         notes: what planning has to say.
+        start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
     """
 
     storage: Storage
@@ -67,6 +68,7 @@ class Table:
     snapshot_id: int | None = None
     description: str = ""
     notes: tuple[str, ...] = ()
+    start_snapshot_id: int | None = None
 
     @property
     def files(self) -> tuple[DataFile, ...]:
@@ -327,6 +329,7 @@ def _snapshot_table(
         snapshot.snapshot_id,
         snapshot.description,
         tuple(snapshot.notes),
+        getattr(snapshot, "start_snapshot_id", None),
     )
 
 

@@ -39,7 +39,8 @@ class OpenWindow:
 class Consumption:
     """Rows that are no longer to be read from splits.
 
-    A row's place is its ordinal among the live rows of the table.
+    A row's place is its file and its ordinal among the live rows of that file, as one number
+    (`SegmentTable.bases`): it stays the same when the table is cut otherwise, and when it grows.
 
     Args:
         starts: int64[K] sorted, disjoint intervals of places that were delivered, or belong to an open window.

@@ -145,6 +145,26 @@ class TableLayout(Sequence[DataFileInfo]):
         """Files that have row groups, of which none is read."""
         return int(((np.diff(self.group_offsets) > 0) & (self.kept_groups == 0)).sum())
 
+    def part(self, files: NDArray[np.int64]) -> TableLayout:
+        """Return the table that some of the files are, in that order.
+
+        Args:
+            files: int64[P] which.
+        """
+        first, count = self.group_offsets[files], np.diff(self.group_offsets)[files]
+        offsets = np.zeros(len(files) + 1, dtype=np.int64)
+        np.cumsum(count, out=offsets[1:])
+        groups = np.arange(offsets[-1], dtype=np.int64) + np.repeat(first - offsets[:-1], count)
+        return TableLayout(
+            tuple(self.files[number] for number in files.tolist()),
+            offsets,
+            self.group_rows[groups],
+            self.group_bytes[groups],
+            self.group_kept[groups],
+            self.group_live[groups],
+            self.whole[files],
+        )
+
     def groups_of(self, file: int) -> range:
         """Row groups of a file, counted over the whole table."""
         return range(int(self.group_offsets[file]), int(self.group_offsets[file + 1]))

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
     from torch_table_loader.planning.layout import TableLayout
 
+PLACES_OF_A_FILE = 1 << 38
+"""Places between the first rows of two files: more than any file has rows, or tokens."""
+
+_MOST_FILES = (1 << 62) // PLACES_OF_A_FILE
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitTable(Sequence[Split]):
@@ -92,6 +97,15 @@ class SplitTable(Sequence[Split]):
         start = np.where(whole, 0, self.row_start)
         stop = np.where(whole, self.layout.file_rows[self.file], self.row_stop)
         return SplitTable(self.layout, self.file[keep], start[keep], stop[keep])
+
+    def within(self, layout: TableLayout, files: NDArray[np.int64]) -> SplitTable:
+        """Return the same splits as those of a larger table.
+
+        Args:
+            layout: the larger table.
+            files: int64[P] where it has the files of this one.
+        """
+        return SplitTable(layout, files[self.file], self.row_start, self.row_stop)
 
     def check_coverage(self, who: str) -> None:
         """Refuse splits that leave a row out or hold one twice.
@@ -223,12 +237,19 @@ class SegmentTable:
     def bases(self) -> NDArray[np.int64]:
         """int64[S]: the place of each split's first live row; see `planning.consumption`.
 
-        The splits must cover the table, and every live row must be known.
+        The splits must cover the files that they are of, and every live row must be known.
         """
         order = np.lexsort((self.splits.row_stop, self.splits.row_start, self.splits.file))
-        live = self.live_rows()[order]
+        file, live = self.splits.file[order], self.live_rows()[order]
+        before = np.cumsum(live) - live
+        in_file = before - before[np.searchsorted(file, file, side="left")]
+        if int((in_file + live).max(initial=0)) > PLACES_OF_A_FILE or int(file.max(initial=0)) >= _MOST_FILES:
+            raise ConfigError(
+                f"a job that changes within an epoch places at most {PLACES_OF_A_FILE:,} rows of a file, and "
+                f"{_MOST_FILES:,} files; start a new epoch"
+            )
         bases = np.empty_like(live)
-        bases[order] = np.cumsum(live) - live
+        bases[order] = file * PLACES_OF_A_FILE + in_file
         return bases
 
     def task(self, split: int, start: int, stop: int) -> ReadTask:

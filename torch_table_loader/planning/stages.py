@@ -25,20 +25,75 @@ _topology_values = operator.attrgetter(*_STAGED)
 _WIDTH = len(_STAGED) + 1
 """Values of a stage in a state."""
 
-_ENDED = "ended"
+_ENDED, _RUNNING = "ended", "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a table was before it grew.
+
+    Args:
+        snapshot_id: the one that was read; None of a table without snapshots.
+        files: data files that it had.
+        fingerprint: of it.
+    """
+
+    snapshot_id: int | None
+    files: int
+    fingerprint: str
+
+    @classmethod
+    def of(cls, table: Any) -> Extent:
+        """Return the table that a state speaks of.
+
+        Args:
+            table: what the state says of it.
+
+        Raises:
+            ResumeError: it says something else.
+        """
+        given = table if isinstance(table, Mapping) else {}
+        return cls.from_state([given.get("snapshot_id"), given.get("files"), given.get("fingerprint")])
+
+    def to_state(self) -> list[Any]:
+        """Write as plain values.
+
+        >>> Extent(7, 2, "ab").to_state()
+        [7, 2, 'ab']
+        """
+        return [self.snapshot_id, self.files, self.fingerprint]
+
+    @classmethod
+    def from_state(cls, entry: Any) -> Extent:
+        """Read what `to_state` wrote.
+
+        Raises:
+            ResumeError: it is something else.
+        """
+        try:
+            snapshot_id, files, digest = entry
+            known = None if snapshot_id is None else operator.index(snapshot_id)
+            return cls(known, operator.index(files), str(digest))
+        except (TypeError, ValueError) as error:
+            raise ResumeError(
+                f"the state must say of each table that it speaks of which snapshot, files and fingerprint it had, got "
+                f"{entry!r}; pass the value of state_dict() unchanged"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of an epoch in which the topology did not change.
+    """A part of an epoch in which neither the topology nor the table changed.
 
     Args:
         topology: the job's shape.
         steps: that the job took under it.
+        extent: what the table was, if it has grown since; None: the table as it is.
     """
 
     topology: Topology
     steps: int = 0
+    extent: Extent | None = None
 
     def __post_init__(self) -> None:
         """Refuse a negative number."""
@@ -76,7 +131,7 @@ class Position(ABC):
 
     def after(self, steps: int, *, ended: bool = False) -> Self:
         """Return the position at which the newest stage has taken so many steps."""
-        return replace(self, stage=Stage(self.stage.topology, steps), ended=ended)
+        return replace(self, stage=replace(self.stage, steps=steps), ended=ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +157,36 @@ class StreamPosition(Position):
     @property
     def start_of_stage(self) -> StreamPosition:
         """The position at which the newest stage began."""
-        return StreamPosition(self.epoch, Stage(self.stage.topology), self.past)
+        return StreamPosition(self.epoch, replace(self.stage, steps=0), self.past)
+
+    @property
+    def extents(self) -> tuple[Extent, ...]:
+        """What the table was in earlier stages, oldest first, each once."""
+        return tuple(dict.fromkeys(each.extent for each in (*self.past, self.stage) if each.extent is not None))
 
     def on(self, topology: Topology) -> StreamPosition:
-        """Return the position under a topology: the same stage if nothing changes, else a new one."""
-        if topology == self.stage.topology:
+        """Return the position under a topology, in the table as it is: the same stage if nothing changes."""
+        if topology == self.stage.topology and self.stage.extent is None:
             return self
         past = (*self.past, self.stage) if self.stage.steps else self.past
-        return replace(self, past=past, stage=Stage(topology))
+        return replace(self, past=past, stage=Stage(topology), ended=False)
+
+    def before_growth(self, extent: Extent) -> StreamPosition:
+        """Return the position in a table that has grown since.
+
+        Args:
+            extent: what the table was.
+        """
+        past = tuple(replace(each, extent=each.extent or extent) for each in self.past)
+        return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
     def to_state(self) -> dict[str, Any]:
         """Write as ints, strings and lists, under the same keys always.
 
-        A stage is the fields of its `Topology` in order, then its steps; the newest goes on with `ended` and `rank`
-        where they say something. All that may differ between ranks is in that one list, because
-        ``torch.distributed.checkpoint`` may keep one rank's value of one key and another rank's of the next.
+        A stage is the fields of its `Topology` in order, then its steps; an earlier one goes on with what the table
+        was, if it has grown since, and the newest with `ended` and `rank` where they say something. All that may differ
+        between ranks is in that one list, because ``torch.distributed.checkpoint`` may keep one rank's value of one key
+        and another rank's of the next.
 
         >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).to_state()
         {'epoch': 2, 'history': [[4, 2, 1024, None, None, False, 17]]}
@@ -124,7 +194,12 @@ class StreamPosition(Position):
         [4, 2, 1024, None, None, False, 17, True]
         """
         history: list[list[Any]] = [
-            [*_topology_values(stage.topology), stage.steps] for stage in (*self.past, self.stage)
+            [
+                *_topology_values(stage.topology),
+                stage.steps,
+                *([] if stage.extent is None else [stage.extent.to_state()]),
+            ]
+            for stage in (*self.past, self.stage)
         ]
         if self.rank is not None:
             history[-1] += [self.ended, self.rank]
@@ -144,7 +219,7 @@ class StreamPosition(Position):
             given: list[Any] = [*newest[_WIDTH:], *(False, None)[len(newest) - _WIDTH :]]
             ended, rank = given
             del newest[_WIDTH:]
-            *past, stage = [Stage(Topology(*entry[:-1]), operator.index(entry[-1])) for entry in entries]
+            *past, stage = map(_read_stage, entries)
             if isinstance(epoch := state["epoch"], bool) or epoch < 0:
                 raise ValueError(f"epoch={epoch!r}")  # noqa: TRY301 the message below says the rest
             return cls(operator.index(epoch), stage, tuple(past), rank, ended=ended)
@@ -153,6 +228,14 @@ class StreamPosition(Position):
                 f"the state must hold epoch and history as state_dict() writes them, got {error!r}; "
                 "pass the value of state_dict() unchanged"
             ) from error
+
+
+def _read_stage(entry: list[Any]) -> Stage:
+    *shape, steps = entry[:_WIDTH]
+    if len(shape) != _WIDTH - 1:
+        raise ValueError(f"the stage {entry!r}")
+    [extent] = map(Extent.from_state, entry[_WIDTH:]) if len(entry) > _WIDTH else [None]
+    return Stage(Topology(*shape), operator.index(steps), extent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +250,7 @@ class SamplePosition(Position):
         exclusions: what is taken out of each source, of this epoch and of the next. A table alone has the name "".
         mixture: the order of several sources since the weights changed last; None for one table.
         rows: rows of each source of the mixture in the epoch, in the order of its names.
+        extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         ended: see `Position`.
     """
 
@@ -175,6 +259,7 @@ class SamplePosition(Position):
     exclusions: Mapping[str, ExclusionVersions] = field(default_factory=dict)
     mixture: Mixture | None = None
     rows: tuple[int, ...] = ()
+    extents: tuple[Extent, ...] = ()
 
     @property
     def exclusion_digests(self) -> Mapping[str, str]:
@@ -243,12 +328,14 @@ class SampleCount:
         consumed: samples that the job had taken.
         exclusions: of that epoch, and of the next.
         ended: see `Position`.
+        extents: see `SamplePosition`.
     """
 
     epoch: int
     consumed: int
     exclusions: ExclusionVersions = field(default_factory=ExclusionVersions)
     ended: bool = False
+    extents: tuple[Extent, ...] = ()
 
     def to_state(self) -> dict[str, Any]:
         """Write as ints, strings and lists, always under the same keys: a checkpoint may be put together key by key.
@@ -256,7 +343,9 @@ class SampleCount:
         >>> SampleCount(2, 48).to_state(), SampleCount(2, 48, ended=True).to_state()["consumed"]
         ({'epoch': 2, 'consumed': 48, 'exclusions': []}, [48, 'ended'])
         """
-        consumed = [self.consumed, _ENDED] if self.ended else self.consumed
+        grown = [[each.to_state() for each in self.extents]] if self.extents else []
+        marks = [_ENDED if self.ended else _RUNNING] if self.ended or grown else []
+        consumed = [self.consumed, *marks, *grown] if marks else self.consumed
         excluded = self.exclusions.to_state() if self.exclusions != ExclusionVersions() else []
         return {"epoch": self.epoch, "consumed": consumed, "exclusions": excluded}
 
@@ -268,8 +357,10 @@ class SampleCount:
             ResumeError: it is something else.
         """
         epoch, consumed, ended = state.get("epoch"), state.get("consumed"), False
-        if isinstance(consumed, list) and consumed[1:] == [_ENDED]:
-            consumed, ended = consumed[0], True
+        extents: tuple[Extent, ...] = ()
+        if isinstance(consumed, list) and len(consumed) in (2, 3) and consumed[1] in (_ENDED, _RUNNING):
+            extents = tuple(Extent.from_state(entry) for listed in consumed[2:] for entry in listed)
+            consumed, ended = consumed[0], consumed[1] == _ENDED
         for name, value in (("epoch", epoch), ("consumed", consumed)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ResumeError(
@@ -278,7 +369,7 @@ class SampleCount:
                 )
         assert isinstance(epoch, int)  # noqa: S101 checked above
         assert isinstance(consumed, int)  # noqa: S101
-        return cls(epoch, consumed, ExclusionVersions.from_state(state), ended)
+        return cls(epoch, consumed, ExclusionVersions.from_state(state), ended, extents)
 
     def check(self, total: int) -> None:
         """Refuse what does not fit an epoch of so many rows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
@@ -12,6 +12,7 @@ from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
 from torch_table_loader.engine.sizes import batches_of_a_gather, rows_in_flight
 from torch_table_loader.engine.state import current_version
 from torch_table_loader.engine.work.indexed_work import IndexedWork, ItemStream
+from torch_table_loader.errors import ResumeError
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import GlobalBatches, steps_of_ranks
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.rows_of import RowSpan, SourceRow
+    from torch_table_loader.planning.stages import Extent
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -103,6 +105,20 @@ class Items(ABC):
         Raises:
             ResumeError: the state does not fit; names what differs.
         """
+
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:  # noqa: ARG002
+        """What the table was in earlier parts of a state's epoch; see `Job.extents`."""
+        return ()
+
+    def grown_from(self, files_of: Mapping[Extent, Ints]) -> Self:
+        """Return the same items, which go on from states of the table as it was; see `Job.grown_from`.
+
+        Raises:
+            ResumeError: they cannot.
+        """
+        if files_of:
+            raise ResumeError("the state was saved before the table grew; leave on_growth out")
+        return self
 
     @abstractmethod
     def warn_of_undone(self, other: Self) -> None:
@@ -181,7 +197,7 @@ class IndexedJob(Job):
     @property
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
-        return self.items.compared
+        return {**self.items.compared, "on_growth": self.options.on_growth}
 
     @property
     def changes(self) -> int:
@@ -208,6 +224,14 @@ class IndexedJob(Job):
     def state(self, position: SamplePosition) -> dict[str, Any]:
         """Write where the job is, with what was asked for since."""
         return self.items.state(position)
+
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
+        """What the table was in earlier parts of a state's epoch; see `Job.extents`."""
+        return self.items.extents(state)
+
+    def grown_from(self, files_of: Mapping[Extent, Ints]) -> IndexedJob:
+        """Return the same job, which goes on from states of the table as it was; see `Job.grown_from`."""
+        return replace(self, items=self.items.grown_from(files_of)) if files_of else self
 
     def resume(self, state: Mapping[str, Any]) -> tuple[IndexedJob, SamplePosition]:
         """Return the job that goes on from a state, and where; see `Job.resume`."""

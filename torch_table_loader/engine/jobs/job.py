@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -14,13 +14,15 @@ from torch_table_loader.engine.sizes import blocks_of_a_process
 from torch_table_loader.planning.ranks import Topology
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-    from torch_table_loader.planning.stages import Position
+    from torch_table_loader.planning.stages import Extent, Position
     from torch_table_loader.planning.steps import Steps
 
 
@@ -134,7 +136,7 @@ class Job(ABC):
     @property
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
-        return {**self.identity["table"], **self.identity["options"]}
+        return {**self.identity["table"], **self.identity["options"], "on_growth": self.options.on_growth}
 
     @property
     def counted(self) -> bool:
@@ -186,6 +188,21 @@ class Job(ABC):
     @abstractmethod
     def state(self, position: Any) -> dict[str, Any]:
         """Write where the job is, as plain data that is equal on every rank."""
+
+    @abstractmethod
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
+        """What the table was in earlier parts of a state's epoch, before it grew; the state's own table left out."""
+
+    @abstractmethod
+    def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:
+        """Return the same job, which goes on from states of the table as it was.
+
+        Args:
+            files_of: which files the table had, in their order then, by what it was.
+
+        Raises:
+            ResumeError: the job cannot.
+        """
 
     @abstractmethod
     def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:

@@ -14,9 +14,10 @@ from torch_table_loader.arrow.datatypes import plain_type, width_of
 from torch_table_loader.arrow.token_rows import schema_of_sequences
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
 from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
-from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TableRows
+from torch_table_loader.engine.jobs.table_rows import TableItems, TableRows
 from torch_table_loader.engine.state import check_state, write_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, TableError

@@ -16,7 +16,7 @@ from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.stages import StreamPosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.planning.ranks import Topology
-    from torch_table_loader.planning.stages import Stage
+    from torch_table_loader.planning.stages import Extent, Stage
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.planning.windows import Window
 
@@ -82,7 +82,15 @@ class Planner:
         self._seed = seed
         self._filtered = filtered
         self._counter = counter
-        self._segments = self._segment(strategy.cut(layout)) if strategy.cuts else None
+        self._segments: dict[Extent | None, SegmentTable] = {}
+        """The splits of a strategy that cuts, of the table as it is and as it was."""
+        self._files_of: Mapping[Extent, NDArray[np.int64]] = {}
+        self._forget()
+        if strategy.cuts:
+            self._segments[None] = self._segment(strategy.cut(layout))
+
+    def _forget(self) -> None:
+        """Forget the plans that were made."""
         self._newest: tuple[tuple[StreamPosition, int], PlannedStream] | None = None
         self._newest_cut: tuple[StreamPosition, CutEpoch] | None = None
         self._consumed: dict[tuple[int, tuple[Stage, ...]], Consumption] = {}
@@ -94,16 +102,35 @@ class Planner:
         other.topology = replace(self.topology, lanes=lanes)
         return other
 
+    def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Planner:
+        """Plan the same table with stages of an epoch that began before it grew.
+
+        Args:
+            files_of: which files the table had, in their order then, by what it was.
+        """
+        other = copy.copy(self)
+        other._files_of = dict(files_of)
+        other._segments = {extent: each for extent, each in self._segments.items() if extent is None}
+        other._forget()
+        return other
+
+    @property
+    def extents(self) -> Collection[Extent]:
+        """What the table was, as far as that is known."""
+        return self._files_of.keys()
+
     def live_before(self, group: int, row: int) -> int:
         """Count the live rows of a row group before a row; see `LiveCounter.live_before`."""
         assert self._counter is not None  # noqa: S101 without a filter every row lives
         return self._counter.live_before(group, row)
 
-    def digest(self) -> str:
-        """Hash how the table is split (by a generator: in epoch 0, for one rank with one lane)."""
-        if self._segments is not None:
-            return self._segments.splits.digest()
-        return self.strategy.deal(self.layout, 1, 0, 1, 0)[0].digest()
+    def digest(self, extent: Extent | None = None) -> str:
+        """Hash how the table is split (by a generator: in epoch 0, for one rank with one lane), as it is or was."""
+        if extent in self._segments and extent is None:
+            return self._segments[extent].splits.digest()
+        layout = self._layout_of(extent)
+        splits = self.strategy.cut(layout) if self.strategy.cuts else self.strategy.deal(layout, 1, 0, 1, 0)[0]
+        return splits.digest()
 
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch under the job's topology."""
@@ -118,7 +145,7 @@ class Planner:
         """
         position = position.start_of_stage
         if self._newest is None or self._newest[0] != (position, rank):
-            planned = self._dealt(position, rank) if self._segments is None else self._cut(position, rank)
+            planned = self._cut(position, rank) if self.strategy.cuts else self._dealt(position, rank)
             self._newest = ((position, rank), planned)
         return self._newest[1]
 
@@ -130,7 +157,7 @@ class Planner:
             count: count the rows of the other ranks, where they are not known.
         """
         topology = position.stage.topology
-        if self._segments is None:
+        if not self.strategy.cuts:
             return [self.plan(position, rank).plan.steps for rank in range(topology.num_ranks)]
         job = self._cut_epoch(position.start_of_stage, None if count else ())
         if not self._all_known(job):
@@ -140,15 +167,34 @@ class Planner:
 
     def rows_of_ranks(self, position: StreamPosition) -> list[int] | None:
         """Rows of every rank in the position's stage, padding left out; None where a rank knows its own alone."""
-        if self._segments is None:
+        if not self.strategy.cuts:
             return [self.plan(position, rank).plan.own_rows for rank in range(position.stage.topology.num_ranks)]
         job = self._cut_epoch(position.start_of_stage, ())
         if not self._all_known(job):
             return None
         return [int(each) for each in job.rows_of_ranks]
 
-    def _segment(self, splits: SplitTable) -> SegmentTable:
+    def _layout_of(self, extent: Extent | None) -> TableLayout:
+        return self.layout if extent is None else self.layout.part(self._files_of[extent])
+
+    def _segment(self, splits: SplitTable, extent: Extent | None = None) -> SegmentTable:
+        """Divide splits, which may be of the table as it was, into parts of the table as it is."""
+        if extent is not None:
+            splits = splits.within(self.layout, self._files_of[extent])
         return SegmentTable.of(splits, filtered=self._filtered)
+
+    def _ordered(self, extent: Extent | None, epoch: int) -> tuple[SegmentTable, NDArray[np.int64]]:
+        """Return the splits of the table, as it is or was, and the epoch's order of them."""
+        if extent not in self._segments:
+            self._segments[extent] = self._segment(self.strategy.cut(self._layout_of(extent)), extent)
+        segments = self._segments[extent]
+        return segments, epoch_order(segments, shuffle=self._shuffle, seed=self._seed, epoch=epoch)
+
+    def _count(self, extent: Extent | None, splits: NDArray[np.int64]) -> SegmentTable:
+        """Return the splits of the table, as it is or was, with the live rows of some of them."""
+        if self._counter is not None:
+            self._segments[extent] = self._counter.count(self._segments[extent], splits)
+        return self._segments[extent]
 
     def _cut(self, position: StreamPosition, rank: int) -> PlannedStream:
         job = self._cut_epoch(position, (rank,))
@@ -164,18 +210,17 @@ class Planner:
 
     def _cut_epoch(self, position: StreamPosition, ranks: tuple[int, ...] | None) -> CutEpoch:
         """Lay a stage out for all ranks, with the rows counted that some ranks need (None: all)."""
-        segments = self._segments
-        assert segments is not None  # noqa: S101 the strategy cuts
-        order = epoch_order(segments, shuffle=self._shuffle, seed=self._seed, epoch=position.epoch)
+        extent = position.stage.extent
+        segments, order = self._ordered(extent, position.epoch)
         job = CutEpoch(segments, order, position.stage.topology, counted=self.counted, stage=len(position.past))
-        if self._counter is not None:
-            wanted = (
-                order if ranks is None or position.past else np.concatenate([order[:0], *map(job.splits_of, ranks)])
-            )
-            segments = self._segments = self._counter.count(segments, wanted)
+        everything = ranks is None or bool(position.past)
+        wanted = order if everything else np.concatenate([order[:0], *map(job.splits_of, ranks or ())])
+        segments = self._count(extent, wanted)
         if self._newest_cut is None or self._newest_cut[0] != position or self._newest_cut[1].segments is not segments:
 
             def place(stage: Stage, consumed: Consumption, number: int) -> Iterator[PlacedPlan]:
+                _, order = self._ordered(stage.extent, position.epoch)
+                segments = self._count(stage.extent, order)
                 job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number)
                 bases = segments.bases()
                 for rank in range(stage.topology.num_ranks):
@@ -222,13 +267,14 @@ class Planner:
         """Let a generator deal a stage to all ranks; of one that takes no ranks, every rank is the first."""
         topology = stage.topology
         ranks = topology.num_ranks if self.strategy.form == "generator_with_ranks" else 1
-        files = list(self.layout)
+        layout = self._layout_of(stage.extent)
+        files = list(layout)
         dealt = [
-            self.strategy.deal(self.layout, topology.lanes, position.epoch, topology.num_ranks, rank, files)
+            self.strategy.deal(layout, topology.lanes, position.epoch, topology.num_ranks, rank, files)
             for rank in range(ranks)
         ]
         self.strategy.check_coverage([splits for splits, _ in dealt])
-        tables = [self._counted_whole(self._segment(splits)) for splits, _ in dealt]
+        tables = [self._counted_whole(self._segment(splits, stage.extent)) for splits, _ in dealt]
         bases = self._bases(tables) if position.past else [np.empty(0, dtype=np.int64)] * ranks
         return [
             DealtEpoch(segments, lane_of, topology, rank, ranks, bases[rank], self.counted, consumed, number)
@@ -242,7 +288,7 @@ class Planner:
 
     @staticmethod
     def _bases(tables: Sequence[SegmentTable]) -> list[NDArray[np.int64]]:
-        """Place the splits of all ranks, which together cover the table."""
+        """Place the splits of all ranks, which together cover the table, as it is or was."""
         joined = SegmentTable.concat(tables).bases()
         return np.split(joined, np.cumsum([len(table.splits) for table in tables])[:-1])
 

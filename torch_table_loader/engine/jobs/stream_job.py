@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,14 @@ from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, planner_of, strategy_of, with_padding
 from torch_table_loader.engine.sizes import rows_in_flight, rows_of_a_read
-from torch_table_loader.engine.state import check_state, current_version, identity, write_state
+from torch_table_loader.engine.state import (
+    bound_by,
+    check_state,
+    current_version,
+    identity,
+    refuse_unknown,
+    write_state,
+)
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ResumeError
@@ -31,10 +38,13 @@ from torch_table_loader.planning.stages import StreamPosition
 from torch_table_loader.read.token_stages import stage_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.jobs.planner import Planner
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
@@ -166,6 +176,14 @@ class StreamJob(Job):
         """Close this process's client of the table's store."""
         self.table.storage.close()
 
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
+        """What the table was in earlier parts of a state's epoch; see `Job.extents`."""
+        return StreamPosition.from_state(state).extents if "history" in state else ()
+
+    def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> StreamJob:
+        """Return the same job, which goes on from states of the table as it was; see `Job.grown_from`."""
+        return replace(self, planner=self.planner.grown_from(files_of)) if files_of else self
+
     def state(self, position: StreamPosition) -> dict[str, Any]:
         """Write where the job is."""
         return write_state(self.identity, position.to_state())
@@ -177,13 +195,22 @@ class StreamJob(Job):
             This job, with the state's number of lanes where the caller named none, and where it goes on.
         """
         state = current_version(state)
-        check_state(self.identity, self.table, state, self.options.filters)
+        splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
+        bound, grown = bound_by(self.identity, state, self.planner.extents, splits_then)
+        check_state(bound, self.table, state, self.options.filters)
         position = StreamPosition.from_state(state)
+        position = position if grown is None else position.before_growth(grown)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
         job._check(position)
         return job, position if job._stays(position) else position.on(job.topology)
 
     def _check(self, position: StreamPosition) -> None:
+        refuse_unknown(position.extents, self.planner.extents)
+        if position.rank is not None and position.extents:
+            raise ResumeError(
+                "the state was saved with count_filtered=False, so that nobody knows which rows of the table before it "
+                "grew were taken; leave on_growth out, or count_filtered=True"
+            )
         if position.rank is not None and (position.rank, position.stage.topology) != (self.rank, self.topology):
             raise ResumeError(
                 "the state was saved with count_filtered=False, so that only rank "
@@ -205,6 +232,8 @@ class StreamJob(Job):
 
     def _stays(self, position: StreamPosition) -> bool:
         """Whether the position's stage goes on here, or no rank has a step left in it."""
+        if position.stage.extent is not None:
+            return False
         if position.stage.topology == self.topology:
             return True
         steps = self.planner.steps_of_ranks(position, count=True) if self.planner.counted else None

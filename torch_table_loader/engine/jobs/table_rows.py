@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -14,18 +13,19 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.arrow.reserved import ROW_ID
+from torch_table_loader.engine.jobs.exclusion_state import ExclusionState, warn_of_undone
 from torch_table_loader.engine.jobs.indexed_job import Items
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, with_padding
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.sizes import rows_of_a_read
-from torch_table_loader.engine.state import check_state, identity, write_state
+from torch_table_loader.engine.state import bound_by, check_state, identity, refuse_unknown, write_state
 from torch_table_loader.engine.survey import Table, survey
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.messages import warn_caller
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions, Remaining, checked_ids
+from torch_table_loader.planning.growth import GrownOrder, ids_now
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.mixture import SourceOrder
 from torch_table_loader.planning.permutation import Permutation
@@ -38,64 +38,11 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source
     from torch_table_loader.planning.ranks import Topology
+    from torch_table_loader.planning.stages import Extent
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
     Ints: TypeAlias = NDArray[np.int64]
-
-
-class ExclusionState:
-    """What was excluded, and what the epoch that runs began with."""
-
-    def __init__(self, versions: ExclusionVersions | None = None, epoch: int | None = None) -> None:
-        """Begin with no exclusions, or with those of a state."""
-        versions = versions or ExclusionVersions()
-        self.newest = versions.newest
-        self._included = np.empty(0, dtype=np.int64)
-        self._running = (epoch, versions.running)
-        self._lock = threading.Lock()
-
-    def of(self, epoch: int) -> ExclusionVersions:
-        """Return what is excluded from an epoch: what it began with if it runs, else the newest."""
-        with self._lock:
-            began, running = self._running
-            return ExclusionVersions(running if began == epoch else self.newest, self.newest)
-
-    def begin(self, epoch: int, running: Exclusions) -> None:
-        """Keep what an epoch began with, until another begins."""
-        with self._lock:
-            self._running = (epoch, running)
-
-    def change(self, newest: Exclusions) -> None:
-        """Replace the newest exclusions."""
-        with self._lock:
-            back = np.setdiff1d(self.newest.ids, newest.ids, assume_unique=True)
-            self._included = np.setdiff1d(np.union1d(self._included, back), newest.ids, assume_unique=True)
-            self.newest = newest
-
-    def undone_by(self, other: ExclusionState) -> tuple[int, int]:
-        """Count what was asked of this one and another does not have.
-
-        Args:
-            other: of a state.
-
-        Returns:
-            Rows that are excluded here and not there; rows that were included again here and are excluded there.
-        """
-        excluded = np.setdiff1d(self.newest.ids, other.newest.ids, assume_unique=True)
-        return len(excluded), len(np.intersect1d(self._included, other.newest.ids, assume_unique=True))
-
-    def apart(self) -> ExclusionState:
-        """Return another one with what is excluded now; each is changed alone from there on."""
-        return ExclusionState(ExclusionVersions(self.newest, self.newest))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the lock out."""
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make a lock of its own."""
-        vars(self).update(state, _lock=threading.Lock())
 
 
 class TableItems(Items):
@@ -125,7 +72,7 @@ class TableItems(Items):
     def warn_of_undone(self, other: Items, where: str = "") -> None:
         """Warn of what was excluded or included here and is not in what a state brings."""
         if isinstance(other, TableItems):
-            _warn_of_undone(self.exclusions, other.exclusions, where)
+            warn_of_undone(self.exclusions, other.exclusions, where)
 
     def ids_of(self, row_ids: Any) -> Ints:
         """Return the ids that the caller names, checked; see `checked_ids`."""
@@ -222,7 +169,9 @@ class TableRows(TableItems):
         columns: see `Items`.
         live_rows: see `Items`.
         row_bytes: see `Items`.
+        live_starts: int64[F+1] the row of the store that is the first of each file.
         exclusions: what the caller took out.
+        files_of: which files the table had before it grew.
     """
 
     options: LoaderOptions
@@ -231,7 +180,9 @@ class TableRows(TableItems):
     columns: pa.Schema
     live_rows: int
     row_bytes: int
+    live_starts: Ints
     exclusions: ExclusionState = field(default_factory=ExclusionState)
+    files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
     @classmethod
     def survey(
@@ -276,7 +227,8 @@ class TableRows(TableItems):
         reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows, stage=stage)
         made = None if stage is None else stage.key
         store = RowStoreHandle(table, options, schema, segments, reader, fetching, made)
-        return cls(options, table, store, with_ids, live_rows, row_bytes)
+        live_starts = np.concatenate(([0], np.cumsum(segments.live_rows()))).astype(np.int64)
+        return cls(options, table, store, with_ids, live_rows, row_bytes, live_starts)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -303,25 +255,68 @@ class TableRows(TableItems):
     def state(self, position: SamplePosition) -> dict[str, Any]:
         """Write where the job is, with what was excluded since."""
         versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
-        count = SampleCount(position.epoch, position.consumed, versions, position.ended)
+        count = SampleCount(position.epoch, position.consumed, versions, position.ended, position.extents)
         return write_state(self.identity, count.to_state())
+
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:
+        """What the table was in earlier parts of a state's epoch; see `Job.extents`."""
+        return SampleCount.from_state(state).extents if "consumed" in state else ()
+
+    def grown_from(self, files_of: Mapping[Extent, Ints]) -> TableRows:
+        """Return the same rows, which go on from states of the table as it was; see `Job.grown_from`."""
+        return replace(self, files_of=dict(files_of))
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[TableRows, SamplePosition]:
         """Return the rows with the state's exclusions, and the position."""
-        check_state(self.identity, self.table, state, self.options.filters)
+        bound, grown = bound_by(self.identity, state, self.files_of, lambda _: {})
+        check_state(bound, self.table, state, self.options.filters)
         count = SampleCount.from_state(state)
+        refuse_unknown(count.extents, self.files_of)
+        if grown is not None:
+            count = self._in_grown_table(count, grown)
         rows = self.resumed(count.exclusions, count.epoch)
-        total = rows._some(count.exclusions.running).num_rows
+        total = rows._order(count.epoch, count.extents, count.exclusions.running).num_rows
         count.check(total)
-        versions = {"": count.exclusions}
         stage = Stage(topology)
-        return rows, SamplePosition(count.epoch, stage, total=total, start=count.consumed, exclusions=versions)
+        return rows, SamplePosition(
+            count.epoch,
+            stage,
+            total=total,
+            start=count.consumed,
+            exclusions={"": count.exclusions},
+            extents=count.extents,
+        )
+
+    def _in_grown_table(self, count: SampleCount, extent: Extent) -> SampleCount:
+        """Return how far a job came before the table grew, with the row ids of the table as it is now.
+
+        Args:
+            count: as the state says it.
+            extent: what the table was.
+        """
+        files, both = self.files_of[extent], (count.exclusions.running, count.exclusions.newest)
+        moved = ExclusionVersions(*(ids_now(self.table.layout, files, each) for each in both))
+        tables = [self.files_of[each] for each in (*count.extents, extent)]
+        gone = self._places_of(moved.running.ids)
+        before = GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, count.epoch)
+        count.check(before.num_rows)
+        return replace(count, exclusions=moved, ended=False, extents=(*count.extents, extent))
+
+    def _order(self, epoch: int, extents: Sequence[Extent], running: Exclusions) -> RowOrder | GrownOrder:
+        """Return the order of an epoch, in which the table may have grown."""
+        if extents:
+            tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
+            gone = self._places_of(running.ids)
+            return GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, epoch)
+        remaining = self._some(running)
+        return RowOrder(
+            Permutation(remaining.num_rows, derive_key(self.options.shuffle_seed, epoch, "rows")), remaining
+        )
 
     def stream(self, position: SamplePosition) -> RowStream:
         """Return the rows of an epoch by their place in its order."""
-        remaining = self._some(position.exclusions[""].running)
-        key = derive_key(self.options.shuffle_seed, position.epoch, "rows")
-        return RowStream(RowOrder(Permutation(remaining.num_rows, key), remaining), self.store, self.options.row_id)
+        order = self._order(position.epoch, position.extents, position.exclusions[""].running)
+        return RowStream(order, self.store, self.options.row_id)
 
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
         """Return the file and the row of each place of the epoch's order."""
@@ -401,22 +396,3 @@ class TableRows(TableItems):
         present = places < len(kept)
         present[present] = kept[places[present]] == ids[present]
         return places[present]
-
-
-def _warn_of_undone(here: ExclusionState, loaded: ExclusionState, where: str = "") -> None:
-    """Warn that a state which is loaded undoes calls of `exclude` and `include`.
-
-    Args:
-        here: what was asked before.
-        loaded: what the state says, which holds from now on.
-        where: of what the rows are, for the message.
-    """
-    back, gone = here.undone_by(loaded)
-    if not back and not gone:
-        return
-    changes = [f"{back} rows{where} that were excluded here are in again"] if back else []
-    changes += [f"{gone} rows{where} that were included again here are out again"] if gone else []
-    warn_caller(
-        f"the state that was loaded brings its own exclusions: {', '.join(changes)}; call exclude() and include() "
-        "after load_state_dict() for what is to hold in the epochs to come"
-    )

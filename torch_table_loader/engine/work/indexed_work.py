@@ -73,6 +73,11 @@ class RowOrder:
     permutation: Permutation
     remaining: Remaining
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the epoch."""
+        return self.remaining.num_rows
+
     def take(self, places: Ints) -> Ints:
         """Return the row of the store at each place of the order."""
         return self.remaining.select(self.permutation.take(places))

@@ -157,6 +157,7 @@ _METADATA = record(
                 {
                     "timestamp-ms": whole,
                     "schema-id": whole,
+                    "parent-snapshot-id": _id,
                     "manifest-list": text,
                     "manifests": many(text),
                     "summary": record({}, {"operation": anything, "total-data-files": _count}),

@@ -12,6 +12,7 @@ import pyarrow as pa
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.iceberg.appended import appended_entries, changes_since
 from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
@@ -45,7 +46,7 @@ _Plan = tuple[list["Entry"], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class IcebergSource:
-    """A table at one snapshot (implements `contracts.TimeTravelSource`).
+    """A table at one snapshot (implements `contracts.HistorySource`).
 
     Args:
         storage: where its files are.
@@ -60,6 +61,7 @@ class IcebergSource:
         cache: keeps plans, footers and counts; or None.
         pinned: whether the caller chose the snapshot.
         request: what the table was found by, to open it at another snapshot; None where it was not looked for.
+        start_snapshot_id: where only appended rows are read, the snapshot after which they came; else None.
     """
 
     storage: IcebergStorage
@@ -74,12 +76,21 @@ class IcebergSource:
     cache: PlanCache | None = field(default=None, repr=False, compare=False)
     pinned: bool = True
     request: TableRequest | None = field(default=None, repr=False, compare=False)
+    start_snapshot_id: int | None = None
 
     def at_snapshot(self, snapshot_id: int) -> IcebergSource:
         """Return the same table at another snapshot: see `contracts.TimeTravelSource`."""
         if self.request is None:
             raise ConfigError(f"{self.description} was not found by a name or path, and stays at its snapshot")
         return replace(self.request.open({"snapshot_id": snapshot_id}), pinned=self.pinned)
+
+    def changes_since(self, snapshot_id: int) -> Sequence[str]:
+        """Return which commits after another snapshot did more than to append: see `contracts.HistorySource`."""
+        if self.request is None or self.snapshot_id is None:
+            return ()
+        found = open_table(self.request.at)
+        found.storage.close()
+        return changes_since(found.metadata, snapshot_id, self.snapshot_id)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what opens the table again: catalogs need not pickle."""
@@ -97,8 +108,9 @@ class IcebergSource:
         filters: Any = None,
         scan_filter: Any = None,
         cache: PlanCache | None = None,
+        start: int | None = None,
     ) -> IcebergSource:
-        """Plan the files of a snapshot.
+        """Plan the files of a snapshot, or those that were appended up to it.
 
         Args:
             metadata: the table's.
@@ -109,9 +121,10 @@ class IcebergSource:
             filters: a pyarrow Expression over the columns, or None.
             scan_filter: a pyiceberg expression or text, or None.
             cache: keeps which files a snapshot and a filter have; or None.
+            start: an older snapshot, after which the rows were appended that are read; None reads all.
 
         Raises:
-            ConfigError: a filter does not fit the table.
+            ConfigError: a filter does not fit the table, or more than appending happened since `start`.
             TableError: a manifest is gone or torn, or a column cannot be read.
         """
         struct = metadata.schemas[snapshot.schema_id]
@@ -122,16 +135,26 @@ class IcebergSource:
         schema = arrow_schema(current)
         pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
         asked = f"{filters}\n{scan_filter}" if isinstance(scan_filter, str | None) else f"{filters}\n{scan_filter!r}"
-        cached = _CachedPlan(cache, f"iceberg plan 2\n{metadata.uuid}\n{snapshot.id}\n{snapshot.schema_id}\n{asked}")
-        entries, found_notes = cached.get() or cached.put(_entries(storage, snapshot, pruner, KeySpans.of(struct)))
+        which = f"{metadata.uuid}\n{snapshot.id}" if start is None else f"{metadata.uuid}\n{start}\n{snapshot.id}"
+        kind = "plan 2" if start is None else "appended 1"
+        cached = _CachedPlan(cache, f"iceberg {kind}\n{which}\n{snapshot.schema_id}\n{asked}")
+        entries, found_notes = cached.get() or cached.put(
+            _entries(storage, snapshot, pruner, KeySpans.of(struct))
+            if start is None
+            else appended_entries(storage, metadata, start, snapshot.id, pruner)
+        )
         storage.require(entry.path for entry in entries)
         files = _files(entries, naming, storage)
         notes += (*found_notes, *(f"{part} leaves no file out" for part in unasked))
-        digest = hashlib.sha256(f"iceberg 1\n{metadata.uuid}\n{snapshot.id}".encode()).hexdigest()
+        digest = hashlib.sha256(f"iceberg {'1' if start is None else 'appended 1'}\n{which}".encode()).hexdigest()
         at = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
+        at += "" if start is None else f", rows appended after snapshot {start}"
         description = f"Iceberg table {name} ({metadata.uuid}), {at}"
         partition = arrow_schema(_identity_columns(metadata, current))
-        return cls(storage, files, schema, digest, snapshot.id, description, notes, partition, rows, cache)
+        return cls(
+            *(storage, files, schema, digest, snapshot.id, description, notes, partition, rows, cache),
+            start_snapshot_id=start,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +167,7 @@ class TableRequest:
         filters: a pyarrow Expression, or None.
         scan_filter: a pyiceberg expression or text, or None.
         plan_cache: a directory that keeps plans, footers and counts; or None.
+        start: the snapshot after which the rows were appended that are read; None reads all.
     """
 
     at: TableAddress
@@ -151,6 +175,7 @@ class TableRequest:
     filters: Any = None
     scan_filter: Any = None
     plan_cache: str | None = None
+    start: int | None = None
 
     def open(
         self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
@@ -177,6 +202,7 @@ class TableRequest:
             columns=self.columns,
             filters=self.filters,
             scan_filter=self.scan_filter,
+            start=self.start,
             cache=None if self.plan_cache is None else PlanCache.open(self.plan_cache, options, place, seconds),
         )
         return replace(source, pinned=any(value is not None for value in chosen.values()), request=self)

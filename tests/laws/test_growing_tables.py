@@ -1,0 +1,181 @@
+"""A table that grows within an epoch: what was left of it and what came since come once; in one process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.generators import HalvesV2
+from tests.laws.effort import examples
+from tests.laws.worlds import World, cutters, table, topologies
+from torch_table_loader.planning.cutting import RoundRobinStrategy, TargetSizeStrategy
+from torch_table_loader.planning.exclusion import Remaining
+from torch_table_loader.planning.growth import FileRows, GrownOrder
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.stages import Extent, StreamPosition
+
+files = st.tuples(st.integers(0, 4), st.lists(st.integers(0, 20), max_size=4))
+"""The version of a table that adds a file, and its row groups."""
+
+
+class GrowingWorld:
+    """The versions of a table; a row has the name of its file and its place in it."""
+
+    def __init__(self, added: list[tuple[int, list[int]]], strategy: Any, *, shuffle: bool) -> None:
+        self.worlds: list[World] = []
+        self.names: list[list[int]] = []
+        for version in range(5):
+            self.names.append([name for name, (since, _) in enumerate(added) if since <= version])
+            world = World(table([added[name][1] for name in self.names[version]]), strategy, shuffle=shuffle)
+            files_of = {
+                self.extent(older): np.flatnonzero(np.isin(self.names[version], self.names[older]))
+                for older in range(version)
+            }
+            world.planner = world.planner.grown_from(files_of)
+            self.worlds.append(world)
+
+    @staticmethod
+    def extent(version: int) -> Extent:
+        return Extent(version, 0, "")
+
+    def rows(self, version: int, played: list[list[tuple[int, bool]]]) -> list[tuple[int, int]]:
+        """Name the rows of some batches, padding left out."""
+        starts = self.worlds[version].layout.file_starts
+        found = [row for batch in played for row, padding in batch if not padding]
+        file = np.searchsorted(starts, found, side="right") - 1
+        return [(self.names[version][at], row - int(starts[at])) for at, row in zip(file.tolist(), found, strict=True)]
+
+    def all_rows(self, version: int) -> list[tuple[int, int]]:
+        layout = self.worlds[version].layout
+        counts = zip(self.names[version], layout.file_rows.tolist(), strict=True)
+        return [(name, row) for name, count in counts for row in range(count)]
+
+    def live(
+        self, parts: list[tuple[int, Topology, int]], epoch: int
+    ) -> list[tuple[int, Topology, list[list[tuple[int, int]]], list[int]]]:
+        """Run some steps of each version under each topology, the last to its end; gives rows and steps by rank."""
+        position, before, lived = StreamPosition.at(epoch, parts[0][1]), parts[0][0], []
+        for number, (version, topology, steps) in enumerate(parts):
+            position = StreamPosition.from_state(position.to_state())
+            if version != before:
+                position = position.before_growth(self.extent(before))
+            position, before = position.on(topology), version
+            take = None if number == len(parts) - 1 else steps
+            world, ranks = self.worlds[version], range(topology.num_ranks)
+            played = [world.play(position, rank, take) for rank in ranks]
+            left = [world.plan(position, rank).plan.steps - position.stage.steps for rank in ranks]
+            lived.append((version, topology, [self.rows(version, each) for each in played], left))
+            position = position.after(position.stage.steps + (take or 0))
+        return lived
+
+
+lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_last)
+
+
+@st.composite
+def lives(draw: st.DrawFn, shapes: st.SearchStrategy[Topology] = lossless) -> list[tuple[int, Topology, int]]:
+    """Draw the parts of an epoch: versions that never go back, topologies that may stay, and steps."""
+    versions = sorted(draw(st.lists(st.integers(0, 4), min_size=2, max_size=5)))
+    same, parts = st.booleans(), list[tuple[int, Topology, int]]()
+    for version in versions:
+        topology = parts[-1][1] if bool(parts) and draw(same) else draw(shapes)
+        parts.append((version, topology, draw(st.integers(0, 12))))
+    return parts
+
+
+@settings(max_examples=examples(250), deadline=None)
+@given(
+    added=st.lists(files, max_size=8),
+    strategy=cutters,
+    parts=lives(),
+    shuffle=st.booleans(),
+    epoch=st.integers(0, 3),
+)
+def test_a_table_that_grows_delivers_every_row_once(
+    added: list[tuple[int, list[int]]],
+    strategy: Any,
+    parts: list[tuple[int, Topology, int]],
+    shuffle: bool,
+    epoch: int,
+) -> None:
+    world = GrowingWorld(added, strategy, shuffle=shuffle)
+    lived = world.live(parts, epoch)
+    rows = [row for _, _, by_rank, _ in lived for own in by_rank for row in own]
+    assert sorted(rows) == world.all_rows(parts[-1][0])
+    for _, topology, _, steps in lived:
+        assert topology.even_ranks is None or len(set(steps)) == 1
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(added=st.lists(files, max_size=8), strategy=cutters, parts=lives(topologies), epoch=st.integers(0, 3))
+def test_a_table_that_grows_repeats_nothing_where_rows_are_dropped(
+    added: list[tuple[int, list[int]]], strategy: Any, parts: list[tuple[int, Topology, int]], epoch: int
+) -> None:
+    world = GrowingWorld(added, strategy, shuffle=True)
+    rows = Counter(row for _, _, by_rank, _ in world.live(parts, epoch) for own in by_rank for row in own)
+    assert max(rows.values(), default=0) <= 1
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    added=st.lists(files, max_size=8),
+    strategy=st.sampled_from([HalvesV2(), RoundRobinStrategy(shuffle=True)]),
+    parts=lives(st.builds(Topology, st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(1, 30))),
+    epoch=st.integers(0, 3),
+)
+def test_a_table_that_grows_under_a_generator(
+    added: list[tuple[int, list[int]]], strategy: Any, parts: list[tuple[int, Topology, int]], epoch: int
+) -> None:
+    world = GrowingWorld(added, strategy, shuffle=True)
+    rows = [row for _, _, by_rank, _ in world.live(parts, epoch) for own in by_rank for row in own]
+    assert sorted(rows) == world.all_rows(parts[-1][0])
+
+
+def test_an_epoch_that_was_finished_goes_on_with_the_new_rows_alone() -> None:
+    topology = Topology(2, 2, 3)
+    world = GrowingWorld([(1, [4]), (0, [10]), (1, [3])], TargetSizeStrategy(target_rows=4), shuffle=True)
+    [_, (_, _, rows, steps)] = world.live([(0, topology, 100), (1, topology, 0)], epoch=1)
+    assert sorted(rows[0] + rows[1]) == [(0, 0), (0, 1), (0, 2), (0, 3), (2, 0), (2, 1), (2, 2)]
+    assert sum(steps) == 3
+
+
+def test_the_state_says_what_the_table_was_and_reads_as_it_was_written() -> None:
+    one, two = Topology(1, 1, 8), Topology(2, 1, 8)
+    position = StreamPosition.at(0, one).after(3).before_growth(Extent(7, 2, "ab")).on(two).after(5)
+    assert position.to_state()["history"] == [
+        [1, 1, 8, None, None, False, 3, [7, 2, "ab"]],
+        [2, 1, 8, *[None] * 2, False, 5],
+    ]
+    assert StreamPosition.from_state(position.to_state()) == position
+    grown_again = position.before_growth(Extent(8, 3, "cd")).on(two)
+    assert grown_again.extents == (Extent(7, 2, "ab"), Extent(8, 3, "cd"))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(added=st.lists(files, min_size=1, max_size=8), seed=st.integers(0, 3), data=st.data())
+def test_rows_come_as_they_would_have_and_then_those_that_came_since(
+    added: list[tuple[int, list[int]]], seed: int, data: st.DataObject
+) -> None:
+    counts = np.array([sum(groups) for _, groups in added], dtype=np.int64)
+    live_starts = np.concatenate(([0], np.cumsum(counts)))
+    total = int(live_starts[-1])
+    gone = np.array(sorted(data.draw(st.sets(st.integers(0, total - 1), max_size=5))) if total else [], dtype=np.int64)
+    tables = [np.flatnonzero([since <= version for since, _ in added]) for version in range(5)]
+    order = GrownOrder.of(live_starts, tables, gone, seed, epoch=1)
+    whole = order.take(np.arange(order.num_rows))
+    assert sorted(whole.tolist()) == sorted(set(range(total)) - set(gone.tolist()))
+    old = tables[0]
+    rows = FileRows(live_starts, old)
+    before = Remaining(int(counts[old].sum()), rows.rows(gone))
+    key = derive_key(seed, 1, "rows")
+    first = before.select(Permutation(before.num_rows, key).slice(0, before.num_rows))
+    assert whole[: before.num_rows].tolist() == rows.places(first).tolist()
+    for version in range(1, 5):
+        shorter = GrownOrder.of(live_starts, tables[:version], gone, seed, epoch=1)
+        assert whole[: shorter.num_rows].tolist() == shorter.take(np.arange(shorter.num_rows)).tolist()

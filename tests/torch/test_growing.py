@@ -1,0 +1,490 @@
+"""A job goes on with a table that grew: what was left of the epoch and what came since, each row once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+
+from tests.generators import HalvesV2
+from tests.iceberg import IcebergWriter, some
+from tests.torch.jobs import STEPS, State, is_ended, of_a_running_rank, topologies
+from tests.torch.tables import SCHEMA, Groups, as_values, key, meant_warnings, rows
+from torch_table_loader import (
+    ConfigError,
+    IcebergDataset,
+    MixedDataset,
+    Pack,
+    ResumeError,
+    StructuredDataset,
+    TableLoader,
+)
+from torch_table_loader.planning.cutting import RoundRobinStrategy
+
+FILTER = pc.field("k") < 4
+
+CUTTERS: list[dict[str, Any]] = [
+    {"shuffle": True},
+    {"split_rows": 5, "shuffle": True},
+    {"split_rows": 5},
+    {"split_strategy": "row_balanced", "split_rows": 4, "shuffle": True},
+]
+GENERATORS: list[dict[str, Any]] = [
+    {"split_strategy": HalvesV2()},
+    {"split_strategy": RoundRobinStrategy(shuffle=True)},
+]
+
+growths = st.lists(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=3), min_size=2, max_size=4)
+"""For each version of a table the row groups of the files that it adds."""
+
+
+class Folder:
+    """A folder that grows; the files of each version have names before, between and after those of older ones."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.rows = self.versions = self.files = 0
+
+    def grow(self, groups: Groups) -> int:
+        """Write a file for each list of row groups, and say how many rows there are now."""
+        self.versions += 1
+        for number, sizes in enumerate(groups):
+            path = self.root / f"{number * 7 % 3}-{self.versions % 3}-{self.versions}-{number}.parquet"
+            with pq.ParquetWriter(path, SCHEMA) as writer:
+                for size in sizes:
+                    writer.write_table(rows(self.rows, self.rows + size))
+                    self.rows += size
+
+            self.files += 1
+            os.utime(path, ns=(self.files * 10**9, self.files * 10**9))
+        return self.rows
+
+
+def make(root: Path, **options: Any) -> TableLoader:
+    """Make a loader that goes on with what is new."""
+    with meant_warnings():
+        chosen: dict[str, Any] = {"check_plan": False, "schema": SCHEMA, "on_growth": "continue"} | options
+        return StructuredDataset.create_dataloader(str(root), "parquet", **chosen)[0]
+
+
+def own_rows(batches: Any) -> list[int]:
+    """Give `x` of every row, padding left out."""
+    values = [as_values(batch) for batch in batches]
+    return [
+        row
+        for each in values
+        for row, pads in zip(each.rows, each.padding or [False] * len(each.rows), strict=True)
+        if not pads
+    ]
+
+
+def run(
+    root: Path, state: State | None, steps: int | None, epoch: int, **options: Any
+) -> tuple[list[list[int]], list[State], list[int]]:
+    """Let every rank go on from a state for some steps (None: to the end); gives rows, states and steps by rank."""
+    seen, states, lengths = [], [], []
+    for rank in range(options["num_ranks"]):
+        loader = make(root, rank=rank, **options)
+        loader.set_epoch(epoch)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        lengths.append(max(0, len(loader) - loader.state_dict()["history"][-1][STEPS]))
+        batches = list(islice(loader, steps))
+        assert steps is not None or len(batches) == lengths[-1]
+        seen.append(own_rows(batches))
+        states.append(loader.state_dict())
+    return seen, states, lengths
+
+
+def loses_rows(topology: dict[str, Any]) -> bool:
+    return bool(topology["drop_last"]) or topology["even_ranks"] == "drop"
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[dict[str, Any], list[tuple[Groups, dict[str, Any], int]]]:
+    """Draw what the parts of an epoch share, and of each what the table gets before it, its topology and its steps."""
+    generated = draw(st.booleans())
+    shared = dict(draw(st.sampled_from(GENERATORS if generated else CUTTERS)))
+    if draw(st.booleans()):
+        shared["filters"] = FILTER
+    kept = st.sampled_from([False, False, True])
+    parts: list[tuple[Groups, dict[str, Any], int]] = []
+    for groups in draw(growths):
+        same = bool(parts) and draw(kept)
+        topology = parts[-1][1] if same else draw(topologies(generated=generated))
+        parts.append((groups, topology, draw(st.integers(0, 6))))
+    return shared, parts
+
+
+@settings(max_examples=15, deadline=None)
+@given(life=lives(), epoch=st.integers(0, 2))
+def test_every_row_of_a_folder_that_grows_comes_once(
+    life: tuple[dict[str, Any], list[tuple[Groups, dict[str, Any], int]]], epoch: int
+) -> None:
+    shared, parts = life
+    state: State | None = None
+    seen: list[int] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Folder(Path(name))
+        folder.grow([[3]])
+        for number, (groups, topology, steps) in enumerate(parts):
+            total = folder.grow(groups)
+            last = number == len(parts) - 1
+            delivered, states, lengths = run(folder.root, state, None if last else steps, epoch, **shared, **topology)
+            seen += sum(delivered, [])
+            if topology["even_ranks"] is not None:
+                assert len(set(lengths)) == 1
+            state = of_a_running_rank(states)
+            if is_ended(state):
+                return  # all ranks have ended unequally: of those states only the longest loads
+    expected = [row for row in range(total) if "filters" not in shared or key(row) < 4]
+    assert len(set(seen)) == len(seen)
+    assert set(seen) <= set(expected)
+    if not loses_rows(parts[-1][1]):
+        assert sorted(seen) == expected
+
+
+@pytest.fixture
+def iceberg(tmp_path: Path) -> Table:
+    """Make an Iceberg table of ten rows."""
+    catalog = load_catalog("here", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", pa.schema([("x", pa.int64()), ("k", pa.int32())]))
+    add(table, 0, 10)
+    return table
+
+
+def add(table: Table, start: int, stop: int) -> int:
+    """Append rows; gives the snapshot."""
+    table.append(pa.table({"x": range(start, stop), "k": pa.array([key(x) for x in range(start, stop)], "int32")}))
+    return snapshot(table)
+
+
+def snapshot(table: Table) -> int:
+    current = table.current_snapshot()
+    assert current is not None
+    return current.snapshot_id
+
+
+def open_iceberg(table: Table, **options: Any) -> TableLoader:
+    with meant_warnings():
+        chosen: dict[str, Any] = {
+            "check_plan": False,
+            "batch_size": 3,
+            "on_growth": "continue",
+            "shuffle": True,
+        } | options
+        return IcebergDataset.create_dataloader(metadata_location=table.metadata_location, **chosen)[0]
+
+
+def snapshot_of(loader: TableLoader) -> int | None:
+    """Give the snapshot that a loader reads."""
+    assert isinstance(loader.dataset, IcebergDataset)
+    return loader.dataset.snapshot_id
+
+
+def take(loader: TableLoader, steps: int | None = None) -> list[int]:
+    return own_rows(islice(loader, steps))
+
+
+@pytest.mark.parametrize("footers", ["eager", "lazy"])
+@pytest.mark.parametrize("split_deletes", [False, True])
+def test_an_iceberg_epoch_goes_on_over_newer_snapshots_and_other_worlds(
+    iceberg: Table, split_deletes: bool, footers: Any
+) -> None:
+    add(iceberg, 10, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pyiceberg's word on copy on write
+        iceberg.delete("x = 13")
+    options: dict[str, Any] = {
+        "split_deletes": split_deletes,
+        "footers": footers,
+        "even_ranks": "balance",
+        "shuffle_buffer_size": 4,
+    }
+    first = snapshot(iceberg)
+    seen: list[int] = []
+    state: State | None = None
+    for stage, ranks in enumerate((2, 3, 1, 2)):
+        loaders = [open_iceberg(iceberg, num_ranks=ranks, rank=rank, **options) for rank in range(ranks)]
+        for loader in loaders:
+            loader.set_epoch(1)
+            if state is not None:
+                loader.load_state_dict(state)
+            assert snapshot_of(loader) == snapshot(iceberg)
+            seen += take(loader, None if stage == 3 else 1 + stage % 2)
+        states = [loader.state_dict() for loader in loaders]
+        assert all(each == states[0] for each in states)
+        state = json.loads(json.dumps(states[0]))
+        if stage < 3:
+            add(iceberg, 20 + 10 * stage, 30 + 10 * stage)
+    assert sorted(seen) == [x for x in range(50) if x != 13]
+    assert state is not None
+    known = [entry[7][0] for entry in state["history"][:-1]]
+    assert known[0] == first
+    assert state["table"]["snapshot_id"] not in known
+    later = open_iceberg(iceberg, **options)
+    later.load_state_dict(state)
+    assert take(later) == []
+    later.set_epoch(2)
+    assert sorted(take(later)) == [x for x in range(50) if x != 13]
+
+
+def test_a_state_of_two_snapshots_loads_without_the_option_too(iceberg: Table) -> None:
+    loader = open_iceberg(iceberg)
+    seen = take(loader, 2)
+    second = add(iceberg, 10, 20)
+    newer = open_iceberg(iceberg)
+    newer.load_state_dict(loader.state_dict())
+    seen += take(newer, 2)
+    state = newer.state_dict()
+    add(iceberg, 20, 30)
+    plain = open_iceberg(iceberg, on_growth=None, num_workers=1)
+    plain.load_state_dict(state)
+    assert snapshot_of(plain) == second
+    assert sorted(seen + take(plain)) == list(range(20))
+    pinned = open_iceberg(iceberg, on_growth=None, snapshot_id=second)
+    pinned.load_state_dict(state)
+    assert sorted(seen + take(pinned)) == list(range(20))
+
+
+def test_a_finished_epoch_goes_on_with_what_came_since(iceberg: Table) -> None:
+    loader = open_iceberg(iceberg)
+    assert len(take(loader)) == 10
+    add(iceberg, 10, 17)
+    newer = open_iceberg(iceberg)
+    newer.load_state_dict(loader.state_dict())
+    assert len(newer) == 3
+    assert sorted(take(newer)) == list(range(10, 17))
+
+
+def test_without_the_option_a_state_reopens_its_snapshot(iceberg: Table) -> None:
+    loader = open_iceberg(iceberg, on_growth=None)
+    seen, first = take(loader, 2), snapshot(iceberg)
+    add(iceberg, 10, 20)
+    newer = open_iceberg(iceberg, on_growth=None)
+    newer.load_state_dict(loader.state_dict())
+    assert snapshot_of(newer) == first
+    assert sorted(seen + take(newer)) == list(range(10))
+
+
+def test_incremental_reads_go_on_too(iceberg: Table) -> None:
+    first = snapshot(iceberg)
+    add(iceberg, 10, 20)
+    loader = open_iceberg(iceberg, start_snapshot_id=first)
+    seen = take(loader, 2)
+    add(iceberg, 20, 30)
+    newer = open_iceberg(iceberg, start_snapshot_id=first)
+    newer.load_state_dict(loader.state_dict())
+    assert sorted(seen + take(newer)) == list(range(10, 30))
+
+
+def test_rows_that_were_deleted_or_rewritten_since_are_refused(iceberg: Table) -> None:
+    loader = open_iceberg(iceberg)
+    take(loader, 1)
+    first = snapshot(iceberg)
+    iceberg.delete("x = 3")
+    rewritten = snapshot(iceberg)
+    with pytest.raises(
+        ResumeError, match=rf"snapshot {rewritten} did not grow from it.*snapshot {rewritten}: overwrite"
+    ) as found:
+        open_iceberg(iceberg).load_state_dict(loader.state_dict())
+    assert "1 of its files are gone" in str(found.value)
+    assert f"pass snapshot_id={first} and no on_growth" in str(found.value)
+
+
+def test_deletes_that_reach_rows_of_the_older_snapshot_are_refused(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    path = table.append(some(0, 10))
+    table.commit()
+    options: dict[str, Any] = {"columns": ["x"], "check_plan": False, "on_growth": "continue", "batch_size": 2}
+    loader, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
+    next(iter(loader))
+    table.append(some(10, 20))
+    table.delete_rows({path: [3]})
+    table.commit(operation="delete")
+    newer, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
+    with pytest.raises(ResumeError, match=r"snapshot 1002: delete.*rows of 1 of its files were deleted since"):
+        newer.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("shuffle", [True, "rows"])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_deletes_of_the_older_snapshot_hold_in_the_newer_one(tmp_path: Path, shuffle: Any, worker_type: Any) -> None:
+    table = IcebergWriter(tmp_path)
+    path = table.append(some(0, 20), group=6)
+    table.append(some(20, 30))
+    table.commit()
+    table.delete_rows({path: [0, 7, 19]})
+    table.delete_keys([2], [{"k": 3}])
+    table.commit(operation="delete")
+    options: dict[str, Any] = {"columns": ["x"], "check_plan": False, "on_growth": "continue", "shuffle": shuffle}
+    options |= {"batch_size": 4, "num_workers": 2, "worker_type": worker_type, "split_deletes": True, "row_id": True}
+    loader, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
+    seen, state = take(loader, 3), loader.state_dict()
+    table.append(some(30, 45))
+    table.commit()
+    with meant_warnings():
+        parts = [
+            IcebergDataset.create_dataloader(metadata_location=table.metadata, num_ranks=2, rank=rank, **options)[0]
+            for rank in range(2)
+        ]
+    for part in parts:
+        part.load_state_dict(json.loads(json.dumps(state)))
+        seen += take(part)
+    assert sorted(seen) == sorted(row["x"] for row in table.live())
+
+
+def test_a_snapshot_that_has_expired_is_refused(tmp_path: Path) -> None:
+    table = IcebergWriter(tmp_path)
+    table.append(some(0, 10))
+    table.commit()
+    options: dict[str, Any] = {"columns": ["x"], "check_plan": False, "on_growth": "continue", "batch_size": 2}
+    loader, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
+    next(iter(loader))
+    table.append(some(10, 20))
+    table.commit()
+    del table.snapshots[0]
+    newer, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
+    with pytest.raises(
+        ResumeError, match="speaks of snapshot 1001, which cannot be read: the table has no snapshot 1001"
+    ):
+        newer.load_state_dict(loader.state_dict())
+
+
+def test_other_options_and_tables_are_refused_over_a_table_that_grew(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.grow([[5, 5]])
+    loader = make(tmp_path, batch_size=3)
+    take(loader, 1)
+    state = loader.state_dict()
+    folder.grow([[5]])
+    for options, message in (
+        ({"split_rows": 2}, "split_rows was None and is 2"),
+        ({"columns": ["x"]}, "columns was"),
+        ({"on_growth": None}, 'the table grew since.*or pass on_growth="continue"'),
+    ):
+        with pytest.raises(ResumeError, match=message):
+            make(tmp_path, **options).load_state_dict(state)
+    for path in tmp_path.iterdir():
+        shutil.copyfile(path, tmp_path / f"copy-{path.name}")
+        path.unlink()
+    with pytest.raises(ResumeError, match="another table"):
+        make(tmp_path).load_state_dict(state)
+
+
+def test_rows_that_nobody_counted_are_refused(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.grow([[5, 5]])
+    loader = make(tmp_path, batch_size=3, filters=FILTER, count_filtered=False)
+    take(loader, 1)
+    folder.grow([[5]])
+    with pytest.raises(ResumeError, match="count_filtered=False, so that nobody knows"):
+        make(tmp_path, batch_size=3, filters=FILTER, count_filtered=False).load_state_dict(loader.state_dict())
+
+
+def test_a_dataloader_of_ones_own_says_where_to_go_on(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.grow([[5, 5]])
+    loader = make(tmp_path, batch_size=3)
+    take(loader, 1)
+    folder.grow([[5]])
+    grown = make(tmp_path, batch_size=3)
+    grown.load_state_dict(loader.state_dict())
+    take(grown, 1)
+    with meant_warnings():
+        alone = StructuredDataset(
+            str(tmp_path), "parquet", check_plan=False, schema=SCHEMA, batch_size=3, num_workers=4
+        )
+    with pytest.raises(ResumeError, match=r"load it into a loader made by create_dataloader\(\.\.\.\)"):
+        alone._position.load_for_workers(grown.state_dict(), 4)
+
+
+def test_the_option_is_checked(tmp_path: Path) -> None:
+    Folder(tmp_path).grow([[5]])
+    with pytest.raises(ConfigError, match="on_growth must be one of None, 'continue', got 'go on'"):
+        make(tmp_path, on_growth="go on")
+    with pytest.raises(ConfigError, match="on_growth and pack go together without shuffle"):
+        make(tmp_path, shuffle="rows", pack=Pack(seq_len=4))
+    with meant_warnings():
+        options: dict[str, Any] = {"schema": SCHEMA, "check_plan": False, "shuffle": "rows", "on_growth": "continue"}
+        source = StructuredDataset(str(tmp_path), "parquet", **options)
+    with pytest.raises(ConfigError, match="source 'a' has on_growth"):
+        MixedDataset({"a": source}, weights={"a": 1})
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    growths=growths,
+    filtered=st.booleans(),
+    even_ranks=st.sampled_from([None, "pad"]),
+    worlds=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(0, 4)), min_size=4, max_size=4),
+)
+def test_every_row_comes_once_where_rows_are_shuffled_one_by_one(
+    growths: list[Groups], filtered: bool, even_ranks: Any, worlds: list[tuple[int, int, int]]
+) -> None:
+    options: dict[str, Any] = {"shuffle": "rows", "row_store": "memory", "even_ranks": even_ranks}
+    options |= {"filters": FILTER} if filtered else {}
+    state: State | None = None
+    seen: list[int] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Folder(Path(name))
+        folder.grow([[13]])
+        for number, groups in enumerate(growths):
+            total = folder.grow(groups)
+            ranks, batch_size, steps = worlds[number]
+            last, states = number == len(growths) - 1, []
+            for rank in range(ranks):
+                loader = make(folder.root, num_ranks=ranks, rank=rank, batch_size=batch_size, **options)
+                loader.set_epoch(1)
+                if state is not None:
+                    loader.load_state_dict(json.loads(json.dumps(state)))
+                length = len(loader)
+                batches = list(islice(loader, None if last else steps))
+                assert not last or len(batches) == length
+                seen += own_rows(batches)
+                states.append(loader.state_dict())
+            running = [each for each in states if "ended" not in str(each["consumed"])]
+            assert all(each == running[0] for each in running)
+            state = running[0] if running else max(states, key=lambda each: int(each["consumed"][0]))
+    assert sorted(seen) == [row for row in range(total) if not filtered or key(row) < 4]
+
+
+def test_rows_that_were_excluded_stay_out_when_their_ids_move(tmp_path: Path) -> None:
+    first = tmp_path / "b.parquet"
+    pq.write_table(rows(0, 20), first)
+    os.utime(first, ns=(10**9, 10**9))
+    options = {"shuffle": "rows", "row_store": "memory", "batch_size": 4, "row_id": True}
+    loader = make(tmp_path, **options)
+    assert isinstance(loader.dataset, StructuredDataset)
+    loader.dataset.exclude([3, 4])
+    batches = iter(loader)
+    seen = own_rows(islice(batches, 2))
+    loader.dataset.exclude([5])
+    state = loader.state_dict()
+    pq.write_table(rows(20, 27), tmp_path / "a.parquet")
+    grown = make(tmp_path, **options)
+    grown.load_state_dict(state)
+    left = list(grown)
+    assert sorted(seen + own_rows(left)) == [x for x in range(27) if x not in (3, 4)]
+    assert all(
+        x == (row - 7 if row >= 7 else row + 20)
+        for batch in left
+        for x, row in zip(*(batch[n].tolist() for n in ("x", "row_id")), strict=True)
+    )
+    grown.set_epoch(1)
+    assert sorted(own_rows(grown)) == [x for x in range(27) if x not in (3, 4, 5)]

@@ -1,0 +1,84 @@
+"""What was excluded from the rows of one table, by epochs."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from torch_table_loader.messages import warn_caller
+from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
+
+
+class ExclusionState:
+    """What was excluded, and what the epoch that runs began with."""
+
+    def __init__(self, versions: ExclusionVersions | None = None, epoch: int | None = None) -> None:
+        """Begin with no exclusions, or with those of a state."""
+        versions = versions or ExclusionVersions()
+        self.newest = versions.newest
+        self._included = np.empty(0, dtype=np.int64)
+        self._running = (epoch, versions.running)
+        self._lock = threading.Lock()
+
+    def of(self, epoch: int) -> ExclusionVersions:
+        """Return what is excluded from an epoch: what it began with if it runs, else the newest."""
+        with self._lock:
+            began, running = self._running
+            return ExclusionVersions(running if began == epoch else self.newest, self.newest)
+
+    def begin(self, epoch: int, running: Exclusions) -> None:
+        """Keep what an epoch began with, until another begins."""
+        with self._lock:
+            self._running = (epoch, running)
+
+    def change(self, newest: Exclusions) -> None:
+        """Replace the newest exclusions."""
+        with self._lock:
+            back = np.setdiff1d(self.newest.ids, newest.ids, assume_unique=True)
+            self._included = np.setdiff1d(np.union1d(self._included, back), newest.ids, assume_unique=True)
+            self.newest = newest
+
+    def undone_by(self, other: ExclusionState) -> tuple[int, int]:
+        """Count what was asked of this one and another does not have.
+
+        Args:
+            other: of a state.
+
+        Returns:
+            Rows that are excluded here and not there; rows that were included again here and are excluded there.
+        """
+        excluded = np.setdiff1d(self.newest.ids, other.newest.ids, assume_unique=True)
+        return len(excluded), len(np.intersect1d(self._included, other.newest.ids, assume_unique=True))
+
+    def apart(self) -> ExclusionState:
+        """Return another one with what is excluded now; each is changed alone from there on."""
+        return ExclusionState(ExclusionVersions(self.newest, self.newest))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the lock out."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make a lock of its own."""
+        vars(self).update(state, _lock=threading.Lock())
+
+
+def warn_of_undone(here: ExclusionState, loaded: ExclusionState, where: str = "") -> None:
+    """Warn that a state which is loaded undoes calls of `exclude` and `include`.
+
+    Args:
+        here: what was asked before.
+        loaded: what the state says, which holds from now on.
+        where: of what the rows are, for the message.
+    """
+    back, gone = here.undone_by(loaded)
+    if not back and not gone:
+        return
+    changes = [f"{back} rows{where} that were excluded here are in again"] if back else []
+    changes += [f"{gone} rows{where} that were included again here are out again"] if gone else []
+    warn_caller(
+        f"the state that was loaded brings its own exclusions: {', '.join(changes)}; call exclude() and include() "
+        "after load_state_dict() for what is to hold in the epochs to come"
+    )

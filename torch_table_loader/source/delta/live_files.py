@@ -1,0 +1,107 @@
+"""The live files of a version of a Delta Lake table, with their partition values and what is deleted from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion
+from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.delta.delta_options import path_of
+
+if TYPE_CHECKING:
+    from torch_table_loader.records import TableColumns
+    from torch_table_loader.source.delta.log import Mask
+
+Pairs = tuple[tuple[str, Any], ...]
+"""Column and value of each partition column."""
+
+
+def live_files(
+    adds: pa.Table, masks: Mapping[str, Mask], columns: TableColumns, partition: Sequence[str], root: str
+) -> tuple[DataFile, ...]:
+    """Make the data files of a version, in the order of its adds.
+
+    Args:
+        adds: see `log.Log`; those that a filter leaves.
+        masks: likewise; all.
+        columns: of the table.
+        partition: its partition columns, as far as they can be read.
+        root: the table's folder.
+
+    Raises:
+        TableError: a file is there twice, and so would its rows be.
+    """
+    making = _Making(columns, root)
+    values = partition_values(adds, partition)
+    files: list[DataFile] = []
+    seen: set[str] = set()
+    named = zip(*(adds[name].to_pylist() for name in ("path", "size_bytes", "num_records")), values, strict=True)
+    for written, num_bytes, num_rows, pairs in named:
+        if written in seen:
+            raise TableError(
+                f"a data file must be in a version once, and the log of {root} has {making.name_of(written)} twice, "
+                "so that its rows would come twice; mend the table, or read another version"
+            )
+        seen.add(written)
+        files.append(making.file(written, num_bytes, num_rows, pairs, masks.get(written)))
+    return tuple(files)
+
+
+def partition_values(adds: pa.Table, partition: Sequence[str]) -> list[Pairs]:
+    """Return the partition values of each file, times as numbers: microseconds since 1970."""
+    if not partition:
+        return [()] * adds.num_rows
+    lists = [_values(adds, name) for name in partition]
+    return [tuple(zip(partition, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def partition_array(adds: pa.Table, name: str) -> pa.ChunkedArray:
+    """Return the values of a partition column, one for each file."""
+    return pa.chunked_array([chunk.field(name) for chunk in adds["partition"].chunks], adds.schema.field("partition").type.field(name).type)
+
+
+def _values(adds: pa.Table, name: str) -> list[Any]:
+    array = partition_array(adds, name)
+    found: list[Any] = (array.cast(pa.int64()) if pa.types.is_timestamp(array.type) else array).to_pylist()
+    return found
+
+
+class _Making:
+    """Makes files; those of one partition share what is the same."""
+
+    def __init__(self, columns: TableColumns, root: str) -> None:
+        self._columns = columns
+        self._ids = {column.name: column.field_id for column in columns.current}
+        self._root = root
+        self._shared: dict[Pairs, FileColumns] = {}
+
+    def name_of(self, written: str) -> str:
+        """Return a path relative to the table, or, of a file elsewhere, without its protocol; without secrets."""
+        path, root = path_of(self._root, written), f"{self._root.rstrip('/')}/"
+        if path.startswith(root):
+            return path[len(root) :]
+        path = shown_url(path)
+        return path.partition("://")[2].lstrip("/") if "://" in path else path.lstrip("/")
+
+    def file(self, written: str, num_bytes: int, num_rows: int | None, pairs: Pairs, mask: Mask | None) -> DataFile:
+        """Make a file of what the log says of it."""
+        columns = self._shared.get(pairs)
+        if columns is None:
+            constants = {self._ids[name]: value for name, value in pairs}
+            columns = self._shared[pairs] = FileColumns(self._columns, constants)
+        version = FileVersion(num_bytes, immutable=True)
+        name = self.name_of(written)
+        file = DataFile(path_of(self._root, written), name, version, "parquet", pairs, columns, num_rows=num_rows)
+        if mask is None or not mask.num_rows:
+            return file
+        if num_rows is not None and mask.num_rows > num_rows:
+            raise TableError(
+                f"the deletion vector of {name} must delete at most its {num_rows} rows, got {mask.num_rows}; the "
+                "writer broke the format: read another version, or mend the table"
+            )
+        deletes = (DeleteFile(file, "mask", mask.num_rows, mask=mask.bits),)
+        return DataFile(file.path, name, version, "parquet", pairs, columns, deletes, num_rows)

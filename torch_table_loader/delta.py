@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -105,9 +105,7 @@ def _request(table_uri: Any, options: LoaderOptions, allow_locations: Sequence[s
     )
 
 
-def _open_job(
-    options: LoaderOptions, ranks: RankInfo, source: DeltaSource, *, split_deletes: bool, lazy: bool
-) -> Job:
+def _open_job(options: LoaderOptions, ranks: RankInfo, source: DeltaSource, *, split_deletes: bool, lazy: bool) -> Job:
     job = open_job(source, options, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
     source.storage.close()
     return job

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote
 
 from botocore.exceptions import BotoCoreError
@@ -115,7 +115,7 @@ class TableAddress:
             ) from None
         if provider is None:
             return {"aws_skip_signature": "true"}
-        login: Mapping[str, Any] = provider()
+        login = cast("Mapping[str, Any]", provider())
         names = {"access_key_id": login["access_key_id"], "secret_access_key": login["secret_access_key"]}
         names |= {"session_token": login["token"]} if login["token"] else {}
         return {f"aws_{name}": value for name, value in names.items()}

@@ -119,7 +119,8 @@ class DeltaRequest:
         root = self.at.root
         columns = read_delta_schema(log.fields, log.partition_columns, log.mode)
         _refuse_unreadable(columns, self.columns, root)
-        schema, notes, adds = columns.schema, (), log.adds
+        schema, adds = columns.schema, log.adds
+        notes: tuple[str, ...] = ()
         if missing := [name for name in log.partition_columns if name not in columns.physical]:
             raise TableError(f"the schema of {root} must have its partition column {missing[0]!r}; mend the table")
         partition = [name for name in log.partition_columns if name in schema.names]

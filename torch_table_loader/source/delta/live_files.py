@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from torch_table_loader.source.delta.delta_options import path_of
 if TYPE_CHECKING:
     from torch_table_loader.records import TableColumns
     from torch_table_loader.source.delta.log import Mask
+
+_ESCAPED = re.compile(rb"(?:\\u00[0-9A-Fa-f]{2})+")
 
 Pairs = tuple[tuple[str, Any], ...]
 """Column and value of each partition column."""
@@ -61,7 +64,22 @@ def partition_values(adds: pa.Table, partition: Sequence[str]) -> list[Pairs]:
 
 def partition_array(adds: pa.Table, name: str) -> pa.ChunkedArray:
     """Return the values of a partition column, one for each file."""
-    return pa.chunked_array([chunk.field(name) for chunk in adds["partition"].chunks], adds.schema.field("partition").type.field(name).type)
+    kind = adds.schema.field("partition").type.field(name).type
+    array = pa.chunked_array([chunk.field(name) for chunk in adds["partition"].chunks], kind)
+    if not pa.types.is_binary(kind):
+        return array
+    return pa.chunked_array([pa.array([_unescaped(value) for value in array.to_pylist()], kind)])
+
+
+def _unescaped(value: bytes | None) -> bytes | None:
+    r"""Return binary as it was before it was written as the protocol says, which deltalake leaves to its callers.
+
+    >>> _unescaped(rb"\u0001\u00FF"), _unescaped(b"abc")
+    (b'\x01\xff', b'abc')
+    """
+    if value is None or not _ESCAPED.fullmatch(value):
+        return value
+    return bytes.fromhex(value.replace(rb"\u00", b"").decode("ascii"))
 
 
 def _values(adds: pa.Table, name: str) -> list[Any]:
@@ -98,10 +116,5 @@ class _Making:
         file = DataFile(path_of(self._root, written), name, version, "parquet", pairs, columns, num_rows=num_rows)
         if mask is None or not mask.num_rows:
             return file
-        if num_rows is not None and mask.num_rows > num_rows:
-            raise TableError(
-                f"the deletion vector of {name} must delete at most its {num_rows} rows, got {mask.num_rows}; the "
-                "writer broke the format: read another version, or mend the table"
-            )
         deletes = (DeleteFile(file, "mask", mask.num_rows, mask=mask.bits),)
         return DataFile(file.path, name, version, "parquet", pairs, columns, deletes, num_rows)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -18,6 +18,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, StorageError, TableError
 from torch_table_loader.source.delta.delta_options import TableAddress, path_of
 from torch_table_loader.source.delta.protocol import check_protocol, mapping_mode
+
+T = TypeVar("T")
 
 _VECTORS = "deletionVectors"
 
@@ -120,7 +122,7 @@ class LogReader:
                 masks[written] = Mask(zlib.compress(bits.tobytes(), 1), int(np.count_nonzero(deleted)))
         return masks
 
-    def _asking(self, ask: Any, what: str | None) -> Any:
+    def _asking(self, ask: Callable[[], T], what: str | None) -> T:
         """Return what deltalake answers, or raise the error of this library that fits.
 
         Args:

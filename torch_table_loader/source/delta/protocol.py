@@ -16,8 +16,15 @@ _FEATURES = frozenset(
         "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
+        "variantShredding",
+        "variantShredding-preview",
+        "variantType",
+        "variantType-preview",
     }
 )
+"""Those of variants say that there may be columns of a type that is refused where it is met; deltalake names them in
+tables that have none."""
+
 _MODE = "delta.columnMapping.mode"
 _MODES = ("none", "name", "id")
 

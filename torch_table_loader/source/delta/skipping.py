@@ -96,9 +96,7 @@ class _Bounds:
 
     def __init__(self, adds: pa.Table, physical: str) -> None:
         self._rows = adds["num_records"].to_pylist()
-        self._nulls, self._low, self._high = (
-            _inside(adds, name, physical) for name in ("null_count", "min", "max")
-        )
+        self._nulls, self._low, self._high = (_inside(adds, name, physical) for name in ("null_count", "min", "max"))
 
     def facts(self, field: pa.Field) -> list[Any]:
         """Return what is known of the column in each file; None for nothing."""

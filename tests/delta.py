@@ -6,6 +6,7 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 from __future__ import annotations
 
 import json
+import math
 import struct
 import uuid
 import zlib
@@ -73,7 +74,8 @@ class DeltaWriter:
         """Say what it takes to read the table."""
         protocol: dict[str, Any] = {"minReaderVersion": self.reader, "minWriterVersion": 7 if self.reader > 2 else 5}
         if self.reader > 2:
-            protocol |= {"readerFeatures": list(self.features), "writerFeatures": list(self.features)}
+            writer = ["inCommitTimestamp"] if "delta.enableInCommitTimestamps" in self.settings else []
+            protocol |= {"readerFeatures": list(self.features), "writerFeatures": [*self.features, *writer]}
         self.actions.append({"protocol": protocol})
 
     def metadata(self) -> None:
@@ -178,6 +180,8 @@ def stats_of(table: pa.Table) -> dict[str, Any]:
             continue
         stats["nullCount"][name] = table[name].null_count
         values = [value for value in table[name].to_pylist() if value is not None and value == value]  # noqa: PLR0124
+        if any(isinstance(value, float) and math.isinf(value) for value in values):
+            continue  # JSON has no such number
         if values and isinstance(values[0], int | float | str):
             stats["minValues"][name], stats["maxValues"][name] = min(values), max(values)
         elif values:

@@ -144,6 +144,20 @@ def test_time_travel_by_version_and_time(tmp_path: Path) -> None:
         read(uri, version=3)
 
 
+def test_time_travel_by_the_times_that_commits_hold(tmp_path: Path) -> None:
+    table = DeltaWriter(tmp_path / "t", features=(), settings={"delta.enableInCommitTimestamps": "true"})
+    for version in range(3):
+        info = {"inCommitTimestamp": 1_000_000 * (version + 1), "timestamp": 1, "operation": "WRITE"}
+        table.actions.insert(0, {"commitInfo": {**info, "operationParameters": {}}})
+        table.append(some(version, version + 1))
+        table.commit()
+        os.utime(tmp_path / "t" / "_delta_log" / f"{version:020}.json", (5_000_000,) * 2)
+    for seconds, rows in ((1_000, 1), (1_999.9, 1), (2_000, 2), (9_000, 3)):
+        assert read(table.uri, timestamp=dt.datetime.fromtimestamp(seconds, dt.UTC)).num_rows == rows
+    with pytest.raises(ConfigError, match=r"the first is of 1970-01-01T00:16:40\+00:00: pass version="):
+        read(table.uri, timestamp=dt.datetime.fromtimestamp(999, dt.UTC))
+
+
 def test_a_version_whose_files_were_vacuumed_is_refused_by_the_file(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
     write_deltalake(uri, numbers(0, 10))
@@ -222,9 +236,7 @@ def mapped(mode: str) -> dict[str, Any]:
     return {"settings": {"delta.columnMapping.mode": mode}, "features": ("columnMapping", "deletionVectors")}
 
 
-NESTED, INNER = (
-    {"type": "struct", "fields": [field_of("a", "long", id=at, physicalName="col-a")]} for at in (4, 7)
-)
+NESTED, INNER = ({"type": "struct", "fields": [field_of("a", "long", id=at, physicalName="col-a")]} for at in (4, 7))
 MAPPED = [
     field_of("x", "long", id=1, physicalName="col-x"),
     field_of("p", "string", id=2, physicalName="col-p"),
@@ -247,7 +259,12 @@ def test_columns_mapped_by_name_whatever_ids_files_hold(tmp_path: Path, footers:
     )
     held = [{"col-x": 1, "x": -1, "col-n": {"col-a": 7}, "p": "in the file"}]
     row = {"x": 1, "p": "v", "n": {"a": 7}, "late": None, "list": None}
-    table.append([row], {"col-p": "v"}, table=pa.Table.from_pylist(held, wrong), stats=None if footers == "eager" else {"numRecords": 1})
+    table.append(
+        [row],
+        {"col-p": "v"},
+        table=pa.Table.from_pylist(held, wrong),
+        stats=None if footers == "eager" else {"numRecords": 1},
+    )
     plain = pa.table({"col-x": [2], "col-list": [[{"col-a": 3}, None]]})
     later = {"x": 2, "p": None, "n": None, "late": None, "list": [{"a": 3}, None]}
     path = table.append([later], {"col-p": None}, table=plain)
@@ -302,7 +319,9 @@ WIDENED: dict[str, tuple[str, pa.DataType, Any, Any]] = {
 @pytest.mark.parametrize("name", WIDENED)
 def test_types_that_were_widened(tmp_path: Path, name: str, footers: str) -> None:
     kind, stored, written, expected = WIDENED[name]
-    table = DeltaWriter(tmp_path / "t", [field_of("x", "long"), field_of("v", kind)], features=("typeWidening", "timestampNtz"))
+    table = DeltaWriter(
+        tmp_path / "t", [field_of("x", "long"), field_of("v", kind)], features=("typeWidening", "timestampNtz")
+    )
     held = pa.table({"x": [1, 2], "v": pa.array([written, None], stored)})
     table.append([{"x": 1, "v": expected}, {"x": 2, "v": None}], table=held)
     table.commit()
@@ -452,7 +471,11 @@ def test_a_torn_log_is_a_table_error(tmp_path: Path) -> None:
 
 
 def test_a_plan_cache_keeps_the_names_of_a_schema_apart(tmp_path: Path) -> None:
-    table = DeltaWriter(tmp_path / "t", [field_of("a", "long", id=1, physicalName="p"), field_of("b", "long", id=2, physicalName="q")], **mapped("name"))
+    table = DeltaWriter(
+        tmp_path / "t",
+        [field_of("a", "long", id=1, physicalName="p"), field_of("b", "long", id=2, physicalName="q")],
+        **mapped("name"),
+    )
     held = pa.table({"p": list(range(9)), "q": [0] * 9})
     table.append([], table=held)
     table.commit()
@@ -472,6 +495,24 @@ def test_states_and_descriptions_hold_no_path_or_secret(tmp_path: Path) -> None:
     state = json.dumps(loader.state_dict())
     assert str(tmp_path) not in state
     assert json.loads(state)["table"]["snapshot_id"] == dataset.version == 0
+
+
+def test_ranks_read_the_version_that_the_first_of_them_saw(tmp_path: Path) -> None:
+    from torch_table_loader.source.delta.delta_options import find_table
+    from torch_table_loader.source.delta.delta_source import DeltaRequest
+
+    for version in range(3):
+        write_deltalake(str(tmp_path / "t"), numbers(10 * version, 10 * version + 10), mode="append")
+    request = DeltaRequest(find_table(tmp_path / "t", None), None, None, None, (), 1.0, None)
+    asked: list[tuple[str, Any]] = []
+
+    def agree(name: str, value: Any) -> Any:
+        asked.append((name, value))
+        return 1
+
+    source = request.open(agree=agree)
+    assert asked == [("snapshot", 2)]
+    assert (source.snapshot_id, len(source.files), source.pinned) == (1, 2, False)
 
 
 def test_a_copy_of_a_table_is_the_same_table(tmp_path: Path) -> None:

@@ -112,9 +112,7 @@ def test_every_live_row_comes_once(
 @given(
     history=commits,
     job=jobs,
-    chain=st.lists(
-        st.tuples(st.integers(0, 9), st.sampled_from([1, 2, 3]), st.integers(1, 4)), min_size=1, max_size=3
-    ),
+    chain=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 2, 3]), st.integers(1, 4)), min_size=1, max_size=3),
 )
 def test_a_job_of_another_size_goes_on(
     footers: str, history: list[dict[str, Any]], job: dict[str, Any], chain: list[tuple[int, int, int]]

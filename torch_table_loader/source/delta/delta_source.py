@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -108,8 +109,8 @@ class DeltaRequest:
         reader, when = LogReader(self.at, self.retry_seconds), read_time(timestamp)
         storage = IcebergStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self.retry_seconds)
         log = reader.read(version, when)
-        if when is not None:
-            _refuse_younger(log.version, when, storage, self.at.root)
+        if when is not None and log.version == 0 and not log.tells_time:
+            _refuse_younger(when, storage, self.at.root)
         agreed = agree("snapshot", log.version)
         if agreed != log.version:
             log = reader.read(agreed)  # rank 0 came earlier or later, and saw another commit as the newest
@@ -154,13 +155,13 @@ class DeltaRequest:
         return PlanCache.open(self.plan_cache, self.storage_options, scope, self.retry_seconds)
 
 
-def _refuse_younger(version: int, when: Any, storage: IcebergStorage, root: str) -> None:
-    """Refuse a time before the first version: deltalake gives that one."""
+def _refuse_younger(when: dt.datetime, storage: IcebergStorage, root: str) -> None:
+    """Refuse a time before the first version, which deltalake gives then."""
     try:
-        written = storage.version(f"{root}/_delta_log/{version:020}.json").mtime_ns
-    except TableError:  # cleaned up, so that it is no first one
+        written = storage.version(f"{root}/_delta_log/{0:020}.json").mtime_ns
+    except TableError:  # a checkpoint took its place
         return
-    if written is not None and version == 0 and written > when.timestamp() * 1e9:
+    if written is not None and written > when.timestamp() * 1e9:
         raise ConfigError(f"{root} had no version at {when.isoformat()}; its first is younger")
 
 

@@ -22,6 +22,7 @@ from torch_table_loader.source.delta.protocol import check_protocol, mapping_mod
 T = TypeVar("T")
 
 _VECTORS = "deletionVectors"
+_COMMIT_TIMES = "delta.enableInCommitTimestamps"
 
 
 class Mask(NamedTuple):
@@ -43,6 +44,7 @@ class Log:
         partition_columns: in order.
         adds: the live files, as `DeltaTable.get_add_actions` gives them, ordered by time, then path.
         masks: what is deleted from files, by their paths as the log writes them.
+        tells_time: whether commits hold their times, so that those of the log's files mean nothing.
     """
 
     version: int
@@ -52,6 +54,7 @@ class Log:
     partition_columns: tuple[str, ...]
     adds: pa.Table
     masks: Mapping[str, Mask]
+    tells_time: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,8 +83,29 @@ class LogReader:
         """
         table = self._opened(version)
         if timestamp is not None:
-            self._asking(lambda: table.load_as_version(timestamp), f"the state of {timestamp.isoformat()}")
+            newest = table
+
+            def as_of() -> None:
+                newest.load_as_version(self._version_at(newest, timestamp))
+
+            self._asking(as_of, f"the version of {timestamp.isoformat()}")
         return self._asking(lambda: self._log(table), None)
+
+    def _version_at(self, table: DeltaTable, timestamp: dt.datetime) -> int | dt.datetime:
+        """Return what deltalake is asked for: it compares a time with those of files, whatever commits say."""
+        if not _tells_time(table):
+            return timestamp
+        told = [entry for entry in table.history() if "inCommitTimestamp" in entry]
+        wanted = timestamp.timestamp() * 1000
+        passed = [entry["version"] for entry in told if entry["inCommitTimestamp"] <= wanted]
+        if passed:
+            return int(max(passed))
+        first = min((entry["inCommitTimestamp"] for entry in told), default=None)
+        begun = "no commit says one" if first is None else f"the first is of {_shown_time(first)}"
+        raise ConfigError(
+            f"{self.at.root}: of {timestamp.isoformat()} no commit of the table is known by its own time; {begun}: pass "
+            "version="
+        )
 
     def _opened(self, version: int | None) -> DeltaTable:
         options = self.at.for_deltalake(self.retry_seconds)
@@ -102,6 +126,7 @@ class LogReader:
             tuple(metadata.partition_columns),
             adds,
             self._masks(table, adds) if _VECTORS in features else {},
+            _tells_time(table),
         )
 
     def _masks(self, table: DeltaTable, adds: pa.Table) -> dict[str, Mask]:
@@ -162,6 +187,14 @@ class LogReader:
             f"{self.at.root}: {what} cannot be read ({self.at.scrubbed(error)}); it is none of the table's, or its "
             "log was cleaned up since: DeltaTable(...).history() names those there are"
         )
+
+
+def _tells_time(table: DeltaTable) -> bool:
+    return str(table.metadata().configuration.get(_COMMIT_TIMES, "false")).lower() == "true"
+
+
+def _shown_time(milliseconds: int) -> str:
+    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
 
 
 def read_time(timestamp: Any) -> dt.datetime | None:

@@ -1,4 +1,4 @@
-"""Writes Delta Lake tables by hand, as the protocol says, with what delta-rs does not write: deletion vectors, mappings.
+"""Writes Delta Lake tables by hand, as the protocol says, with what delta-rs does not: deletion vectors, mappings.
 
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
@@ -81,7 +81,11 @@ class DeltaWriter:
     def metadata(self) -> None:
         """Say what columns there are now."""
         schema = {"type": "struct", "fields": list(self.columns)}
-        told = {"id": self.table_id, "format": {"provider": "parquet", "options": {}}, "configuration": self.settings}
+        told: dict[str, Any] = {
+            "id": self.table_id,
+            "format": {"provider": "parquet", "options": {}},
+            "configuration": self.settings,
+        }
         told |= {"schemaString": json.dumps(schema), "partitionColumns": list(self.partition_by), "createdTime": 0}
         self.actions.append({"metaData": told})
 
@@ -124,6 +128,20 @@ class DeltaWriter:
             add["stats"] = json.dumps(stats_of(table) if stats is True else stats)
         self.actions.append({"add": add})
         self.data.append(Data(add, list(rows)))
+        return str(add["path"])
+
+    def adopt(self, path: Path, num_rows: int) -> str:
+        """Take a file in that lies elsewhere, without its rows; its columns have no statistics."""
+        add = {
+            "path": quote(path.as_uri(), safe="/:%"),
+            "partitionValues": {},
+            "size": path.stat().st_size,
+            "modificationTime": 1_000 * (self.version + 2),
+            "dataChange": True,
+            "stats": json.dumps({"numRecords": num_rows}),
+        }
+        self.actions.append({"add": add})
+        self.data.append(Data(add, []))
         return str(add["path"])
 
     def remove(self, path: str) -> None:

@@ -70,7 +70,7 @@ class DeltaDataset(TableDataset):
         pinned = version is not None or timestamp is not None
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
-            request = _request(table_uri, asked, allow_locations)
+            request = _request(table_uri, asked, allow_locations, lazy=footers == "lazy")
             source = request.open(version, timestamp, plan_check.common_value)
             open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
             job = open_at(source)
@@ -85,7 +85,9 @@ class DeltaDataset(TableDataset):
         return version
 
 
-def _request(table_uri: Any, options: LoaderOptions, allow_locations: Sequence[str] | None) -> DeltaRequest:
+def _request(
+    table_uri: Any, options: LoaderOptions, allow_locations: Sequence[str] | None, *, lazy: bool
+) -> DeltaRequest:
     try:
         from torch_table_loader.source.delta.delta_options import find_table
         from torch_table_loader.source.delta.delta_source import DeltaRequest
@@ -102,6 +104,7 @@ def _request(table_uri: Any, options: LoaderOptions, allow_locations: Sequence[s
         read_areas(allow_locations),
         options.retry_seconds,
         options.storage_options,
+        lazy,
     )
 
 

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -423,7 +423,7 @@ def test_a_log_without_counts_takes_footers(tmp_path: Path) -> None:
     table.append(some(0, 9), stats=None)
     table.commit()
     same(table.uri, some(0, 9))
-    with pytest.raises(TableError, match="must say how many rows .* read footers"):
+    with pytest.raises(TableError, match=r"must say how many rows .* read footers"):
         read(table.uri, footers="lazy")
 
 

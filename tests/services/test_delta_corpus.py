@@ -6,7 +6,6 @@ import importlib.util
 import os
 import tarfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,17 +38,19 @@ def tables(check: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[
     found: dict[str, Path] = {}
     for packed in sorted(SHARED.glob("*.tar.zst")):
         name = packed.name.removesuffix(".tar.zst")
-        with packed.open("rb") as source, check.zstandard.ZstdDecompressor().stream_reader(source) as stream:
-            with tarfile.open(fileobj=stream, mode="r|") as archive:
-                archive.extractall(root / name, filter="data")
+        with (
+            packed.open("rb") as source,
+            check.zstandard.ZstdDecompressor().stream_reader(source) as stream,
+            tarfile.open(fileobj=stream, mode="r|") as archive,
+        ):
+            archive.extractall(root / name, filter="data")
         found[name] = next((root / name).rglob("_delta_log")).parent
     return found
 
 
 def wrong(check: ModuleType, tables: dict[str, Path], **options: Any) -> Iterator[str]:
-    reader = partial(read, **options)
     for name, table in tables.items():
-        want, got = check.expected(table.parent / "expected"), reader(str(table))
+        want, got = check.expected(table.parent / "expected"), read(str(table), **options)
         if sorted(got.column_names) != sorted(want.column_names) or check.rows(got) != check.rows(want):
             yield name
 

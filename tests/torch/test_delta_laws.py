@@ -1,4 +1,4 @@
-"""The promises on Delta Lake tables with deletion vectors: exactly once, known length, exact resume, any size of job."""
+"""The promises on Delta Lake tables with deletion vectors: exactly once, known length, resume, any size of job."""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
     if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
         raise ResumeError(
             f"the state speaks of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
-            f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to go on, "
-            "or start a new epoch without the state"
+            f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to go "
+            "on, or start a new epoch without the state"
         )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")

@@ -166,6 +166,11 @@ def path_of(root: str, written: str) -> str:
     return f"{root.rstrip('/')}/{path}"
 
 
+def is_plain(written: str) -> bool:
+    """Return whether a path of the log is relative to the table, and written as it is."""
+    return "%" not in written and ":" not in written and not written.startswith("/")
+
+
 def _as_ours(options: Mapping[str, Any], protocol: str) -> dict[str, Any]:
     """Take deltalake's own names of S3 options, in whatever case, beside those of this library."""
     if protocol != "s3":

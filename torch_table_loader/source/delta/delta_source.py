@@ -78,6 +78,7 @@ class DeltaRequest:
         allowed: where files may lie besides the table's own host, bucket or machine.
         retry_seconds: how long to try a request that the store does not serve.
         storage_options: the caller's, for the plan cache.
+        lazy: whether nothing is asked of data files yet.
     """
 
     at: TableAddress
@@ -87,6 +88,7 @@ class DeltaRequest:
     allowed: tuple[Area, ...]
     retry_seconds: float
     storage_options: Mapping[str, Any] | None = field(repr=False)
+    lazy: bool = False
 
     def open(
         self,
@@ -128,9 +130,10 @@ class DeltaRequest:
         if self.filters is not None:
             adds = kept_files(adds, columns, partition, self.filters)
             notes = (f"the filter rules {log.adds.num_rows - adds.num_rows:,} of {log.adds.num_rows:,} files out",)
+        root = root.rstrip("/")
         files = live_files(adds, log.masks, columns.table, partition, root)
-        storage.require(file.path for file in files)
-        if storage.is_local:  # where asking costs nothing, a file that is gone or written over is noticed
+        storage.require(file.path for file in files if not file.path.startswith(f"{root}/"))
+        if storage.is_local and not self.lazy:  # where asking costs nothing, a file that is written over is noticed
             files = tuple(replace(file, version=storage.version(file.path)) for file in files)
         digest = hashlib.sha256(f"delta 1\n{log.table_id}\n{log.version}".encode()).hexdigest()
         return DeltaSource(

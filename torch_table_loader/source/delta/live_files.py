@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow as pa
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.delta.delta_options import path_of
+from torch_table_loader.source.delta.delta_options import is_plain, path_of
 
 if TYPE_CHECKING:
     from torch_table_loader.records import TableColumns
@@ -40,18 +41,15 @@ def live_files(
     """
     making = _Making(columns, root)
     values = partition_values(adds, partition)
-    files: list[DataFile] = []
-    seen: set[str] = set()
-    named = zip(*(adds[name].to_pylist() for name in ("path", "size_bytes", "num_records")), values, strict=True)
-    for written, num_bytes, num_rows, pairs in named:
-        if written in seen:
-            raise TableError(
-                f"a data file must be in a version once, and the log of {root} has {making.name_of(written)} twice, "
-                "so that its rows would come twice; mend the table, or read another version"
-            )
-        seen.add(written)
-        files.append(making.file(written, num_bytes, num_rows, pairs, masks.get(written)))
-    return tuple(files)
+    paths = adds["path"].to_pylist()
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise TableError(
+            f"a data file must be in a version once, and the log of {root} has {making.named(twice)[1]} twice, so that "
+            "its rows would come twice; mend the table, or read another version"
+        )
+    told = zip(paths, adds["size_bytes"].to_pylist(), adds["num_records"].to_pylist(), values, strict=True)
+    return tuple(making.file(*each, masks.get(each[0])) for each in told)
 
 
 def partition_values(adds: pa.Table, partition: Sequence[str]) -> list[Pairs]:
@@ -94,16 +92,19 @@ class _Making:
     def __init__(self, columns: TableColumns, root: str) -> None:
         self._columns = columns
         self._ids = {column.name: column.field_id for column in columns.current}
-        self._root = root
+        self._root = f"{root.rstrip('/')}/"
         self._shared: dict[Pairs, FileColumns] = {}
+        self._versions: dict[int, FileVersion] = {}
 
-    def name_of(self, written: str) -> str:
-        """Return a path relative to the table, or, of a file elsewhere, without its protocol; without secrets."""
-        path, root = path_of(self._root, written), f"{self._root.rstrip('/')}/"
-        if path.startswith(root):
-            return path[len(root) :]
-        path = shown_url(path)
-        return path.partition("://")[2].lstrip("/") if "://" in path else path.lstrip("/")
+    def named(self, written: str) -> tuple[str, str]:
+        """Return a file's path, and its name: relative to the table, or without its protocol; without secrets."""
+        if is_plain(written):  # most are, of which there may be very many
+            return self._root + written, written
+        path = path_of(self._root, written)
+        if path.startswith(self._root):
+            return path, path[len(self._root) :]
+        name = shown_url(path)
+        return path, name.partition("://")[2].lstrip("/") if "://" in name else name.lstrip("/")
 
     def file(self, written: str, num_bytes: int, num_rows: int | None, pairs: Pairs, mask: Mask | None) -> DataFile:
         """Make a file of what the log says of it."""
@@ -111,10 +112,11 @@ class _Making:
         if columns is None:
             constants = {self._ids[name]: value for name, value in pairs}
             columns = self._shared[pairs] = FileColumns(self._columns, constants)
-        version = FileVersion(num_bytes, immutable=True)
-        name = self.name_of(written)
-        file = DataFile(path_of(self._root, written), name, version, "parquet", pairs, columns, num_rows=num_rows)
+        path, name = self.named(written)
+        version = self._versions.get(num_bytes)
+        if version is None:
+            version = self._versions[num_bytes] = FileVersion(num_bytes, immutable=True)
+        file = DataFile(path, name, version, "parquet", pairs, columns, (), num_rows)
         if mask is None or not mask.num_rows:
             return file
-        deletes = (DeleteFile(file, "mask", mask.num_rows, mask=mask.bits),)
-        return DataFile(file.path, name, version, "parquet", pairs, columns, deletes, num_rows)
+        return replace(file, deletes=(DeleteFile(file, "mask", mask.num_rows, mask=mask.bits),))

@@ -103,8 +103,8 @@ class LogReader:
         first = min((entry["inCommitTimestamp"] for entry in told), default=None)
         begun = "no commit says one" if first is None else f"the first is of {_shown_time(first)}"
         raise ConfigError(
-            f"{self.at.root}: of {timestamp.isoformat()} no commit of the table is known by its own time; {begun}: pass "
-            "version="
+            f"{self.at.root}: of {timestamp.isoformat()} no commit of the table is known by its own time; {begun}: "
+            "pass version="
         )
 
     def _opened(self, version: int | None) -> DeltaTable:

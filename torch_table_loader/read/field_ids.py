@@ -63,8 +63,8 @@ def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Places:
     if not len(schema) or not columns.table.current:
         return {}
     raise TableError(
-        f"{name} was written without field ids, and the table does not say by name which column is which; write the "
-        "file again, or set the property schema.name-mapping.default of an Iceberg table"
+        f"{name} was written without field ids, and the table has no property schema.name-mapping.default that says "
+        "which column is which; set it on an Iceberg table, or write the file again with ids"
     )
 
 

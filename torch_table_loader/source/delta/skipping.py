@@ -125,7 +125,7 @@ class _Bounds:
 def _widened(value: pa.Scalar, kind: pa.DataType, by: int) -> pa.Scalar:
     if not pa.types.is_timestamp(kind):
         return value.cast(kind)
-    return pa.scalar(value.cast(pa.timestamp("us", value.type.tz)).value + by, pa.int64()).cast(kind)
+    return pa.scalar(value.cast(kind).value + by, pa.int64()).cast(kind)
 
 
 def _inside(adds: pa.Table, name: str, physical: str) -> Any:

@@ -66,8 +66,16 @@ ICEBERG_DUELS = (
 )
 """The same files as an Iceberg table; rows per second count live rows, of which deletes leave 95 in 100."""
 
+DELTA_DUELS = tuple(
+    Duel(table, 8192, left, right, bar)
+    for table in ("A-zstd", "B")
+    for left, right, bar in (("delta:plain", "ours:thread", 0.97), ("delta:vector", "delta:plain", 0.90))
+)
+"""The same files as a Delta Lake table; rows per second count live rows, of which deletes leave 95 in 100."""
+
 ICEBERG_MEMORY = 0.25
 ICEBERG_PLANNING = 1.2
+DELTA_PLANNING = 1.2
 PLANNING_SECONDS = 2.0
 NEXT_EPOCH_SECONDS = 0.5
 PACKING_MICROS = 3.0

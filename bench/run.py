@@ -14,12 +14,24 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import bars, distant
-from bench.bars import DUELS, ICEBERG_DUELS, PACKED_DUELS, Duel
+from bench.bars import DELTA_DUELS, DUELS, ICEBERG_DUELS, PACKED_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import FarRow, Outcome, Row, duel_row, write, write_distant
 from bench.tables import build
 
-_WHAT = ("duels", "checksums", "planning", "packing", "first-batch", "resume", "memory", "iceberg", "rows", "distant")
+_WHAT = (
+    "duels",
+    "checksums",
+    "planning",
+    "packing",
+    "first-batch",
+    "resume",
+    "memory",
+    "iceberg",
+    "delta",
+    "rows",
+    "distant",
+)
 
 
 class Bench:
@@ -148,6 +160,15 @@ class Bench:
             ),
         ]
 
+    def delta(self) -> list[Outcome]:
+        """Compare planning with deltalake."""
+        told = self._child("bench.delta", "--root", str(self._root))
+        theirs = f"10,000 Delta Lake files over DeltaTable(...).file_uris() ({told['theirs']:.3f} s)"
+        return [
+            Outcome(f"planning {theirs}", told["planned over theirs"], bars.DELTA_PLANNING),
+            Outcome(f'making a loader of {theirs}, footers="lazy"', told["made over theirs"], bars.DELTA_PLANNING),
+        ]
+
     def rows(self) -> tuple[list[Row], list[Outcome]]:
         """Race a shuffled epoch of single rows, build its store, resume, and read it cold."""
         found = self._rows("permutation")
@@ -242,7 +263,7 @@ def main() -> None:
     bench = Bench(options.root, options.rounds)
     rows: list[Row] = []
     outcomes: list[Outcome] = []
-    kinds = {"duels": DUELS, "iceberg": ICEBERG_DUELS, "packing": PACKED_DUELS}
+    kinds = {"duels": DUELS, "iceberg": ICEBERG_DUELS, "delta": DELTA_DUELS, "packing": PACKED_DUELS}
     duels = tuple(duel for kind, each in kinds.items() if kind in what for duel in each)
     if duels:
         for duel in (bar := tqdm(chosen(duels, options.only), unit="duel", disable=None)):
@@ -259,6 +280,7 @@ def main() -> None:
         ("resume", bench.resume),
         ("memory", bench.memory),
         ("iceberg", bench.iceberg),
+        ("delta", bench.delta),
     ):
         if name in what:
             outcomes += measure()

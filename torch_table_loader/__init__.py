@@ -12,6 +12,7 @@ from torch_table_loader.contracts import (
     TimeTravelSource,
 )
 from torch_table_loader.dataset import StructuredDataset
+from torch_table_loader.delta import DeltaDataset
 from torch_table_loader.errors import (
     AccessRefusedError,
     ConfigError,
@@ -62,6 +63,7 @@ __all__ = [
     "ConfigTypeError",
     "DataFile",
     "DataFileInfo",
+    "DeltaDataset",
     "Explanation",
     "FileMeta",
     "FileVersion",

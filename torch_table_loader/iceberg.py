@@ -15,7 +15,7 @@ from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import time_travel
+from torch_table_loader.opening import refuse_plain, time_travel
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.units import integer
 
@@ -86,7 +86,7 @@ class IcebergDataset(TableDataset):
             StorageError: the catalog or the store refused.
         """
         asked = make_options(options, type(self))
-        _refuse_others(asked, footers)
+        refuse_plain(asked, footers, "an Iceberg table", "snapshot_id=")
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         snapshot_id = _end_of(start_snapshot_id, end_snapshot_id, snapshot_id)
@@ -152,19 +152,3 @@ def _end_of(start: Any, end: Any, snapshot_id: Any) -> int | None:
             "snapshot_id alone to read a whole snapshot"
         )
     return int(end)
-
-
-def _refuse_others(options: LoaderOptions, footers: str) -> None:
-    for name, remedy in (
-        ("schema", "an Iceberg table has its own"),
-        ("files", "pass snapshot_id= to pin the table"),
-        ("partitioning", "an Iceberg table knows its partitions"),
-    ):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
-    if options.raw_files:
-        raise ConfigError("raw_files=True is for StructuredDataset, which reads files without a table's metadata")
-    if footers not in ("eager", "lazy"):
-        raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
-    if footers == "lazy" and options.shuffle == "rows":
-        raise ConfigError('footers="lazy" has no meaning with shuffle="rows", which reads every file; leave it out')

@@ -198,6 +198,33 @@ def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | Non
     return PlanCache.open(options.plan_cache, storage_options, scope, options.retry_seconds)
 
 
+def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> None:
+    """Refuse options that are for tables of plain files, or that contradict each other.
+
+    Args:
+        options: the caller's.
+        footers: likewise.
+        table: what kind of table it is, for the message.
+        pin: the argument that chooses a snapshot of it.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    for name, remedy in (
+        ("schema", f"{table} has its own"),
+        ("files", f"pass {pin} to pin the table"),
+        ("partitioning", f"{table} knows its partitions"),
+    ):
+        if getattr(options, name) is not None:
+            raise ConfigError(f"{name}= is for tables of plain files; {remedy}")
+    if options.raw_files:
+        raise ConfigError("raw_files=True is for StructuredDataset, which reads files without a table's metadata")
+    if footers not in ("eager", "lazy"):
+        raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
+    if footers == "lazy" and options.shuffle == "rows":
+        raise ConfigError('footers="lazy" has no meaning with shuffle="rows", which reads every file; leave it out')
+
+
 def check_source(source: Any, path: Any, format: Any, storage: Any, options: LoaderOptions) -> None:  # noqa: A002
     """Refuse what is no source, and what a source says by itself.
 

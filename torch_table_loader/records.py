@@ -186,11 +186,13 @@ class TableColumns:
         current: those that the table has now, in order.
         former: the others that it ever had, by id: a delete may still name them.
         names: ids for files without; None if the table gives none.
+        by_name: whether `names` count in files with ids of their own, too (Delta Lake, but for mapping by id).
     """
 
     current: tuple[Column, ...]
     former: Mapping[int, Column] = field(default_factory=dict)
     names: NamedIds | None = None
+    by_name: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,12 +217,14 @@ class DeleteFile:
     """A file that says which rows of data files are deleted.
 
     Args:
-        file: as a reader opens it.
-        kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys.
-        num_rows: its rows; of a vector, the rows that it deletes.
+        file: as a reader opens it; of a mask, the data file.
+        kind: "position": pairs of path and row; "vector": a bitmap of rows of one file; "equality": keys; "mask": a
+            bitmap that planning read.
+        num_rows: its rows; of a vector or mask, the rows that it deletes.
         key_ids: of an equality delete, the ids of the key's columns.
         blob: of a vector, its offset and length in the file, in bytes.
         everywhere: of an equality delete, whether it applies to all partitions.
+        mask: of a mask, a bit for each row, the lowest first, set where it is deleted; compressed by zlib.
     """
 
     file: DataFile
@@ -229,6 +233,7 @@ class DeleteFile:
     key_ids: tuple[int, ...] = ()
     blob: tuple[int, int] | None = None
     everywhere: bool = False
+    mask: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

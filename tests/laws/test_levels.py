@@ -93,6 +93,8 @@ def outer_faults(entry: Import) -> Iterator[str]:
         yield f"imports {name}"
     if name == "pyiceberg" and not module.startswith("source.iceberg"):
         yield "imports pyiceberg"
+    if name == "deltalake" and not module.startswith("source.delta"):
+        yield "imports deltalake"
     if name in ("fsspec", "s3fs", "boto3", "botocore", "obstore") and room != "source":
         yield f"imports {name}"
     if name == "pyarrow" and level_of(module) < 3 and room != "arrow" and not entry.typing_only:
@@ -222,6 +224,7 @@ PLANTED = {
     "torch below": ("read/parquet.py", "import torch.utils.data", "imports torch"),
     "torch for types": ("read/parquet.py", "if TYPE_CHECKING:\n    import torch", "imports torch"),
     "pyiceberg elsewhere": ("source/storage.py", "from pyiceberg.catalog import load", "imports pyiceberg"),
+    "deltalake elsewhere": ("source/iceberg.py", "import deltalake", "imports deltalake"),
     "fsspec elsewhere": ("read/parquet.py", "import fsspec", "imports fsspec"),
     "pyarrow at run time": ("records.py", "def f():\n    import pyarrow.compute", "imports pyarrow at run time"),
     "pyarrow in the else": (

@@ -79,7 +79,7 @@ class PlanCheck:
         elif not pinned:
             warn_caller(
                 f"{num_ranks} ranks list the table on their own, and there is no process group through which they "
-                "could compare what they saw; pass files= (or snapshot_id=), or construct the loader after "
+                "could compare what they saw; pass files= (or snapshot_id= or version=), or construct the loader after "
                 "init_process_group"
             )
 

@@ -172,7 +172,8 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
     if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
         raise ResumeError(
             f"the state speaks of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
-            f"pass snapshot_id={theirs['snapshot_id']} to go on, or start a new epoch without the state"
+            f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to go "
+            "on, or start a new epoch without the state"
         )
     if own.get("start_snapshot_id") != theirs.get("start_snapshot_id"):
         then, now = (_after(each.get("start_snapshot_id")) for each in (theirs, own))

@@ -15,7 +15,7 @@ from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.conform import FileConformer
 from torch_table_loader.read.failures import first_line
-from torch_table_loader.read.field_ids import has_ids, inside_of, places, places_of
+from torch_table_loader.read.field_ids import inside_of, names_in, places, places_of
 
 if TYPE_CHECKING:
     from torch_table_loader.records import Column, FileColumns, NamedIds
@@ -111,7 +111,7 @@ def plan_by_id(
         TableError: the file has no field ids, and the table gives none by name; or types that never fit.
     """
     found = places_of(file_schema, columns, name)
-    names = None if columns.table.names is None or has_ids(file_schema) else columns.table.names
+    names = names_in(file_schema, columns)
     reads: list[str] = []
     sources: list[_Source] = []
     for _, column in wanted:

@@ -118,6 +118,8 @@ class Deletes:
         return [EqualityKeys(ids, self._keys(ids, deletes), after) for (ids, _), deletes in alike.items()]
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
+        if delete.kind == "mask":
+            return cast("NDArray[np.int64]", self._cached(("mask", path), delete, lambda: _unpacked(delete)))
         if delete.kind == "vector":
             name = ("vector", delete.file.path, delete.blob)
             vector = self._cached(name, delete, lambda: self._sized_vector(delete))
@@ -270,6 +272,13 @@ def _path_to(column: Column, field_id: int) -> tuple[Column, ...] | None:
             if (rest := _path_to(child, field_id)) is not None:
                 return (column, *rest)
     return None
+
+
+def _unpacked(delete: DeleteFile) -> tuple[Any, int]:
+    """Return the positions of a mask, and the bytes that they take."""
+    bits = np.unpackbits(np.frombuffer(zlib.decompress(delete.mask), np.uint8), bitorder="little")
+    positions = np.flatnonzero(bits)
+    return positions, positions.nbytes
 
 
 def _read_vector(storage: Storage, delete: DeleteFile) -> NDArray[np.int64]:

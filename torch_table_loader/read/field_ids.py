@@ -37,10 +37,8 @@ def found_by_name(file_schema: pa.Schema, columns: FileColumns, names: AbstractS
     Returns:
         False also where a column that the file lacks is not null in it.
     """
-    by_id = own_ids(file_schema)
-    if not by_id and columns.table.names is not None:
-        at = places(file_schema, columns.table.names)
-        by_id = {field_id: file_schema.field(place).name for field_id, place in at.items()}
+    at = places(file_schema, names_in(file_schema, columns))
+    by_id = {field_id: file_schema.field(place).name for field_id, place in at.items()}
     for column in columns.table.current:
         if column.name not in names:
             continue
@@ -59,16 +57,21 @@ def places_of(schema: pa.Schema, columns: FileColumns, name: str) -> Places:
     Raises:
         TableError: the file has no field ids, and the table gives none by name.
     """
-    if has_ids(schema):
-        return places(schema, None)
-    if columns.table.names is not None:
-        return places(schema, columns.table.names)
+    names = names_in(schema, columns)
+    if names is not None or has_ids(schema):
+        return places(schema, names)
     if not len(schema) or not columns.table.current:
         return {}
     raise TableError(
         f"{name} was written without field ids, and the table has no property schema.name-mapping.default that says "
-        "which column is which; set it on the table"
+        "which column is which; set it on an Iceberg table, or write the file again with ids"
     )
+
+
+def names_in(schema: pa.Schema, columns: FileColumns) -> NamedIds | None:
+    """Return the names by which the columns of a file are found; None for the ids that it holds itself."""
+    table = columns.table
+    return table.names if table.by_name or not has_ids(schema) else None
 
 
 def places(fields: Sequence[pa.Field], names: NamedIds | None) -> Places:

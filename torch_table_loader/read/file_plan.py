@@ -13,6 +13,7 @@ from torch_table_loader.read.by_id import plan_by_id
 from torch_table_loader.read.conform import FileConformer, conform_plan
 from torch_table_loader.read.deletes import inside, key_path
 from torch_table_loader.read.expressions import row_mask
+from torch_table_loader.read.field_ids import places_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,7 +138,7 @@ def plan_file(
     Raises:
         TableError: the file does not fit the table, or a delete file cannot be read.
     """
-    row_filter, empty = _beyond_partition(file, table_schema, *filters)
+    row_filter, empty = _beyond_partition(file, meta, table_schema, *filters)
     extra = [] if row_filter is None else [name for name in filters[1] if name not in columns]
     wanted = [*columns, *extra]
     positions = np.empty(0, dtype=np.int64)
@@ -168,13 +169,15 @@ def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column],
 
 
 def _beyond_partition(
-    file: DataFile, schema: pa.Schema, filters: Any, filter_columns: Sequence[str]
+    file: DataFile, meta: FileMeta, schema: pa.Schema, filters: Any, filter_columns: Sequence[str]
 ) -> tuple[Any, bool]:
     """Decide a filter over columns that are the same in all rows: what remains of it, and whether no row passes."""
     if filters is None or not filter_columns or not set(filter_columns) <= dict(file.partition).keys():
         return filters, False
-    if file.columns is not None:  # an Iceberg file may hold the column as well, which then counts
-        return filters, False
+    if file.columns is not None:
+        found = places_of(meta.schema, file.columns, file.name)
+        if any(column.field_id in found for column in file.columns.table.current if column.name in filter_columns):
+            return filters, False  # an Iceberg file may hold the column as well, which then counts
     constants = conform_plan(pa.schema([]), schema, file.partition, filter_columns, name=file.name)
     one_row = pa.record_batch([pa.nulls(1)], names=["none"])
     return None, not row_mask(constants.apply(one_row), filters)[0].as_py()

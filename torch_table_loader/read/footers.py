@@ -104,6 +104,8 @@ def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if file.num_rows is None:
         raise TableError(f"the table's metadata must say how many rows {file.name} has, and does not; read footers")
     size = file.version.num_bytes
+    if size <= _PART_BYTES and not file.split_offsets:  # of tables of very many files most are one part
+        return (file.num_rows,), (max(size, 1),)
     starts = sorted({offset for offset in file.split_offsets if 0 <= offset < size})
     starts = starts or list(range(0, size, _PART_BYTES)) or [0]
     stops = [*starts[1:], max(size, starts[-1] + 1)]

@@ -111,9 +111,8 @@ def _iceberg(storage: FileStorage, table: str, found: list[Found]) -> str:
 
 def _delta(_: FileStorage, table: str, __: list[Found]) -> str:
     return (
-        f"{table} is a Delta Lake table, and its files alone are not its rows; write its current rows out as Parquet, "
-        "or, if it has neither deletion vectors nor column mapping, name the files of its current version with "
-        f'files=deltalake.DeltaTable("{table}").file_uris() and raw_files=True'
+        f"{table} is a Delta Lake table, and its files alone are not its rows; read it with "
+        f'DeltaDataset.create_dataloader("{table}")'
     )
 
 

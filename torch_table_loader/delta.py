@@ -1,0 +1,123 @@
+"""The dataset of a Delta Lake table, as its log sees it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from torch_table_loader.dataset import TableDataset
+from torch_table_loader.engine.jobs.modes import open_job
+from torch_table_loader.engine.jobs.resolve import with_batch_size
+from torch_table_loader.engine.plan_check import PlanCheck
+from torch_table_loader.engine.rank_info import resolve_ranks
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
+from torch_table_loader.keywords import LoaderKeywords, make_options
+from torch_table_loader.opening import refuse_plain, time_travel
+from torch_table_loader.options import LoaderOptions
+
+if TYPE_CHECKING:
+    from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.source.delta.delta_source import DeltaRequest, DeltaSource
+
+
+class DeltaDataset(TableDataset):
+    """A Delta Lake table at one version, which is chosen at construction and stays.
+
+    Put it into a ``DataLoader(dataset, batch_size=None)``, or let `create_dataloader` make a loader that also
+    knows its length, takes batches from threads, and can be resumed.
+    """
+
+    def __init__(
+        self,
+        table_uri: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        timestamp: dt.datetime | str | None = None,
+        allow_locations: Sequence[str] | None = None,
+        split_deletes: bool = False,
+        footers: Literal["eager", "lazy"] = "eager",
+        **options: Unpack[LoaderKeywords],
+    ) -> None:
+        """Read the log, choose the version, plan its files, and plan the first epoch.
+
+        Args:
+            table_uri: the table's folder, the one that holds ``_delta_log``: a local path, or s3://, gs:// or Azure.
+            version: the version to read; neither this nor `timestamp`: the newest.
+            timestamp: the version that was the newest then: a datetime or ISO text with time zone.
+            allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
+                files may lie besides the host or bucket of the table; files elsewhere are refused.
+            split_deletes: cut files that have deletion vectors, too; rows that are shuffled one by one need no cut.
+            footers: "lazy" plans by the rows that the log names, and opens the footers of this rank's own files
+                alone, when it reads them; row groups are then estimates, so that filters rule out none of them, and
+                the ends of splits may fall into one.
+            options: the fields of `LoaderOptions`.
+
+        Raises:
+            ConfigError: an option is wrong, or there is no such table or version.
+            TableError: a file is missing or torn, or the table takes a reader feature that is not known.
+            StorageError: the store refused.
+        """
+        asked = make_options(options, type(self))
+        refuse_plain(asked, footers, "a Delta Lake table", "version=")
+        _check_chosen(version, timestamp)
+        ranks = resolve_ranks(asked)
+        asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
+        pinned = version is not None or timestamp is not None
+        plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
+        with plan_check:
+            request = _request(table_uri, asked, allow_locations, lazy=footers == "lazy")
+            source = request.open(version, timestamp, plan_check.common_value)
+            open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
+            job = open_at(source)
+            plan_check.check({**job.compared, **asdict(job.topology)})
+        super().__init__(job, plan_check, time_travel(source, open_at))
+
+    @property
+    def version(self) -> int:
+        """The version that is read."""
+        version = self.snapshot_id
+        assert version is not None  # noqa: S101 a Delta Lake table always has one
+        return version
+
+
+def _request(
+    table_uri: Any, options: LoaderOptions, allow_locations: Sequence[str] | None, *, lazy: bool
+) -> DeltaRequest:
+    try:
+        from torch_table_loader.source.delta.delta_options import find_table
+        from torch_table_loader.source.delta.delta_source import DeltaRequest
+        from torch_table_loader.source.iceberg.places import read_areas
+    except ImportError as error:
+        raise MissingExtraError(
+            f"Delta Lake tables need deltalake ({error}); pip install 'torch-table-loader[delta]'"
+        ) from error
+    return DeltaRequest(
+        find_table(table_uri, options.storage_options),
+        options.columns,
+        options.filters,
+        options.plan_cache,
+        read_areas(allow_locations),
+        options.retry_seconds,
+        options.storage_options,
+        lazy,
+    )
+
+
+def _open_job(options: LoaderOptions, ranks: RankInfo, source: DeltaSource, *, split_deletes: bool, lazy: bool) -> Job:
+    job = open_job(source, options, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
+    source.storage.close()
+    return job
+
+
+def _check_chosen(version: Any, timestamp: Any) -> None:
+    if version is not None and timestamp is not None:
+        raise ConfigError("version and timestamp each choose a version; pass one of them")
+    if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+        raise ConfigTypeError(f"version must be a whole number, got {type(version).__name__}")
+    if version is not None and version < 0:
+        raise ConfigError(f"version must be 0 or more, got {version}")

@@ -1,0 +1,1 @@
+"""Delta Lake tables: the log becomes data files (https://github.com/delta-io/delta/blob/master/PROTOCOL.md)."""

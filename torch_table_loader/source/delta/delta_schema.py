@@ -1,0 +1,170 @@
+"""A Delta Lake schema, as its JSON says it, becomes columns with ids and an Arrow schema."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from torch_table_loader.errors import TableError
+from torch_table_loader.records import Column, NamedIds, TableColumns
+
+_ID = "delta.columnMapping.id"
+_NAME = "delta.columnMapping.physicalName"
+_PRIMITIVES = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "void": pa.null(),
+}
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
+_MOST_DIGITS = 38
+
+_Names = dict[str, tuple[int | None, NamedIds]]
+
+
+class _UnreadableTypeError(Exception):
+    """A column has a type that this library does not read; the message is its name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaColumns:
+    """The columns of a table at one version.
+
+    Args:
+        table: those that can be read; partition columns have ids that no file holds, as their values are in the log.
+        physical: what the log and data files call each top-level column.
+        unreadable: the types of those that cannot be read, by name.
+    """
+
+    table: TableColumns
+    physical: Mapping[str, str]
+    unreadable: Mapping[str, str]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that can be read, as Arrow has them."""
+        return pa.schema([_arrow(column) for column in self.table.current])
+
+    def column(self, name: str) -> Column:
+        """Return a column of the top level."""
+        return next(column for column in self.table.current if column.name == name)
+
+
+def read_delta_schema(fields: Sequence[Mapping[str, Any]], partition: Sequence[str], mode: str) -> DeltaColumns:
+    """Read the top level of a schema.
+
+    Args:
+        fields: of the schema's struct.
+        partition: the partition columns.
+        mode: how columns are found: "none", "name" or "id".
+
+    Raises:
+        TableError: a field lacks the id or name that the mode takes.
+
+    >>> found = read_delta_schema([{"name": "a", "type": "long", "nullable": True, "metadata": {}}], [], "none")
+    >>> found.schema.types, found.table.names.ids["a"][0]
+    ([DataType(int64)], -1)
+    """
+    reading = _Reading(mode, itertools.count(-1, -1))
+    columns: list[Column] = []
+    names: _Names = {}
+    physical: dict[str, str] = {}
+    unreadable: dict[str, str] = {}
+    for field in fields:
+        name = field["name"]
+        physical[name] = reading.physical(field)
+        try:
+            column, inner = reading.column(field, in_log=name in partition)
+        except _UnreadableTypeError as error:
+            unreadable[name] = str(error)
+            continue
+        columns.append(column)
+        if name not in partition:
+            names[physical[name]] = (column.field_id, inner)
+    if mode == "id":
+        return DeltaColumns(TableColumns(tuple(columns)), physical, unreadable)
+    return DeltaColumns(TableColumns(tuple(columns), {}, NamedIds(names), by_name=True), physical, unreadable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reads fields; those that files do not know by an id get one that no file has."""
+
+    mode: str
+    ids: Iterator[int]
+
+    def physical(self, field: Mapping[str, Any]) -> str:
+        """Return what files call a field."""
+        return str(field["name"] if self.mode == "none" else self._mapped(field, _NAME))
+
+    def column(self, field: Mapping[str, Any], *, in_log: bool = False) -> tuple[Column, NamedIds]:
+        """Read a field, and the names inside it."""
+        by_id = self.mode == "id" and not in_log
+        own = int(self._mapped(field, _ID)) if by_id else next(self.ids)
+        return self._typed(own, field["name"], field["type"], required=not field["nullable"])
+
+    def _mapped(self, field: Mapping[str, Any], key: str) -> Any:
+        value = (field.get("metadata") or {}).get(key)
+        if value is None:
+            raise TableError(
+                f"the column {field['name']!r} must have {key} in a table whose columns are mapped by {self.mode}, and "
+                "has none; mend the table's schema"
+            )
+        return value
+
+    def _typed(self, field_id: int, name: str, kind: Any, *, required: bool) -> tuple[Column, NamedIds]:
+        if not isinstance(kind, Mapping):
+            return Column(field_id, name, _primitive(kind), required), NamedIds({})
+        names: _Names = {}
+        parts: list[Column] = []
+        for called, (column, inner) in self._children(kind):
+            parts.append(column)
+            names[called] = (column.field_id, inner)
+        fields = [_arrow(part) for part in parts]
+        nested = {
+            "struct": lambda: pa.struct(fields),
+            "array": lambda: pa.list_(fields[0]),
+            "map": lambda: pa.map_(fields[0], fields[1]),
+        }
+        return Column(field_id, name, nested[kind["type"]](), required, None, tuple(parts)), NamedIds(names)
+
+    def _children(self, kind: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Column, NamedIds]]]:
+        if kind["type"] == "struct":
+            for field in kind["fields"]:
+                yield self.physical(field), self.column(field)
+        elif kind["type"] == "array":
+            yield "element", self._inner("element", kind["elementType"], required=not kind["containsNull"])
+        elif kind["type"] == "map":
+            yield "key", self._inner("key", kind["keyType"], required=True)
+            yield "value", self._inner("value", kind["valueType"], required=not kind["valueContainsNull"])
+        else:
+            raise _UnreadableTypeError(str(kind["type"]))
+
+    def _inner(self, name: str, kind: Any, *, required: bool) -> tuple[Column, NamedIds]:
+        return self._typed(next(self.ids), name, kind, required=required)
+
+
+def _primitive(kind: str) -> pa.DataType:
+    if kind in _PRIMITIVES:
+        return _PRIMITIVES[kind]
+    if (match := _DECIMAL.fullmatch(kind)) and 0 < int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    raise _UnreadableTypeError(kind)
+
+
+def _arrow(column: Column) -> pa.Field:
+    return pa.field(column.name, column.type, nullable=not column.required)

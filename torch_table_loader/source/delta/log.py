@@ -1,0 +1,226 @@
+"""What the log of a Delta Lake table says of one version; the only module that talks to deltalake."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingPathError, StorageError, TableError
+from torch_table_loader.source.delta.delta_options import TableAddress, path_of
+from torch_table_loader.source.delta.protocol import check_protocol, mapping_mode
+
+T = TypeVar("T")
+
+_VECTORS = "deletionVectors"
+_COMMIT_TIMES = "delta.enableInCommitTimestamps"
+
+
+class Mask(NamedTuple):
+    """What a deletion vector deletes: see `records.DeleteFile`."""
+
+    bits: bytes
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Log:
+    """A table at one version.
+
+    Args:
+        version: which.
+        table_id: the same in all versions.
+        fields: the schema's, as its JSON has them.
+        mode: how columns are found: see `protocol.mapping_mode`.
+        partition_columns: in order.
+        adds: the live files, as `DeltaTable.get_add_actions` gives them, ordered by time, then path.
+        masks: what is deleted from files, by their paths as the log writes them.
+        tells_time: whether commits hold their times, so that those of the log's files mean nothing.
+    """
+
+    version: int
+    table_id: str
+    fields: Sequence[Mapping[str, Any]]
+    mode: str
+    partition_columns: tuple[str, ...]
+    adds: pa.Table
+    masks: Mapping[str, Mask]
+    tells_time: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogReader:
+    """Reads a table's log.
+
+    Args:
+        at: where the table is.
+        retry_seconds: how long to try a request that the store does not serve.
+    """
+
+    at: TableAddress
+    retry_seconds: float
+
+    def read(self, version: int | None = None, timestamp: dt.datetime | None = None) -> Log:
+        """Return what the log says of a version; without arguments of the newest.
+
+        Args:
+            version: which.
+            timestamp: the one that was the newest then.
+
+        Raises:
+            ConfigError: there is no table here, or no such version.
+            TableError: the log is torn, or the table takes more than this library reads.
+            StorageError: the store failed.
+        """
+        table = self._opened(version)
+        if timestamp is not None:
+            newest = table
+
+            def as_of() -> None:
+                newest.load_as_version(self._version_at(newest, timestamp))
+
+            self._asking(as_of, f"the version of {timestamp.isoformat()}")
+        return self._asking(lambda: self._log(table), None)
+
+    def _version_at(self, table: DeltaTable, timestamp: dt.datetime) -> int | dt.datetime:
+        """Return what deltalake is asked for: it compares a time with those of files, whatever commits say."""
+        if not _tells_time(table):
+            return timestamp
+        told = [entry for entry in table.history() if "inCommitTimestamp" in entry]
+        wanted = timestamp.timestamp() * 1000
+        passed = [entry["version"] for entry in told if entry["inCommitTimestamp"] <= wanted]
+        if passed:
+            return int(max(passed))
+        first = min((entry["inCommitTimestamp"] for entry in told), default=None)
+        begun = "no commit says one" if first is None else f"the first is of {_shown_time(first)}"
+        raise ConfigError(
+            f"{self.at.root}: of {timestamp.isoformat()} no commit of the table is known by its own time; {begun}: "
+            "pass version="
+        )
+
+    def _opened(self, version: int | None) -> DeltaTable:
+        options = self.at.for_deltalake(self.retry_seconds)
+        what = None if version is None else f"version {version}"
+        return self._asking(lambda: DeltaTable(self.at.root, version=version, storage_options=options), what)
+
+    def _log(self, table: DeltaTable) -> Log:
+        protocol, metadata = table.protocol(), table.metadata()
+        features = protocol.reader_features or ()
+        check_protocol(protocol.min_reader_version, features, self.at.root)
+        mode = mapping_mode(protocol.min_reader_version, features, metadata.configuration, self.at.root)
+        adds = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending"), ("path", "ascending")])
+        return Log(
+            table.version(),
+            str(metadata.id),
+            json.loads(table.schema().to_json())["fields"],
+            mode,
+            tuple(metadata.partition_columns),
+            adds,
+            self._masks(table, adds) if _VECTORS in features else {},
+            _tells_time(table),
+        )
+
+    def _masks(self, table: DeltaTable, adds: pa.Table) -> dict[str, Mask]:
+        root = _decoded(table.table_uri)
+        files = {_without_file(path_of(root, path)): path for path in adds["path"].to_pylist()}
+        masks: dict[str, Mask] = {}
+        for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+            vectors = batch.column("selection_vector")
+            for path, kept in zip(batch.column("filepath").to_pylist(), vectors, strict=True):
+                written = files.get(_decoded(path))
+                if written is None:
+                    raise TableError(
+                        f"a deletion vector of {self.at.root} must be of a file of this version, got "
+                        f"{_decoded(path)!r}; read another version, or rewrite the table without deletion vectors"
+                    )
+                deleted = ~kept.values.to_numpy(zero_copy_only=False)
+                bits = np.packbits(deleted, bitorder="little")
+                masks[written] = Mask(zlib.compress(bits.tobytes(), 1), int(np.count_nonzero(deleted)))
+        return masks
+
+    def _asking(self, ask: Callable[[], T], what: str | None) -> T:
+        """Return what deltalake answers, or raise the error of this library that fits.
+
+        Args:
+            ask: asks it.
+            what: that the caller chose; None for the table as it is.
+        """
+        root = self.at.root
+        try:
+            return ask()
+        except TableNotFoundError as error:
+            if what is not None:
+                raise self._no_version(what, error) from None
+            raise MissingPathError(
+                f"{root} must be the folder of a Delta Lake table, and has no log of one ({self.at.scrubbed(error)}); "
+                "name the folder that holds _delta_log",
+                root,
+            ) from None
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(
+                f"{root}: the store did not do what was asked: {self.at.scrubbed(error)}; check the path, the "
+                "network, and endpoint and credentials in storage_options"
+            ) from None
+        except (DeltaError, OverflowError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            if what is not None:
+                raise self._no_version(what, error) from None
+            raise TableError(
+                f"{root} cannot be read as a Delta Lake table: {self.at.scrubbed(error)}; mend the table's log, drop "
+                "what is not supported from the table, or update deltalake"
+            ) from None
+
+    def _no_version(self, what: str, error: BaseException) -> ConfigError:
+        return ConfigError(
+            f"{self.at.root}: {what} cannot be read ({self.at.scrubbed(error)}); it is none of the table's, or its "
+            "log was cleaned up since: DeltaTable(...).history() names those there are"
+        )
+
+
+def _tells_time(table: DeltaTable) -> bool:
+    return str(table.metadata().configuration.get(_COMMIT_TIMES, "false")).lower() == "true"
+
+
+def _shown_time(milliseconds: int) -> str:
+    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
+
+
+def read_time(timestamp: Any) -> dt.datetime | None:
+    """Check a ``timestamp=``.
+
+    Raises:
+        ConfigError: it is no time, or has no time zone.
+    """
+    if isinstance(timestamp, str):
+        try:
+            timestamp = dt.datetime.fromisoformat(timestamp)
+        except ValueError as error:
+            raise ConfigError(f"timestamp must read like '2026-01-31T12:00:00+00:00', got {timestamp!r}") from error
+    if timestamp is None:
+        return None
+    if not isinstance(timestamp, dt.datetime):
+        raise ConfigTypeError(f"timestamp must be a datetime or ISO text, got {type(timestamp).__name__}")
+    if timestamp.tzinfo is None:
+        raise ConfigError(f"timestamp must say its time zone, got {timestamp.isoformat()}; add +00:00 for UTC")
+    return timestamp
+
+
+def _decoded(url: str) -> str:
+    """Return a URL of deltalake's as a path of the log would be, without "file://"."""
+    return unquote(url.removeprefix("file://")) if url.startswith("file://") else unquote(url)
+
+
+def _without_file(path: str) -> str:
+    return path.removeprefix("file://")

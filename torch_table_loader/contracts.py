@@ -256,9 +256,10 @@ class ThinningFile(OpenFile, Protocol):
 class FormatReader(Protocol):
     """Reads one file format. Stateless; it pickles.
 
-    Two attributes may be there, and are False where they are not: `infers_types`, of a format without types of its own
-    (two files may then differ in a column's type, which the caller's ``schema=`` settles); and `columnar`, where one
-    column of one row group can be read by itself (errors then name the column that is damaged).
+    Three attributes may be there. Two are False where they are not: `infers_types`, of a format without types of its
+    own (two files may then differ in a column's type, which the caller's ``schema=`` settles); and `columnar`, where
+    one column of one row group can be read by itself (errors then name the column that is damaged). `suffixes` says how
+    the names of the files end, in small letters with their dots, so that the caller may leave ``format=`` out.
     """
 
     @property

@@ -283,7 +283,7 @@ class StructuredDataset(TableDataset):
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-        format: str | FormatReader = "parquet",  # noqa: A002 the name that callers write
+        format: str | FormatReader | None = None,  # noqa: A002 the name that callers write
         *,
         source: Source | None = None,
         storage: Storage | None = None,
@@ -295,7 +295,8 @@ class StructuredDataset(TableDataset):
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
             format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; of token files
                 "megatron", "datatrove" ("nanotron") or "fms-fsdp"; the name of an installed format reader; or a
-                format reader.
+                format reader. Left out, the files' names say it, which must end as those of one format do; names that
+                say nothing mean Parquet.
             source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`.
             storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside
                 `files`; see `contracts.Storage`.
@@ -311,14 +312,14 @@ class StructuredDataset(TableDataset):
             check_source(source, path, format, storage, asked)
         elif storage is not None:
             check_storage(storage, asked)
-        reader = reader_for(format, path)
+        reader = None if format is None else reader_for(format, path)
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         pinned = asked.files is not None or getattr(source, "pinned", False)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
             if source is None:
-                source = list_files(path, reader, storage, asked, by_name=isinstance(format, str))
+                source = list_files(path, reader, storage, asked, by_name=format is None or isinstance(format, str))
             source = agreed_source(source, plan_check)
             cache = open_plan_cache(asked, source.storage)
             open_at = partial(open_job, options=asked, ranks=ranks, cache=cache)

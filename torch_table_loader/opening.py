@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.contracts import SnapshotSource, TimeTravelSource, has_ranges
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.read.suffixes import reader_by_suffix
 from torch_table_loader.source.address import parse_address
 from torch_table_loader.source.file_list import FileSource
 from torch_table_loader.source.listing import PathSource, named_files
@@ -64,28 +65,29 @@ def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel | 
 
 
 def list_files(
-    path: Any, reader: FormatReader, storage: Storage | None, options: LoaderOptions, *, by_name: bool
+    path: Any, reader: FormatReader | None, storage: Storage | None, options: LoaderOptions, *, by_name: bool
 ) -> Source:
     """Return the table that a path is.
 
     Args:
         path: the caller's.
-        reader: of the files' format.
+        reader: of the files' format; None for the one that their names ask for.
         storage: the caller's, which cannot list; None for what the path says.
         options: the caller's.
         by_name: whether the reader's name says which one it is.
     """
     settings: dict[str, Any] = {
+        "format_name": None if reader is None else reader.name,
         "reader": None if by_name else reader,
         "naming": reader,
+        "choose": reader_by_suffix if reader is None else None,
         "partitioning": options.partitioning,
         "schema": options.schema,
     }
     if storage is not None:
-        return named_files(storage, path, options.files, reader.name, **settings)
+        return named_files(storage, path, options.files, **settings)
     return PathSource.open(
         path,
-        reader.name,
         **settings,
         storage_options=options.storage_options,
         files=options.files,
@@ -143,7 +145,7 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
     _check_storage("source.storage", source.storage)
     given = {
         "path": path is not None,
-        "format": format != "parquet",
+        "format": format is not None,
         "storage": storage is not None,
         "files": options.files is not None,
         "partitioning": options.partitioning is not None,

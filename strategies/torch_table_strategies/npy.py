@@ -42,6 +42,7 @@ class NpyReader:
 
     name: str = "npy"
     group_rows: int = 1 << 16
+    suffixes = (".npy",)
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the header: see `FormatReader.inspect`. The types are the file's own, so `schema` is not used."""

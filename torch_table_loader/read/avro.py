@@ -55,6 +55,7 @@ class AvroReader(WithoutStatistics):
     """Reads Avro files (https://avro.apache.org/docs/1.12.0/specification/)."""
 
     name: str = "avro"
+    suffixes = (".avro",)
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read schema and the row counts of the blocks: see `FormatReader.inspect`."""

@@ -56,6 +56,7 @@ class IpcReader(WithoutStatistics):
     """
 
     name: str = "arrow"
+    suffixes = (".arrow", ".ipc", ".feather")
     columnar = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002

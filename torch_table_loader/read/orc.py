@@ -42,6 +42,7 @@ class OrcReader(WithoutStatistics):
     """Reads ORC files (https://orc.apache.org/specification/ORCv1/)."""
 
     name: str = "orc"
+    suffixes = (".orc",)
     columnar = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002

@@ -47,6 +47,7 @@ class ParquetReader:
     """
 
     name: str = "parquet"
+    suffixes = (".parquet", ".pq")
     verify_checksums: bool = True
     columnar = True
 

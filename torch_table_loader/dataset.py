@@ -26,6 +26,7 @@ from torch_table_loader.loader import TableLoader
 from torch_table_loader.map_view import MapView
 from torch_table_loader.opening import (
     agreed_source,
+    arrow_source,
     check_source,
     check_storage,
     list_files,
@@ -35,6 +36,7 @@ from torch_table_loader.opening import (
 from torch_table_loader.options import LoaderKeywords, LoaderOptions
 from torch_table_loader.position import JobPosition
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.source.arrow_source import is_arrow
 from torch_table_loader.source.file_list import write_files
 
 if TYPE_CHECKING:
@@ -285,7 +287,7 @@ class StructuredDataset(TableDataset):
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         format: str | FormatReader | None = None,  # noqa: A002 the name that callers write
         *,
-        source: Source | None = None,
+        source: Source | Any = None,
         storage: Storage | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> None:
@@ -297,7 +299,8 @@ class StructuredDataset(TableDataset):
                 "megatron", "datatrove" ("nanotron") or "fms-fsdp"; the name of an installed format reader; or a
                 format reader. Left out, the files' names say it, which must end as those of one format do; names that
                 say nothing mean Parquet.
-            source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`.
+            source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`. Or
+                rows in memory; see `from_arrow`.
             storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside
                 `files`; see `contracts.Storage`.
             options: the fields of `LoaderOptions`.
@@ -309,6 +312,7 @@ class StructuredDataset(TableDataset):
         """
         asked = make_options(options, type(self))
         if source is not None:
+            source = arrow_source(source) if is_arrow(source) else source
             check_source(source, path, format, storage, asked)
         elif storage is not None:
             check_storage(storage, asked)
@@ -341,3 +345,21 @@ class StructuredDataset(TableDataset):
             options: the fields of `LoaderOptions`.
         """
         return cls(source=source, **options)
+
+    @classmethod
+    def from_arrow(cls, data: Any, **options: Unpack[LoaderKeywords]) -> Self:
+        """Open rows that are in memory, without files.
+
+        ``create_dataloader(source=data, ...)`` does so, and makes the loader too.
+
+        Args:
+            data: a pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a polars or pandas DataFrame, of which a
+                named index becomes columns; a ``datasets.Dataset``, as it was loaded, selected or shuffled; a DuckDB
+                relation; or anything else with ``__arrow_c_stream__``. What gives its rows once is read at once.
+            options: the fields of `LoaderOptions`.
+
+        Raises:
+            ConfigTypeError: it is none of these.
+            ConfigError: Arrow cannot hold a column, or an option is wrong.
+        """
+        return cls(source=arrow_source(data), **options)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.contracts import SnapshotSource, TimeTravelSource, has_ranges
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.read.held import HeldReader
 from torch_table_loader.read.suffixes import reader_by_suffix
 from torch_table_loader.source.address import parse_address
+from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.file_list import FileSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import PlanCache
@@ -125,6 +127,11 @@ def open_plan_cache(options: LoaderOptions, storage: Storage) -> PlanCache | Non
     scope = f"{place} {options.schema or ''}"
     storage_options = options.storage_options if same_store else None
     return PlanCache.open(options.plan_cache, storage_options, scope, options.retry_seconds)
+
+
+def arrow_source(data: Any) -> ArrowSource:
+    """Return rows in memory as a source; see `ArrowSource.of`."""
+    return ArrowSource.of(data, HeldReader())
 
 
 def check_source(source: Any, path: Any, format: Any, storage: Any, options: LoaderOptions) -> None:  # noqa: A002

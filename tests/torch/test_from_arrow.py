@@ -8,6 +8,7 @@ import pickle
 import tempfile
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,8 @@ MODES: dict[str, dict[str, Any]] = {
     "order": {},
     "splits": {"shuffle": True},
     "window": {"shuffle": True, "shuffle_buffer_size": 64},
-    "rows": {"shuffle": "rows"},
-    "filter": {"filters": (pc.field("x") % 3 == 1) if hasattr(pc.field("x"), "__mod__") else pc.field("x") < 700},
+    "rows": {"shuffle": "rows", "split_rows": None},
+    "filter": {"filters": pc.field("b") | (pc.field("x") > 700)},
     "pad": {"shuffle": True, "even_ranks": "balance"},
 }
 COMMON: dict[str, Any] = {"batch_size": 17, "output_format": "dict", "split_rows": 60, "row_id": True}
@@ -145,7 +146,7 @@ def test_the_hash_tells_rows_apart_and_chunks_not(data: st.DataObject, kind: str
 
     def hashed(*cuts: int) -> str:
         edges = sorted({0, len(rows), *(min(cut, len(rows)) for cut in cuts)})
-        parts = [batch.slice(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        parts = [batch.slice(a, b - a) for a, b in pairwise(edges)]
         return content_hash(batch.schema, parts)
 
     whole = hashed()
@@ -160,18 +161,13 @@ def test_the_hash_tells_rows_apart_and_chunks_not(data: st.DataObject, kind: str
 
 
 def _relation() -> Any:
-    frame = TABLE
-    return duckdb.sql("select * from frame order by x")
-
-
-def _shuffled() -> tuple[Any, list[Any]]:
-    return None, []
+    return duckdb.from_arrow(TABLE).order("x")
 
 
 FORMS: dict[str, Callable[[], Any]] = {
     "table": lambda: TABLE,
     "batch": lambda: TABLE.combine_chunks().to_batches()[0],
-    "reader, which gives its rows once": lambda: CUT.to_reader(),
+    "reader, which gives its rows once": CUT.to_reader,
     "dataset of pyarrow": lambda: pds.dataset(TABLE),
     "polars": lambda: pl.from_arrow(TABLE),
     "duckdb": _relation,
@@ -193,9 +189,9 @@ def test_a_saved_dataset_of_hugging_face_and_its_selections(tmp_path: Path) -> N
     for chosen in (saved, saved.select([5, 3, 3, 999]), saved.shuffle(seed=1), saved.filter(lambda row: row["b"])):
         batches = list(StructuredDataset.from_arrow(chosen, columns=["x"], batch_size=99, output_format="dict"))
         assert [x for batch in batches for x in batch["x"]] == list(chosen["x"])
-    folder = StructuredDataset(str(tmp_path / "saved/*.arrow"), columns=["x"], output_format="dict")
+    folder = StructuredDataset(str(tmp_path / "saved/data-*.arrow"), columns=["x"], output_format="dict")
     assert sorted(x for batch in folder for x in batch["x"]) == list(range(ROWS))
-    with pytest.raises(ConfigError, match=r"\.arrow \(data-00000-of-00003\.arrow\) and \.json \(dataset_info\.json\)"):
+    with pytest.raises(ConfigError, match=r"got \.arrow \(.*\.arrow\) and \.json \(dataset_info\.json\)"):
         StructuredDataset(tmp_path / "saved")
 
 
@@ -242,7 +238,10 @@ def test_frames_of_polars_with_views_and_categories() -> None:
     ("make", "said"),
     [
         (lambda: pl.DataFrame({"a": [1]}).lazy(), r"polars\.LazyFrame; call collect\(\) first"),
-        (lambda: datasets.DatasetDict({"dev": datasets.Dataset(TABLE)}), r"name one of its splits, such as data\['dev'"),
+        (
+            lambda: datasets.DatasetDict({"dev": datasets.Dataset(TABLE)}),
+            r"name one of its splits, such as data\['dev'",
+        ),
         (lambda: datasets.Dataset(TABLE).to_iterable_dataset(), "without streaming=True"),
         (lambda: "some/path", r"got str; a path is read by StructuredDataset\(path\)"),
         (lambda: {"a": [1]}, r"got dict; pass pa\.table"),
@@ -285,12 +284,12 @@ def test_processes_share_one_file_that_goes_with_the_table(tmp_path: Path, monke
     loader = _loader(TABLE, num_workers=2, worker_type="process", multiprocessing_context="spawn")
     assert sorted(_all([loader])) == sorted(_all([_loader(TABLE)]))
     assert len(list(tmp_path.iterdir())) == 1
-    assert list(tmp_path.iterdir())[0].stat().st_mode & 0o077 == 0
+    assert next(tmp_path.iterdir()).stat().st_mode & 0o077 == 0
     source = arrow_source(TABLE)
     data = pickle.dumps(source), pickle.dumps(source)
     assert len(list(tmp_path.iterdir())) == 2
-    again = pickle.loads(data[1])
-    assert pickle.loads(pickle.dumps(again)).storage.table.num_rows == ROWS
+    again = pickle.loads(data[1])  # noqa: S301
+    assert pickle.loads(pickle.dumps(again)).storage.table.num_rows == ROWS  # noqa: S301
     assert len(list(tmp_path.iterdir())) == 2
     assert again.fingerprint == source.fingerprint
     del source
@@ -299,7 +298,7 @@ def test_processes_share_one_file_that_goes_with_the_table(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
     assert again.storage.table.rows(3, 5, ["x"]).to_pydict() == {"x": [3, 4]}  # it is mapped
     with pytest.raises(ConfigError, match="call from_arrow in this process"):
-        pickle.loads(data[0])
+        pickle.loads(data[0])  # noqa: S301
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(StorageError, match='worker_type="thread", or let TMPDIR'):
         pickle.dumps(arrow_source(TABLE))
@@ -320,5 +319,7 @@ def test_tables_in_memory_mix_with_others(tmp_path: Path) -> None:
         "memory": StructuredDataset.from_arrow(TABLE, **options),
         "files": StructuredDataset(tmp_path, **options),
     }
-    loader, _ = MixedDataset.create_dataloader(sources, {"memory": 1, "files": 1}, batch_size=50, stop="first")
+    loader, _ = MixedDataset.create_dataloader(
+        sources, {"memory": 1, "files": 1}, batch_size=50, stop="first_exhausted"
+    )
     assert sum(len(batch["x"]) for batch in loader) > ROWS

@@ -70,7 +70,7 @@ def _feed(array: pa.Array, name: str, hashes: dict[str, _Stream]) -> None:
     array = plain(array)
     if array.null_count:
         nulls = np.flatnonzero(np.asarray(array.is_null()))
-        stream.nulls.update(np.ascontiguousarray(nulls + stream.count))
+        stream.nulls.update((nulls + stream.count).astype(np.int64).data)
     stream.count += len(array)
     if pt.is_null(array.type):
         return
@@ -90,11 +90,11 @@ def _inside(array: pa.Array, feed_lengths: Callable[[Any], None]) -> list[pa.Arr
         return [array.flatten()]
     if pt.is_map(kind):
         offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset)
-        feed_lengths(np.diff(offsets.astype(np.int64)))
+        feed_lengths(np.diff(offsets.astype(np.int64)).data)
         first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
         return [array.keys.slice(first, count), array.items.slice(first, count)] if len(array) else []
     if pt.is_list(kind) or pt.is_large_list(kind):
-        feed_lengths(np.diff(offsets_of(array).astype(np.int64)))
+        feed_lengths(np.diff(offsets_of(array).astype(np.int64)).data)
         return [array.flatten()]
     return []
 
@@ -106,13 +106,13 @@ def _feed_values(array: pa.Array, stream: _Stream) -> None:
         return
     if is_text(kind) and not pt.is_fixed_size_binary(kind):
         offsets = offsets_of(array)
-        stream.lengths.update(np.diff(offsets.astype(np.int64)))
+        stream.lengths.update(np.diff(offsets.astype(np.int64)).data)
         data = array.buffers()[2]
         if data is not None:
             stream.values.update(memoryview(data)[int(offsets[0]) : int(offsets[-1])])
         return
     if pt.is_boolean(kind):
-        stream.values.update(np.asarray(pc.cast(array, pa.uint8())))
+        stream.values.update(np.asarray(pc.cast(array, pa.uint8())).data)
         return
     width = kind.bit_width // 8
     start = array.offset * width

@@ -170,7 +170,7 @@ _FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], _Taken]], ...] = (
 
 
 def _settled(table: pa.Table) -> pa.Table:
-    """Return a table whose types say all by themselves: no extensions, no views, one dictionary a column, no metadata."""
+    """Return a table without extensions, views and metadata, and with one dictionary for each column that has any."""
     columns = [_as_settled(column) for column in table.columns]
     fields = [
         pa.field(field.name, column.type, nullable=field.nullable)
@@ -193,24 +193,24 @@ def settled_type(kind: pa.DataType) -> pa.DataType:
     >>> settled_type(pa.list_(pa.string_view())), settled_type(pa.dictionary(pa.int8(), pa.string_view()))
     (ListType(list<item: large_string>), DictionaryType(dictionary<values=large_string, indices=int8, ordered=0>))
     """
-    if pt.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, settled_type(kind.value_type), kind.ordered)
     if isinstance(kind, pa.BaseExtensionType) or pt.is_string_view(kind) or pt.is_binary_view(kind):
         return settled_type(plain_type(kind))
-    if is_list_view(kind):
-        return pa.large_list(_settled_field(kind.value_field))
-    if pt.is_large_list(kind):
-        return pa.large_list(_settled_field(kind.value_field))
-    if pt.is_fixed_size_list(kind):
-        return pa.list_(_settled_field(kind.value_field), kind.list_size)
-    if pt.is_map(kind):
-        return pa.map_(_settled_field(kind.key_field), _settled_field(kind.item_field))
-    if pt.is_list(kind):
-        return pa.list_(_settled_field(kind.value_field))
-    if pt.is_struct(kind):
-        return pa.struct([_settled_field(kind.field(place)) for place in range(kind.num_fields)])
-    return kind
+    return next((make(kind) for test, make in _AROUND if test(kind)), kind)
 
 
 def _settled_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, settled_type(field.type), nullable=field.nullable)
+
+
+_AROUND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], pa.DataType]], ...] = (
+    (pt.is_dictionary, lambda kind: pa.dictionary(kind.index_type, settled_type(kind.value_type), kind.ordered)),
+    (
+        lambda kind: is_list_view(kind) or pt.is_large_list(kind),
+        lambda kind: pa.large_list(_settled_field(kind.value_field)),
+    ),
+    (pt.is_fixed_size_list, lambda kind: pa.list_(_settled_field(kind.value_field), kind.list_size)),
+    (pt.is_map, lambda kind: pa.map_(_settled_field(kind.key_field), _settled_field(kind.item_field))),
+    (pt.is_list, lambda kind: pa.list_(_settled_field(kind.value_field))),
+    (pt.is_struct, lambda kind: pa.struct(list(map(_settled_field, kind)))),
+)
+"""What tells a type that is around others, and what makes it around settled ones."""

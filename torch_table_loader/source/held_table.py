@@ -111,12 +111,14 @@ def _write(table: HeldTable, sink: object) -> None:
 def _spool(table: HeldTable) -> str:
     """Write a table to a temporary file that goes with it."""
     folder = tempfile.gettempdir()
-    handle, path = tempfile.mkstemp(prefix="torch-table-loader-", suffix=".arrow", dir=folder)
+    path = None
     try:
+        handle, path = tempfile.mkstemp(prefix="torch-table-loader-", suffix=".arrow", dir=folder)
         with os.fdopen(handle, "wb") as file:
             _write(table, file)
     except OSError as error:
-        _remove(path, os.getpid())
+        if path is not None:
+            _remove(path, os.getpid())
         raise StorageError(
             f"a table in memory ({table.num_bytes} bytes) crosses to worker processes through a temporary file, and "
             f'{folder} does not take it ({error}); pass worker_type="thread", or let TMPDIR name a folder with room'

@@ -9,6 +9,7 @@ from torch_table_loader.contracts import (
     SplitStrategy,
     Storage,
     TimeTravelSource,
+    Traits,
 )
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import (
@@ -99,6 +100,7 @@ __all__ = [
     "TableLoaderError",
     "TargetSizeStrategy",
     "TimeTravelSource",
+    "Traits",
     "WorkerError",
     "parse_bytes",
     "tokenize_table",

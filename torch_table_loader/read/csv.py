@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import csv
 
+from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.compressed import open_text, text_bytes, text_of
 from torch_table_loader.read.failures import reading
@@ -38,6 +39,7 @@ class CsvReader(WithoutStatistics):
 
     name: str = "csv"
     suffixes = (".csv",)
+    traits = Traits(pruned="partitions")
     infers_types = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.contracts import Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.reader_base import WithoutStatistics, bounded, rows_without_columns
 from torch_table_loader.read.sound import sound
@@ -24,6 +25,7 @@ class HeldReader(WithoutStatistics):
 
     name: str = "a table in memory"
     suffixes = ()
+    traits = Traits(cut="runs of rows", pruned="partitions", counted="the table")
     columnar = True
 
     def inspect(self, storage: Any, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002

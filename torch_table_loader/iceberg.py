@@ -36,6 +36,7 @@ class IcebergDataset(TableDataset):
         table: Any = None,
         catalog_config: Any = None,
         *,
+        catalog: Any = None,
         scan_filter: Any = None,
         snapshot_id: int | None = None,
         branch: str | None = None,
@@ -54,14 +55,16 @@ class IcebergDataset(TableDataset):
         Args:
             table: its name ("db.table", "db.schema.table"), or a pyiceberg Table.
             catalog_config: what pyiceberg's ``load_catalog`` takes (``{"type": "sql", "uri": …}``), the name of a
-                catalog of ``.pyiceberg.yaml``, or a pyiceberg Catalog.
+                catalog of ``.pyiceberg.yaml`` or of the environment (``PYICEBERG_CATALOG__PROD__URI``), or a pyiceberg
+                Catalog.
+            catalog: the same by another name: ``IcebergDataset("db.table", catalog="prod")``.
             scan_filter: a pyiceberg expression, or text such as ``"x > 3 and day = '2026-01-31'"``; rows for which
                 it is not true do not come.
             snapshot_id: the snapshot to read; none of this and the next three: the current one.
             branch: the newest snapshot of a branch.
             tag: the snapshot that a tag names.
             as_of: the snapshot that was current then: a datetime or ISO text with time zone, or milliseconds.
-            metadata_location: a metadata.json, instead of a catalog.
+            metadata_location: a metadata.json, or a folder with ``metadata/version-hint.text``, instead of a catalog.
             location_override: prefixes of the metadata's paths, and what to read instead, of a table that moved.
             allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
                 files may lie besides the host or bucket of its metadata file; files elsewhere are refused.
@@ -80,6 +83,9 @@ class IcebergDataset(TableDataset):
             StorageError: the catalog or the store refused.
         """
         asked = make_options(options, type(self))
+        if catalog is not None and catalog_config is not None:
+            raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
+        catalog_config = catalog if catalog_config is None else catalog_config
         _refuse_others(asked, footers)
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)

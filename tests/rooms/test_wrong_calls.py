@@ -245,7 +245,7 @@ def test_several_are_told_together() -> None:
         ("IcebergDataset", "fmt", "the format of the files is known here, so leave it out"),
         ("IcebergDataset", "row_filter", "here it is scan_filter="),
         ("StructuredDataset", "row_filter", "here it is filters=, a pyarrow expression"),
-        ("IcebergDataset", "catalog", "here it is catalog_config="),
+        ("IcebergDataset", "catalog_name", "here it is catalog="),
         ("IcebergDataset", "table_name", "here it is table="),
         ("IcebergDataset", "path", "here it is metadata_location="),
         ("StructuredDataset", "snapshot_id", "IcebergDataset takes it, and reads Iceberg tables"),

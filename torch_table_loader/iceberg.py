@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -42,7 +43,7 @@ class IcebergDataset(TableDataset):
         branch: str | None = None,
         tag: str | None = None,
         as_of: dt.datetime | str | int | None = None,
-        metadata_location: str | None = None,
+        metadata_location: str | os.PathLike[str] | None = None,
         location_override: Mapping[str, str] | None = None,
         allow_locations: Sequence[str] | None = None,
         split_deletes: bool = False,

@@ -30,14 +30,14 @@ def _text(form: str) -> bytes:
         return "".join(json.dumps(row) + "\n" for row in TABLE.to_pylist()).encode()
     sink = pa.BufferOutputStream()
     csv.write_csv(TABLE, sink)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def _compressed(data: bytes, suffix: str) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, CODECS[suffix]) as stream:
         stream.write(data)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def _rows(path: Path, **options: Any) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def test_ranks_and_a_state_share_compressed_files(tmp_path: Path) -> None:
     assert sorted(seen) == list(range(5 * ROWS))
 
 
-WRITERS: dict[str, Callable[[Path], None]] = {
+WRITERS: dict[str, Callable[[Path], object]] = {
     "x.parquet": lambda path: pq.write_table(TABLE, path),
     "x.pq": lambda path: pq.write_table(TABLE, path),
     "000000_0": lambda path: pq.write_table(TABLE, path),

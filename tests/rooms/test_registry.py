@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.rooms.test_plug_ins import PLUGS, install
+from tests.rooms.plug_ins import install
+from tests.rooms.test_plug_ins import PLUGS
 from tests.rooms.test_read_formats import WRITERS
 from tests.token_files import LAYOUTS, some_documents
 from torch_table_loader.cli import registry
@@ -47,8 +48,8 @@ def _write(form: str, folder: Path) -> None:
     elif form == "npy":
         np.save(folder / "x.npy", np.arange(40, dtype=np.int32))
     else:
-        write = next(write for kind, (name, write) in sorted(WRITERS.items()) if name == form)
-        write(TABLE, folder / f"x.{form}")
+        write_table = next(write for kind, (name, write) in sorted(WRITERS.items()) if name == form)
+        write_table(TABLE, folder / f"x.{form}")
 
 
 def _installed() -> list[str]:

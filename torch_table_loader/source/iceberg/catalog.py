@@ -95,7 +95,7 @@ class TableAddress:
         table: its name with two or more parts ("db.table"), or a pyiceberg Table.
         catalog_config: what pyiceberg's ``load_catalog`` takes; or the name of a catalog of ``.pyiceberg.yaml``; or a
             pyiceberg Catalog.
-        metadata_location: a metadata.json, instead of a catalog.
+        metadata_location: a metadata.json, or a folder that has a version hint, instead of a catalog.
         location_override: prefixes of the metadata's paths, and what replaces them.
         storage_options: for the file system; they win over the catalog's.
         credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
@@ -105,7 +105,7 @@ class TableAddress:
 
     table: Any = None
     catalog_config: Any = field(default=None, repr=False)
-    metadata_location: str | None = field(default=None, repr=False)
+    metadata_location: str | os.PathLike[str] | None = field(default=None, repr=False)
     location_override: Mapping[str, str] | None = field(default=None, repr=False)
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     credentials: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)

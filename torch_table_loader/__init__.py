@@ -10,6 +10,7 @@ from torch_table_loader.contracts import (
     SplitStrategy,
     Storage,
     TimeTravelSource,
+    Traits,
 )
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.delta import DeltaDataset
@@ -104,6 +105,7 @@ __all__ = [
     "TableLoaderError",
     "TargetSizeStrategy",
     "TimeTravelSource",
+    "Traits",
     "WorkerError",
     "parse_bytes",
     "part_of",

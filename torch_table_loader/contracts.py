@@ -272,9 +272,10 @@ class ThinningFile(OpenFile, Protocol):
 class FormatReader(Protocol):
     """Reads one file format. Stateless; it pickles.
 
-    Two attributes may be there, and are False where they are not: `infers_types`, of a format without types of its own
-    (two files may then differ in a column's type, which the caller's ``schema=`` settles); and `columnar`, where one
-    column of one row group can be read by itself (errors then name the column that is damaged).
+    Four attributes may be there. Two are False where they are not: `infers_types`, of a format without types of its
+    own (two files may then differ in a column's type, which the caller's ``schema=`` settles); and `columnar`, where
+    one column of one row group can be read by itself (errors then name the column that is damaged). `suffixes` says how
+    the names of the files end, in small letters with their dots, so that the caller may leave ``format=`` out.
     """
 
     @property
@@ -326,6 +327,22 @@ class NullProvingReader(FormatReader, Protocol):
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
         """Return those of `columns` in which the statistics prove that no kept row group has a null."""
         ...
+
+
+class Traits(NamedTuple):
+    """What a format can do, as ``torch-table-loader formats`` shows it; the contract checks compare it with the reader.
+
+    Args:
+        cut: what a file is cut into, such as "row groups"; None: it is read whole.
+        pruned: what `FormatReader.prune` rules row groups out by; None: by nothing.
+        counted: where the number of rows is known from.
+        needs: the package that decodes it and does not come with this library; "" for none.
+    """
+
+    cut: str | None = None
+    pruned: str | None = None
+    counted: str = "one pass"
+    needs: str = ""
 
 
 class Sidecar(NamedTuple):

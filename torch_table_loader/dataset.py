@@ -26,6 +26,7 @@ from torch_table_loader.loader import TableLoader
 from torch_table_loader.map_view import MapView
 from torch_table_loader.opening import (
     agreed_source,
+    arrow_source,
     check_source,
     check_storage,
     list_files,
@@ -35,6 +36,7 @@ from torch_table_loader.opening import (
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.position import JobPosition
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.source.arrow_source import is_arrow
 from torch_table_loader.source.file_list import write_files
 from torch_table_loader.units import integer
 
@@ -296,9 +298,9 @@ class StructuredDataset(TableDataset):
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
-        format: str | FormatReader = "parquet",  # noqa: A002 the name that callers write
+        format: str | FormatReader | None = None,  # noqa: A002 the name that callers write
         *,
-        source: Source | None = None,
+        source: Source | Any = None,
         storage: Storage | None = None,
         **options: Unpack[LoaderKeywords],
     ) -> None:
@@ -308,8 +310,10 @@ class StructuredDataset(TableDataset):
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
             format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; of token files
                 "megatron", "datatrove" ("nanotron") or "fms-fsdp"; the name of an installed format reader; or a
-                format reader.
-            source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`.
+                format reader. Left out, the files' names say it, which must end as those of one format do; names that
+                say nothing mean Parquet.
+            source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`. Or
+                rows in memory; see `from_arrow`.
             storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside
                 `files`; see `contracts.Storage`.
             options: the fields of `LoaderOptions`.
@@ -321,17 +325,18 @@ class StructuredDataset(TableDataset):
         """
         asked = make_options(options, type(self))
         if source is not None:
+            source = arrow_source(source) if is_arrow(source) else source
             check_source(source, path, format, storage, asked)
         elif storage is not None:
             check_storage(storage, asked)
-        reader = reader_for(format, path)
+        reader = None if format is None else reader_for(format, path)
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         pinned = asked.files is not None or getattr(source, "pinned", False)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
             if source is None:
-                source = list_files(path, reader, storage, asked, by_name=isinstance(format, str))
+                source = list_files(path, reader, storage, asked, by_name=format is None or isinstance(format, str))
             source = agreed_source(source, plan_check)
             cache = open_plan_cache(asked, source.storage)
             open_at = partial(open_job, options=asked, ranks=ranks, cache=cache)
@@ -353,3 +358,21 @@ class StructuredDataset(TableDataset):
             options: the fields of `LoaderOptions`.
         """
         return cls(source=source, **options)
+
+    @classmethod
+    def from_arrow(cls, data: Any, **options: Unpack[LoaderKeywords]) -> Self:
+        """Open rows that are in memory, without files.
+
+        ``create_dataloader(source=data, ...)`` does so, and makes the loader too.
+
+        Args:
+            data: a pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a polars or pandas DataFrame, of which a
+                named index becomes columns; a ``datasets.Dataset``, as it was loaded, selected or shuffled; a DuckDB
+                relation; or anything else with ``__arrow_c_stream__``. What gives its rows once is read at once.
+            options: the fields of `LoaderOptions`.
+
+        Raises:
+            ConfigTypeError: it is none of these.
+            ConfigError: Arrow cannot hold a column, or an option is wrong.
+        """
+        return cls(source=arrow_source(data), **options)

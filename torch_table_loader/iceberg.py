@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -37,6 +38,7 @@ class IcebergDataset(TableDataset):
         table: Any = None,
         catalog_config: Any = None,
         *,
+        catalog: Any = None,
         scan_filter: Any = None,
         snapshot_id: int | None = None,
         branch: str | None = None,
@@ -44,7 +46,7 @@ class IcebergDataset(TableDataset):
         as_of: dt.datetime | str | int | None = None,
         start_snapshot_id: int | None = None,
         end_snapshot_id: int | None = None,
-        metadata_location: str | None = None,
+        metadata_location: str | os.PathLike[str] | None = None,
         location_override: Mapping[str, str] | None = None,
         allow_locations: Sequence[str] | None = None,
         split_deletes: bool = False,
@@ -57,7 +59,9 @@ class IcebergDataset(TableDataset):
         Args:
             table: its name ("db.table", "db.schema.table"), or a pyiceberg Table.
             catalog_config: what pyiceberg's ``load_catalog`` takes (``{"type": "sql", "uri": …}``), the name of a
-                catalog of ``.pyiceberg.yaml``, or a pyiceberg Catalog.
+                catalog of ``.pyiceberg.yaml`` or of the environment (``PYICEBERG_CATALOG__PROD__URI``), or a pyiceberg
+                Catalog.
+            catalog: the same by another name: ``IcebergDataset("db.table", catalog="prod")``.
             scan_filter: a pyiceberg expression, or text such as ``"x > 3 and day = '2026-01-31'"``; rows for which
                 it is not true do not come.
             snapshot_id: the snapshot to read; none of this and the next three: the current one.
@@ -67,7 +71,7 @@ class IcebergDataset(TableDataset):
             start_snapshot_id: read only the rows that were appended after this snapshot, an ancestor of the one that
                 is read; commits in between that delete or overwrite rows are refused.
             end_snapshot_id: beside it, the last snapshot whose rows are read; else the one that is chosen as ever.
-            metadata_location: a metadata.json, instead of a catalog.
+            metadata_location: a metadata.json, or a folder with ``metadata/version-hint.text``, instead of a catalog.
             location_override: prefixes of the metadata's paths, and what to read instead, of a table that moved.
             allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
                 files may lie besides the host or bucket of its metadata file; files elsewhere are refused.
@@ -87,6 +91,9 @@ class IcebergDataset(TableDataset):
         """
         asked = make_options(options, type(self))
         refuse_plain(asked, footers, "an Iceberg table", "snapshot_id=")
+        if catalog is not None and catalog_config is not None:
+            raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
+        catalog_config = catalog if catalog_config is None else catalog_config
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         snapshot_id = _end_of(start_snapshot_id, end_snapshot_id, snapshot_id)

@@ -129,7 +129,7 @@ _HERE: dict[str, tuple[str, ...]] = {
     "stop": ("stop_on", "stopping_strategy"),
     "storage_options": ("client_kwargs", "credentials", "fs_kwargs"),
     "table": ("identifier", "name", "table_name"),
-    "catalog_config": ("catalog", "catalog_name", "catalog_properties"),
+    "catalog": ("catalog_name", "catalog_properties"),
     "metadata_location": ("location", "metadata_file", "path"),
     "weights": ("probabilities", "ratios"),
     "worker_type": ("backend", "worker_mode"),
@@ -181,8 +181,10 @@ _NOTES = {
 }
 
 _OF_ICEBERG = frozenset(
-    {"as_of", "branch", "catalog_config", "end_snapshot_id", "footers", "location_override", "metadata_location"}
-    | {"snapshot_id", "start_snapshot_id", "tag"}
+    {
+        *("as_of", "branch", "catalog", "catalog_config", "end_snapshot_id", "footers", "location_override"),
+        *("metadata_location", "snapshot_id", "start_snapshot_id", "tag"),
+    }
 )
 
 

@@ -11,7 +11,10 @@ from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTrav
 from torch_table_loader.engine.state import oldest_files
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.stages import Extent
+from torch_table_loader.read.held import HeldReader
+from torch_table_loader.read.suffixes import reader_by_suffix
 from torch_table_loader.source.address import parse_address
+from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.file_list import FileSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import PlanCache
@@ -137,28 +140,29 @@ def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel:
 
 
 def list_files(
-    path: Any, reader: FormatReader, storage: Storage | None, options: LoaderOptions, *, by_name: bool
+    path: Any, reader: FormatReader | None, storage: Storage | None, options: LoaderOptions, *, by_name: bool
 ) -> Source:
     """Return the table that a path is.
 
     Args:
         path: the caller's.
-        reader: of the files' format.
+        reader: of the files' format; None for the one that their names ask for.
         storage: the caller's, which cannot list; None for what the path says.
         options: the caller's.
         by_name: whether the reader's name says which one it is.
     """
     settings: dict[str, Any] = {
+        "format_name": None if reader is None else reader.name,
         "reader": None if by_name else reader,
         "naming": reader,
+        "choose": reader_by_suffix if reader is None else None,
         "partitioning": options.partitioning,
         "schema": options.schema,
     }
     if storage is not None:
-        return named_files(storage, path, options.files, reader.name, **settings)
+        return named_files(storage, path, options.files, **settings)
     return PathSource.open(
         path,
-        reader.name,
         **settings,
         storage_options=options.storage_options,
         files=options.files,
@@ -225,6 +229,11 @@ def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> 
         raise ConfigError('footers="lazy" has no meaning with shuffle="rows", which reads every file; leave it out')
 
 
+def arrow_source(data: Any) -> ArrowSource:
+    """Return rows in memory as a source; see `ArrowSource.of`."""
+    return ArrowSource.of(data, HeldReader())
+
+
 def check_source(source: Any, path: Any, format: Any, storage: Any, options: LoaderOptions) -> None:  # noqa: A002
     """Refuse what is no source, and what a source says by itself.
 
@@ -243,7 +252,7 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
     _check_storage("source.storage", source.storage)
     given = {
         "path": path is not None,
-        "format": format != "parquet",
+        "format": format is not None,
         "storage": storage is not None,
         "files": options.files is not None,
         "partitioning": options.partitioning is not None,

@@ -14,6 +14,15 @@ def installed_names(group: str) -> list[str]:
     return sorted({point.name for point in entry_points(group=group)})
 
 
+def origins(group: str) -> dict[str, str]:
+    """Return by name which distribution installed what in a group of entry points, and its version."""
+    found: dict[str, set[str]] = {}
+    for point in entry_points(group=group):
+        where = point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        found.setdefault(point.name, set()).add(where)
+    return {name: " and ".join(sorted(places)) for name, places in sorted(found.items())}
+
+
 def load_installed(group: str, name: str, what: str) -> Any:
     """Load a plug-in.
 

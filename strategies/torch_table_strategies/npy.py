@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader import DataFile, FileMeta, TableError
+from torch_table_loader import DataFile, FileMeta, TableError, Traits
 
 if TYPE_CHECKING:
     from torch_table_loader import Storage
@@ -42,6 +42,8 @@ class NpyReader:
 
     name: str = "npy"
     group_rows: int = 1 << 16
+    suffixes = (".npy",)
+    traits = Traits(cut="runs of rows", counted="the header")
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the header: see `FormatReader.inspect`. The types are the file's own, so `schema` is not used."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import json
+import re
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +20,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
 from pyiceberg.types import LongType
-from pyiceberg.utils.config import Config
 
 from tests.iceberg import IcebergWriter, column
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
@@ -89,10 +90,74 @@ def test_a_catalog_of_the_configuration_file(tmp_path: Path, table: Table, monke
     lines = [f"    {name}: {value}" for name, value in config(tmp_path).items()]
     (tmp_path / ".pyiceberg.yaml").write_text("catalog:\n  default:\n" + "\n".join(lines) + "\n")
     monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     same(read("db.clicks", "default"), ROWS)
+    same(read("db.clicks", catalog="default"), ROWS)
     with pytest.raises(ConfigError, match=r"neither .* has a catalog 'defualt'; the nearest are 'default'"):
         read("db.clicks", "defualt")
+    with pytest.raises(ConfigError, match="catalog= and catalog_config= name one catalog"):
+        read("db.clicks", "default", catalog="default")
+    with pytest.raises(ConfigError, match="catalog= and catalog_config="):
+        IcebergDataset("db.clicks", config(tmp_path), catalog=config(tmp_path))
+
+
+def test_a_catalog_of_the_environment(tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path / "nothing here"))
+    with pytest.raises(ConfigError, match=r"neither .* has a catalog"):
+        read("db.clicks", catalog="default")
+    for name, value in config(tmp_path).items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__DEFAULT__{name.upper()}", value)
+    same(read("db.clicks", catalog="default"), ROWS)
+
+
+def _hadoop_folder(folder: Path, table: Table, versions: dict[int, str]) -> Path:
+    """Lay the table's metadata out as Hadoop's tables do; a name may have a suffix of compression."""
+    (folder / "metadata").mkdir(parents=True)
+    for number, name in versions.items():
+        entry = table.metadata.metadata_log[number] if number < len(table.metadata.metadata_log) else None
+        place = table.metadata_location if entry is None else entry.metadata_file
+        data = Path(place.removeprefix("file://")).read_bytes()
+        (folder / "metadata" / name).write_bytes(gzip.compress(data) if "gz" in name else data)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("hint", "last"),
+    [
+        ("2", "v2.metadata.json"),
+        ("1\n", "v2.gz.metadata.json"),
+        ("0", "v2.metadata.json.gz"),
+        ("v2", "v2.metadata.json"),
+    ],
+)
+def test_a_folder_with_a_version_hint(tmp_path: Path, table: Table, hint: str, last: str) -> None:
+    names = {0: "v0.metadata.json", 1: "v1.metadata.json", 2: last}
+    folder = _hadoop_folder(tmp_path / "hadoop", table, names)
+    (folder / "metadata" / "version-hint.text").write_text(hint)
+    same(read(metadata_location=folder), ROWS)  # a hint that is old is no harm
+    same(read(metadata_location=f"{folder}/"), ROWS)
+    same(read(metadata_location=f"file://{folder}"), ROWS)
+    loader, _ = IcebergDataset.create_dataloader(metadata_location=folder, columns=["x"], batch_size=4)
+    next(iter(loader))
+    again, _ = IcebergDataset.create_dataloader(metadata_location=folder, columns=["x"], batch_size=4)
+    again.load_state_dict(loader.state_dict())
+    assert sum(len(batch["x"]) for batch in again) == 16
+
+
+def test_folders_whose_version_is_not_known_are_refused(tmp_path: Path, table: Table) -> None:
+    folder = _hadoop_folder(tmp_path / "hadoop", table, {2: "v2.metadata.json"})
+    with pytest.raises(ConfigError, match=r"folder that holds metadata/version-hint\.text, and .*hadoop does not"):
+        read(metadata_location=folder)
+    for text in ("7", "", "../v2", "9" * 30, "v2/..", "é"):
+        (folder / "metadata" / "version-hint.text").write_text(text)
+        with pytest.raises(TableError, match="must name a version whose metadata file is beside it"):
+            read(metadata_location=folder)
+
+
+def test_the_metadata_of_a_view_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "v1.metadata.json"
+    path.write_text(json.dumps({"view-uuid": "u", "format-version": 1, "location": "x", "versions": []}))
+    with pytest.raises(TableError, match=r"v1\.metadata\.json is the metadata of an Iceberg view"):
+        read(metadata_location=path)
 
 
 def test_snapshots_branches_tags_and_times(tmp_path: Path, table: Table) -> None:
@@ -316,6 +381,32 @@ def test_types_that_are_not_read_are_refused_where_they_are_asked_for(tmp_path: 
     with pytest.raises(TableError, match="column 'g' is of the type geometry"):
         read(metadata_location=writer.metadata, columns=["x", "g"])
     assert read(metadata_location=writer.metadata, columns=["x", "s"]).num_rows == 1
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["variant", "geometry", "geometry(OGC:CRS84)", "geography", "geography(OGC:CRS84, vincenty)", "timestamp_ps"],
+)
+@pytest.mark.parametrize("inside", ["column", "struct", "list"])
+def test_types_that_are_new_are_refused_by_name(tmp_path: Path, catalog: Catalog, kind: str, inside: str) -> None:
+    writer = IcebergWriter(tmp_path / "v3", version=3)
+    writer.append([{"x": 1, "k": 2, "s": "s"}])
+    around: dict[str, Any] = {
+        "column": kind,
+        "struct": {"type": "struct", "fields": [column(11, "inner", kind)]},
+        "list": {"type": "list", "element-id": 11, "element": kind, "element-required": False},
+    }
+    writer.evolve([*writer.columns, column(9, "odd", around[inside])])
+    writer.commit()
+    with pytest.raises(TableError, match=re.escape(kind.partition("(")[0])) as refused:
+        read(metadata_location=writer.metadata)
+    assert "'odd'" in str(refused.value)
+    assert read(metadata_location=writer.metadata, columns=["x"])["x"].to_pylist() == [1]
+    made = catalog.create_table("db.odd", ROWS.schema)
+    raw = json.loads(Path(writer.metadata.removeprefix("file://")).read_text())
+    Path(made.metadata_location.removeprefix("file://")).write_text(json.dumps({**raw, "next-row-id": 10}))
+    with pytest.raises(TableError, match=re.escape(kind.partition("(")[0])):
+        read("db.odd", config(tmp_path))
 
 
 def test_int96_holds_years_that_nanoseconds_do_not(catalog: Catalog) -> None:

@@ -42,12 +42,14 @@ class RestCatalog:
         credential: "client:secret" that gets the token; None lets everybody in.
         vend: gives the credentials of each loaded table.
         by_prefix: whether they are said for a prefix of paths, as newer catalogs do, and not for the table.
+        views: metadata of views by their names.
     """
 
     tables: Catalog
     credential: str | None = None
     vend: Callable[[], Mapping[str, str]] = dict
     by_prefix: bool = False
+    views: Mapping[tuple[str, ...], Mapping[str, Any]] = field(default_factory=dict)
     loads: int = 0
     calls: list[str] = field(default_factory=list)
     token: str = "the-token"  # noqa: S105 - of nobody
@@ -62,6 +64,8 @@ class RestCatalog:
             return 200, {"access_token": self.token, "token_type": "bearer", "expires_in": 3600}
         if self.credential is not None and token != f"Bearer {self.token}":
             return _error(401, "NotAuthorizedException", "bad or missing token")
+        if parts[2:3] == ["views"] and (view := (*parts[1].split("\x1f"), *parts[3:])) in self.views:
+            return (204, None) if method == "HEAD" else (200, dict(self.views[view]))
         above = parse_qs(urlsplit(path).query).get("parent", [])
         return self._route(method, parts, (json.loads(body) if body else {}) | {"parent": above})
 
@@ -81,7 +85,7 @@ class RestCatalog:
                 return self._tables(method, space, asked)
             case ["namespaces", _, "tables", name]:
                 return self._table(method, (*space, name), asked)
-        return _error(404, "NoSuchViewException", "this catalog has neither views nor functions")
+        return _error(404, "NoSuchViewException", "this catalog has no such view, and no functions")
 
     def _namespaces(self, method: str, space: tuple[str, ...], asked: Mapping[str, Any]) -> tuple[int, Any]:
         if method == "POST":

@@ -14,6 +14,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
 from demo.moto import free_port
+from tests.services.catalogs_page import example, run
 from tests.services.java import HERE, jars_of, java
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
 
@@ -83,6 +84,12 @@ def test_a_table_of_a_metastore(metastore: dict[str, str], catalog: Catalog, wor
     first = catalog.load_table("db.clicks").snapshots()[0].snapshot_id
     assert rows_of("db.clicks", metastore, snapshot_id=first) == list(range(30))
     assert rows_of("db.clicks", catalog, worker_type=worker_type) == list(range(3, 60))
+
+
+def test_the_example_of_the_page(metastore: dict[str, str], catalog: Catalog) -> None:
+    named = {"shop.clicks": "db.clicks", "thrift://metastore.example.com:9083": metastore["uri"]}
+    code = example("Hive").replace("config)", 'config, columns=["x"])')
+    assert run(code, named) == list(range(3, 60))
 
 
 def test_what_is_missing_is_named(metastore: dict[str, str], catalog: Catalog) -> None:

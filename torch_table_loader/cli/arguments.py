@@ -87,7 +87,7 @@ _MANY = {"action": "append", "metavar": "TEXT"}
 
 TABLE = (
     Argument("path", "path", "a directory, glob or file, or several of them", {"nargs": "+", "metavar": "PATH"}),
-    Argument("--format", "format", "of the files (default: parquet)"),
+    Argument("--format", "format", "of the files (default: what their names end with)"),
     Argument("--columns", "columns", "what to deliver, in this order (default: all)", _LIST),
     Argument("--filter", "filters", 'such as "day >= 2026-01-03"; given more than once, all must hold', _MANY),
     Argument("--partitioning", "partitioning", "how paths carry columns: key=value", {"choices": ["hive"]}),

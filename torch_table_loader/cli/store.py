@@ -23,6 +23,7 @@ from torch_table_loader.engine.row_store import default_folder
 from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.read.suffixes import reader_by_suffix
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 
@@ -202,11 +203,12 @@ def _names(keywords: Keywords) -> list[str]:
     """Return the names of the table's files, where there is a plan cache that could keep what is read of them."""
     if "plan_cache" not in keywords:
         return []
-    name = keywords.get("format", "parquet")
+    name = keywords.get("format")
     source = PathSource.open(
         keywords["path"],
         name,
-        naming=reader_for(name),
+        naming=None if name is None else reader_for(name),
+        choose=reader_by_suffix,
         storage_options=keywords.get("storage_options"),
         partitioning=keywords.get("partitioning"),
         raw_files=keywords.get("raw_files", False),

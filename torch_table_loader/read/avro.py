@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import FIELD_ID_KEY
+from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import MissingExtraError
 from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.far_files import open_at_start
@@ -55,6 +56,8 @@ class AvroReader(WithoutStatistics):
     """Reads Avro files (https://avro.apache.org/docs/1.12.0/specification/)."""
 
     name: str = "avro"
+    suffixes = (".avro",)
+    traits = Traits(pruned="partitions", counted="the blocks", needs="fastavro")
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read schema and the row counts of the blocks: see `FormatReader.inspect`."""

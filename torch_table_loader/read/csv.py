@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyarrow import csv
 
+from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.compressed import open_text, text_bytes, text_of
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import (
+    INFERENCE_BYTES,
     SequentialFile,
     WithoutStatistics,
     one_group,
@@ -31,9 +32,14 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CsvReader(WithoutStatistics):
-    """Reads comma-separated values with a header (RFC 4180); nulls are what pyarrow takes for null."""
+    """Reads comma-separated values with a header (RFC 4180); nulls are what pyarrow takes for null.
+
+    A compressed file is read as its text is.
+    """
 
     name: str = "csv"
+    suffixes = (".csv",)
+    traits = Traits(pruned="partitions")
     infers_types = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
@@ -43,23 +49,26 @@ class CsvReader(WithoutStatistics):
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         """Open for decoding with the types of `meta`: see `FormatReader.open`."""
-        return SequentialFile(storage, file, partial(_decode, schema=meta.schema))
+        return SequentialFile(
+            storage, file, lambda source, columns: _decode(text_of(source, file), columns, meta.schema)
+        )
 
 
 def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
     try:
-        with open_at_start(storage, file) as source:
-            if schema is None:
-                refuse_large_inference(file, source.size())
+        if schema is None:
+            refuse_large_inference(file, text_bytes(storage, file, INFERENCE_BYTES))
+            with open_text(storage, file) as source:
                 table = csv.read_csv(source, _read_options(), _parse_options())
-                refuse_duplicates(table.schema, file)
-                return one_group(table.schema, table.num_rows, file)
+            refuse_duplicates(table.schema, file)
+            return one_group(table.schema, table.num_rows, file)
+        with open_text(storage, file) as source:
             header = csv.open_csv(source, _read_options(), _parse_options()).schema
         refuse_duplicates(header, file)
         own = [pa.field(field.name, field.type) for field in schema if field.name in header.names]
         # With no column to parse there would be no rows to count.
         known = pa.schema(own or [pa.field(header.names[0], pa.string())])
-        with open_at_start(storage, file) as source:
+        with open_text(storage, file) as source:
             num_rows = sum(batch.num_rows for batch in _decode(source, known.names, known))
         return one_group(known, num_rows, file)
     except pa.ArrowInvalid as error:

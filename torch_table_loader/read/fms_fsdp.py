@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
@@ -38,6 +39,7 @@ class FmsFsdpReader(WithoutStatistics):
     group_bytes: int = GROUP_BYTES
     columnar = True
     data_suffix = ".arrow"
+    traits = Traits(cut="documents", pruned="partitions", counted="the footer")
     sidecars = ()
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002

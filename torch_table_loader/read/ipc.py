@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
@@ -56,6 +57,8 @@ class IpcReader(WithoutStatistics):
     """
 
     name: str = "arrow"
+    suffixes = (".arrow", ".ipc", ".feather")
+    traits = Traits(cut="record batches", pruned="partitions", counted="the batches")
     columnar = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyarrow import json
 
 from torch_table_loader.arrow.datatypes import decoded_type
+from torch_table_loader.contracts import Traits
+from torch_table_loader.read.compressed import open_text, text_bytes, text_of
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import (
+    INFERENCE_BYTES,
     SequentialFile,
     WithoutStatistics,
     one_group,
@@ -28,28 +29,38 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 4 << 20
 """Lines are parsed in blocks of about so many bytes, which bounds the memory of a reader."""
 
+_MOST_LINE_BYTES = 1 << 30
+"""Few bytes of a compressed file may be a line of any length: this bounds it."""
+
 
 @dataclass(frozen=True, slots=True)
 class JsonReader(WithoutStatistics):
-    """Reads JSON lines (https://jsonlines.org); keys that a line lacks are null."""
+    """Reads JSON lines (https://jsonlines.org); keys that a line lacks are null.
+
+    A compressed file is read as its text is.
+    """
 
     name: str = "json"
+    suffixes = (".json", ".jsonl", ".ndjson")
+    traits = Traits(pruned="partitions")
     infers_types = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
         """Parse the file once, for its rows and, without `schema`, its types: see `FormatReader.inspect`."""
-        with reading(storage, file), open_at_start(storage, file) as source:
+        with reading(storage, file):
             if schema is None:
-                refuse_large_inference(file, source.size())
-                table = _infer(source)
+                table = _infer(storage, file)
                 return one_group(table.schema, table.num_rows, file)
             own = pa.schema([pa.field(field.name, _as_json_reads(field.type)) for field in schema])
-            num_rows = sum(batch.num_rows for batch in _decode(source, own.names, own))
+            with open_text(storage, file) as source:
+                num_rows = sum(batch.num_rows for batch in _decode(source, own.names, own))
             return one_group(own, num_rows, file)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> SequentialFile:
         """Open for decoding with the types of `meta`: see `FormatReader.open`."""
-        return SequentialFile(storage, file, partial(_decode, schema=meta.schema))
+        return SequentialFile(
+            storage, file, lambda source, columns: _decode(text_of(source, file), columns, meta.schema)
+        )
 
 
 def _decode(source: pa.NativeFile, columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -64,31 +75,37 @@ def _parse(source: Any, num_bytes: int, options: json.ParseOptions | None = None
     return json.read_json(source, json.ReadOptions(use_threads=False, block_size=num_bytes), options)
 
 
-def _infer(source: pa.NativeFile) -> pa.Table:
+def _infer(storage: Storage, file: DataFile) -> pa.Table:
     """Parse the whole file; a line that is longer than a block asks for a larger one."""
-    size = source.size()
+    size = text_bytes(storage, file, INFERENCE_BYTES)
+    refuse_large_inference(file, size)
     block = _BLOCK_BYTES
     while block < size:
         try:
-            return _parse(source, block)
+            with open_text(storage, file) as source:
+                return _parse(source, block)
         except pa.ArrowInvalid as error:
             if "straddl" not in str(error):
                 raise
         block *= 8
-        source.seek(0)
-    return _parse(source, max(size, 1))
+    with open_text(storage, file) as source:
+        return _parse(source, max(size, 1))
 
 
 def _blocks_of_lines(source: pa.NativeFile) -> Iterator[bytes]:
     """Cut a file into blocks of whole lines; only a line that is longer makes a block longer."""
     parts: list[bytes] = []
+    num_bytes = 0
     while chunk := source.read(_BLOCK_BYTES):
         cut = chunk.rfind(b"\n") + 1
         if not cut:
             parts.append(chunk)
+            if (num_bytes := num_bytes + len(chunk)) > _MOST_LINE_BYTES:
+                raise pa.ArrowInvalid(f"a line is longer than {_MOST_LINE_BYTES} bytes")
             continue
         yield b"".join((*parts, chunk[:cut]))
         parts = [chunk[cut:]]
+        num_bytes = len(parts[0])
     if any(parts):
         yield b"".join(parts)
 

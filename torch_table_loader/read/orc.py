@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyarrow import orc
 
+from torch_table_loader.contracts import Traits
 from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.reader_base import (
@@ -42,6 +43,8 @@ class OrcReader(WithoutStatistics):
     """Reads ORC files (https://orc.apache.org/specification/ORCv1/)."""
 
     name: str = "orc"
+    suffixes = (".orc",)
+    traits = Traits(cut="stripes", pruned="partitions", counted="the footer")
     columnar = True
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002

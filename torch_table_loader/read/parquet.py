@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import as_reading_error, first_line
 from torch_table_loader.read.parquet_footer import (
@@ -47,6 +48,8 @@ class ParquetReader:
     """
 
     name: str = "parquet"
+    suffixes = (".parquet", ".pq")
+    traits = Traits(cut="row groups", pruned="statistics, partitions", counted="the footer")
     verify_checksums: bool = True
     columnar = True
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.contracts import is_far
+from torch_table_loader.contracts import Traits, is_far
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.requests import REQUEST_BYTES
 from torch_table_loader.read.failures import changed_error, reading
@@ -67,6 +67,7 @@ class TokenReader(WithoutStatistics, ABC):
     __slots__ = ()
 
     columnar = True
+    traits = Traits(cut="documents", pruned="partitions", counted="the index")
     name: str
     group_bytes: int
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,8 @@ from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import STAT_THREADS, Found
 from torch_table_loader.source.file_list import FileSource, read_files
 from torch_table_loader.source.hive import PartitionValues, decode_hive, hive_root
-from torch_table_loader.source.sidecars import Paired, pair
+from torch_table_loader.source.path_text import common_root, is_shallow, parent_of, prefixes_of, static_root
+from torch_table_loader.source.sidecars import Paired, has_bytes, pair
 from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.source.table_formats import look_around, refuse_table_formats
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from torch_table_loader.records import FileVersion
 
 PathLike = str | os.PathLike[str]
+
+ByNames = Callable[[Sequence[str]], "FormatReader"]
+"""Returns the format reader that the names of files ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class PathSource:
     def open(
         cls,
         path: PathLike | Sequence[PathLike] | None,
-        format_name: str,
+        format_name: str | None,
         *,
         reader: FormatReader | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -64,6 +68,7 @@ class PathSource:
         raw_files: bool = False,
         retry_seconds: float = DEFAULT_RETRY_SECONDS,
         naming: FormatReader | None = None,
+        choose: ByNames | None = None,
     ) -> PathSource:
         """List the files of a table.
 
@@ -74,7 +79,7 @@ class PathSource:
         Args:
             path: a directory (taken recursively), a glob (``*``, ``**``, ``?``, ``[…]``), a file, or a list of
                 them on one file system. What exists under a name with glob characters wins over the glob.
-            format_name: the format reader's name, noted in every file.
+            format_name: the format reader's name, noted in every file; None lets `choose` find it.
             reader: the format reader, where its name does not say which one it is.
             storage_options: for the file system.
             partitioning: "hive" to decode ``key=value`` segments below the root, and those that the root ends with.
@@ -84,6 +89,7 @@ class PathSource:
             raw_files: read the files of a table of another format as they are, instead of refusing them.
             retry_seconds: how long to try a request that the store does not serve.
             naming: the format reader in any case, which may say how data files are named.
+            choose: finds an installed format reader by the names of the files.
 
         Raises:
             MissingPathError: nothing is there.
@@ -96,8 +102,9 @@ class PathSource:
         if isinstance(files, str):
             files = read_files(files, storage_options, retry_seconds)
         storage, paths = _one_storage(_entries(path), storage_options, retry_seconds)
-        root, found = _listed(storage, paths, files, naming, raw_files=raw_files)
-        data_files, partition_schema = _data_files(storage, root, found, format_name, reader, partitioning, schema)
+        root, found, naming = _listed(storage, paths, files, naming, choose, raw_files=raw_files)
+        name = format_name if format_name is not None or naming is None else naming.name
+        data_files, partition_schema = _data_files(storage, root, found, name or "", reader, partitioning, schema)
         return cls(storage, root, data_files, partition_schema)
 
 
@@ -105,12 +112,13 @@ def named_files(
     storage: Storage,
     path: PathLike | Sequence[PathLike] | None,
     files: Sequence[str] | str | None,
-    format_name: str,
+    format_name: str | None,
     *,
     reader: FormatReader | None = None,
     partitioning: str | None = None,
     schema: pa.Schema | None = None,
     naming: FormatReader | None = None,
+    choose: ByNames | None = None,
 ) -> FileSource:
     """Return the files of those names in a storage of the caller's, which cannot list.
 
@@ -123,18 +131,22 @@ def named_files(
         partitioning: "hive", or None.
         schema: the caller's.
         naming: the format reader in any case.
+        choose: as of `PathSource.open`.
     """
     paths = [os.fspath(entry) for entry in _entries(path)]
     if not all(isinstance(entry, str) and entry for entry in paths):
         raise ConfigTypeError(f"path must name files of the storage by strings that are not empty, got {paths!r}")
     if files is None:
-        root = _common_root([_parent(entry) for entry in paths])
+        root = common_root([parent_of(entry) for entry in paths])
     else:
-        root = _common_root([entry.rstrip("/") for entry in paths])
+        root = common_root([entry.rstrip("/") for entry in paths])
         names = read_files(files) if isinstance(files, str) else files
         paths = [f"{root}/{name}" if root else name for name in names]
-    found = pair(storage, _versions(storage, paths), (), naming)
-    return FileSource(storage, *_data_files(storage, root, found, format_name, reader, partitioning, schema))
+    looked = _versions(storage, paths)
+    naming = naming or _chosen(choose, storage, root, looked)
+    name = format_name if format_name is not None or naming is None else naming.name
+    found = pair(storage, looked, (), naming)
+    return FileSource(storage, *_data_files(storage, root, found, name or "", reader, partitioning, schema))
 
 
 def _data_files(
@@ -229,18 +241,19 @@ def _listed(
     paths: Sequence[str],
     files: Sequence[str] | None,
     naming: FormatReader | None,
+    choose: ByNames | None,
     *,
     raw_files: bool,
-) -> tuple[str, list[Paired]]:
+) -> tuple[str, list[Paired], FormatReader | None]:
     """List what paths and globs hold, or look up the files that are named; see `PathSource.open`.
 
     Returns:
-        What names are relative to, and the files.
+        What names are relative to, the files, and the reader that says how they are named.
     """
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         at_once = map if storage.is_local else pool.map  # to ask this machine costs less than a thread does
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
-        root = _common_root([start.root for start in starts])
+        root = common_root([start.root for start in starts])
         begun = at_once(partial(_expand, storage), starts) if files is None else ()
         looks = []
         if not raw_files:
@@ -250,11 +263,20 @@ def _listed(
             listings = list(begun)
         else:
             listings = [_Listing(_versions(storage, [_below(storage, root, name) for name in files]))]
-    found = [entry for each in listings for entry in pair(storage, each.found, each.seen, naming)]
+    every = [entry for each in listings for entry in each.found]
     if not raw_files:
         seen = chain(*(listing.seen for listing in listings), *(look.result() for look in looks))
-        refuse_table_formats(storage, seen, {entry.data.path for entry in found})
-    return root, found
+        refuse_table_formats(storage, seen, {entry.path for entry in filter(has_bytes, every)})
+    naming = naming or _chosen(choose, storage, root, every)
+    found = [entry for each in listings for entry in pair(storage, each.found, each.seen, naming)]
+    return root, found, naming
+
+
+def _chosen(choose: ByNames | None, storage: Storage, root: str, found: Iterable[Found]) -> FormatReader | None:
+    """Return the reader that the names of the files ask for; empty files say nothing."""
+    if choose is None:
+        return None
+    return choose([_relative(storage, root, entry.path) for entry in filter(has_bytes, found)])
 
 
 def _one_storage(
@@ -277,16 +299,6 @@ def _has_magic(storage: FileStorage, path: str) -> bool:
     return glob.has_magic(path)
 
 
-def _parent(path: str) -> str:
-    return path.partition("?")[0].rpartition("/")[0] if "://" in path else path.rpartition("/")[0]
-
-
-def _static_root(pattern: str) -> str:
-    segments = pattern.split("/")
-    magic = next(index for index, segment in enumerate(segments) if glob.has_magic(segment))
-    return "/".join(segments[:magic])
-
-
 def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
     """Find out what a path names.
 
@@ -298,15 +310,11 @@ def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
     magic = _has_magic(storage, path)
     found = storage.probe(path) if listed and not magic else storage.stat(path)
     if found is not None:
-        return _Start(path, path.rstrip("/") if found.is_dir else _parent(path), found, listed and found.is_dir)
+        return _Start(path, path.rstrip("/") if found.is_dir else parent_of(path), found, listed and found.is_dir)
     if not magic:
         raise _nothing(storage, path)
-    root = _static_root(path)
-    return _Start(path, root, None, listed and not _is_shallow(path[len(root) + 1 :]))
-
-
-def _is_shallow(relative: str) -> bool:
-    return "/" not in relative and "**" not in relative
+    root = static_root(path)
+    return _Start(path, root, None, listed and not is_shallow(path[len(root) + 1 :]))
 
 
 def _expand(storage: FileStorage, start: _Start) -> _Listing:
@@ -341,20 +349,12 @@ def _glob(storage: FileStorage, start: _Start) -> _Listing:
         matched = [
             entry
             for entry in listed
-            if any(matches(prefix) for prefix in _prefixes(_relative(storage, root, entry.path)))
+            if any(matches(prefix) for prefix in prefixes_of(_relative(storage, root, entry.path)))
         ]
     if not matched:
         raise _nothing(storage, pattern)
     spelled = "".join({segment[0] for segment in relative.split("/") if segment[:1] in {".", "_"}})
     return _Listing(_kept(storage, root, matched, allowed=spelled), listed)
-
-
-def _prefixes(name: str) -> Iterable[str]:
-    """Return a relative name and the directories above it: ``a/b/c``, ``a``, ``a/b``."""
-    yield name
-    for index, character in enumerate(name):
-        if character == "/":
-            yield name[:index]
 
 
 def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str) -> list[Found]:
@@ -391,19 +391,6 @@ def _below(storage: FileStorage, root: str, name: str) -> str:
         f"files must name files below {storage.shown(root)}, relative to it or in full, got {shown!r}; "
         "correct the name, or pass their common directory as path"
     )
-
-
-def _common_root(roots: Sequence[str]) -> str:
-    """Return the deepest directory that holds all roots.
-
-    >>> _common_root(["/t/day=1", "/t/day=2"]), _common_root(["/t", "/t/x"]), _common_root(["/t/ab", "/t/a"])
-    ('/t', '/t', '/t')
-    """
-    shared = [root.split("/") for root in roots]
-    depth = 0
-    while all(depth < len(parts) for parts in shared) and len({parts[depth] for parts in shared}) == 1:
-        depth += 1
-    return "/".join(shared[0][:depth])
 
 
 def _names(storage: Storage, root: str, found: Sequence[Found]) -> list[str]:

@@ -41,14 +41,14 @@ def pair(
         TableError: there are files, and none is a data file by its name.
     """
     if not isinstance(reader, SidecarReader):
-        return [Paired(file) for file in found if _has_bytes(file)]
+        return [Paired(file) for file in found if has_bytes(file)]
     names = _Names(storage, reader.data_suffix)
     known = {file.path: file for file in listed}
-    data = [file for file in found if names.stem(file.path) is not None and (reader.sidecars or _has_bytes(file))]
+    data = [file for file in found if names.stem(file.path) is not None and (reader.sidecars or has_bytes(file))]
     chosen = {file.path for file in data}
     for file in found:
         names.refuse_orphan(file.path, reader, chosen)
-    if found and not data and any(map(_has_bytes, found)):
+    if found and not data and any(map(has_bytes, found)):
         raise TableError(
             f"files of format={reader.name!r} must have names that end with {reader.data_suffix!r}, got "
             f"{len(found)} others, such as {names.shown(found[0].path)}; correct path or format, or rename them"
@@ -110,7 +110,8 @@ class _Names:
         return name, mark + query
 
 
-def _has_bytes(file: Found) -> bool:
+def has_bytes(file: Found) -> bool:
+    """Return whether a file holds anything, or is no file, which is refused later."""
     return bool(file.special) or (file.version is not None and file.version.num_bytes > 0)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_table_loader.contracts import NullProvingReader
+from torch_table_loader.contracts import NullProvingReader, Traits
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import FileMeta
@@ -57,6 +57,7 @@ def check_format_reader(
             meta = reader.inspect(storage, file, schema)
             again = [each.inspect(storage, file, schema) for each in (reader, copy)]
         _check_meta(where, meta, again)
+        _check_traits(where, reader, file, meta)
         table = _check_batches(where, reader, storage, file, meta)
         groups = _groups(table, meta)
         _check_pruning(where, reader, file, meta, groups)
@@ -95,6 +96,21 @@ def _check_meta(where: str, meta: FileMeta, again: list[FileMeta]) -> None:
         f"{where}: rows and bytes of row groups must be ints of at least 0, got {meta.group_rows}, {meta.group_bytes}",
     )
     pickled(meta, f"{where}: its FileMeta")
+
+
+def _check_traits(where: str, reader: FormatReader, file: DataFile, meta: FileMeta) -> None:
+    traits = getattr(reader, "traits", None)
+    if traits is None:
+        return
+    require(isinstance(traits, Traits), f"{where}: traits must be a Traits, got {type(traits).__name__}")
+    require(
+        traits.cut is not None or len(meta.group_rows) <= 1,
+        f"{where}: a file of {len(meta.group_rows)} row groups is cut, and traits.cut must say into what",
+    )
+    if traits.pruned is None:
+        with contract_errors(where, "prune raised"):
+            kept = reader.prune(file, meta, pc.scalar(False), meta.schema)
+        require(all(kept), f"{where}: prune rules row groups out, and traits.pruned must say by what")
 
 
 def _check_batches(where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta) -> pa.Table:

@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pyiceberg.catalog import Catalog, CatalogType, list_catalogs, load_catalog
+from pyiceberg.catalog import Catalog, CatalogType, load_catalog
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import (
+    NoSuchIcebergTableError,
+    NoSuchNamespaceError,
+    NoSuchPropertyException,
+    NoSuchTableError,
+)
+from pyiceberg.exceptions import ValidationError as UnreadError
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config
@@ -26,6 +32,7 @@ from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.places import read_areas
 from torch_table_loader.source.iceberg.table_storage import IcebergStorage, read_overrides
+from torch_table_loader.source.iceberg.version_hint import hint_of, is_folder, newest_metadata
 from torch_table_loader.source.retrying import Attempts, RetryPolicy
 from torch_table_loader.source.traffic import TrafficCounter
 
@@ -88,7 +95,7 @@ class TableAddress:
         table: its name with two or more parts ("db.table"), or a pyiceberg Table.
         catalog_config: what pyiceberg's ``load_catalog`` takes; or the name of a catalog of ``.pyiceberg.yaml``; or a
             pyiceberg Catalog.
-        metadata_location: a metadata.json, instead of a catalog.
+        metadata_location: a metadata.json, or a folder that has a version hint, instead of a catalog.
         location_override: prefixes of the metadata's paths, and what replaces them.
         storage_options: for the file system; they win over the catalog's.
         credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
@@ -98,7 +105,7 @@ class TableAddress:
 
     table: Any = None
     catalog_config: Any = field(default=None, repr=False)
-    metadata_location: str | None = field(default=None, repr=False)
+    metadata_location: str | os.PathLike[str] | None = field(default=None, repr=False)
     location_override: Mapping[str, str] | None = field(default=None, repr=False)
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     credentials: Callable[[], Mapping[str, Any]] | None = field(default=None, repr=False)
@@ -141,7 +148,10 @@ def open_table(at: TableAddress) -> OpenTable:
     if at.metadata_location is not None:
         properties = {**(_properties(catalog_config) if isinstance(catalog_config, Mapping) else {}), **given}
         location = os.fspath(at.metadata_location)
-        storage = IcebergStorage(location, properties, options, overrides, credentials, allowed, at.retry_seconds)
+        settings = (properties, options, overrides, credentials, allowed, at.retry_seconds)
+        if is_folder(location):
+            location = newest_metadata(IcebergStorage(hint_of(location), *settings), location)
+        storage = IcebergStorage(location, *settings)
         metadata = read_metadata(storage, location)
         name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
         return OpenTable(name, metadata, storage)
@@ -203,7 +213,8 @@ def _from_catalog(table: Any, catalog_config: Any, retry_seconds: float) -> Tabl
     if isinstance(table, str) and _is_path(table):
         raise ConfigError(
             f'table must be a name such as "db.table", got the path {shown_url(table)!r}; pass the path of its newest '
-            'metadata file: IcebergDataset(metadata_location="…/metadata/….metadata.json")'
+            'metadata file: IcebergDataset(metadata_location="…/metadata/….metadata.json"), or the folder itself where '
+            "it holds metadata/version-hint.text"
         )
     name = tuple(table.split(".")) if isinstance(table, str) else table
     if len(name) < 2:
@@ -232,12 +243,19 @@ def _loaded_table(catalog: Catalog, name: tuple[str, ...], retry_seconds: float)
 
     try:
         return attempts.make(load)
+    except (NoSuchIcebergTableError, NoSuchPropertyException) as error:  # Glue and Hive list other tables, too
+        raise ConfigError(
+            f"{'.'.join(name)!r} is in the catalog, and is no Iceberg table "
+            f"({_error_text(error, catalog.properties)}); a view has no files of its own: read the tables that it is "
+            "made of, or write its rows into a table. Parquet files of a Hive table are read by StructuredDataset"
+        ) from None
     except (NoSuchTableError, NoSuchNamespaceError) as error:
         raise ConfigError(_missing(catalog, name, error)) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnreadError) as error:
         raise TableError(
             f"the catalog gives metadata for {'.'.join(name)!r} that pyiceberg does not read: "
-            f"{_error_text(error, catalog.properties)}"
+            f"{_error_text(error.__cause__ or error, catalog.properties)}; where this is a type of a column, pass the "
+            "table's metadata file as metadata_location=, and columns= without that column"
         ) from None
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
         raise store_error_type(error, missing=StorageError)(
@@ -254,13 +272,14 @@ def _attempts(properties: Mapping[str, Any], retry_seconds: float) -> Attempts:
 
 def _made(config: Any, retry_seconds: float) -> Catalog:
     if isinstance(config, str):
-        known = list_catalogs()
+        own = Config()  # as file and environment are now: pyiceberg keeps what they were when it was imported
+        known = own.get_known_catalogs()
         if config.lower() not in known:
             # What resembles no name may be no name at all, but a secret.
             named = repr(config) if did_you_mean(config, known) else "of that name"
             near = the_nearest(config, sorted(known))
             raise ConfigError(f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {near}")
-        return _loaded(config, {}, retry_seconds)
+        return _loaded(config, own.get_catalog_config(config) or {}, retry_seconds)
     if not isinstance(config, Mapping) or not config:
         raise ConfigTypeError(
             'catalog_config must be a mapping such as {"type": "sql", "uri": …}, the name of a catalog in '
@@ -314,6 +333,11 @@ def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _missing(catalog: Catalog, parts: tuple[str, ...], error: Exception) -> str:
     shown = ".".join(parts)
+    if _is_view(catalog, parts):
+        return (
+            f"{shown!r} is a view, which has no files of its own; read the tables that it is made of, or write its "
+            "rows into a table"
+        )
     try:
         for depth in range(1, len(parts)):
             above = parts[: depth - 1]
@@ -333,6 +357,13 @@ def _missing(catalog: Catalog, parts: tuple[str, ...], error: Exception) -> str:
         details = _error_text(error, catalog.properties)
         return f"the catalog has no table {shown!r}: {details} (it lists none: {type(other).__name__})"
     return f"the catalog has no table {shown!r}; {the_nearest(shown, sorted(names))}"
+
+
+def _is_view(catalog: Catalog, parts: tuple[str, ...]) -> bool:
+    try:
+        return catalog.view_exists(parts)
+    except Exception:  # noqa: BLE001 - most catalogs know no views; the table is missing all the same
+        return False
 
 
 def _error_text(error: BaseException, properties: Mapping[str, Any]) -> str:

@@ -248,6 +248,11 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
     except Exception as error:  # gzip, zlib and json raise errors of many kinds
         what = f"{shown_url(location)} must be the metadata.json of an Iceberg table, and does not parse"
         raise torn(what, error, "pass the path of a file such as table/metadata/v3.metadata.json") from error
+    if "view-uuid" in raw:
+        raise TableError(
+            f"{shown_url(location)} is the metadata of an Iceberg view, which has no files of its own; read the tables "
+            "that it is made of, or write its rows into a table"
+        )
     return TableMetadata(raw, shown_url(location))
 
 

@@ -1,0 +1,161 @@
+"""``torch-table-loader formats``: which formats and sources there are, where each comes from, and what it can do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+from torch_table_loader.cli.text_tables import render
+from torch_table_loader.contracts import ListCountingReader, RangedReader, Traits
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.plugins import origins
+from torch_table_loader.read.compressed import CODECS
+from torch_table_loader.read.formats import ENTRY_POINT_GROUP, FORMATS, reader_for
+from torch_table_loader.read.suffixes import TEXT_FORMATS, suffixes_of
+
+DISTRIBUTION = "torch-table-loader"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatEntry:
+    """What is known of a format.
+
+    Args:
+        name: what the caller writes as ``format=``.
+        origin: the distribution that has it, and its version.
+        suffixes: how the names of its files end.
+        cut: what a file is cut into; None: it is read whole.
+        pruning: what rules row groups out; None: nothing does.
+        ranges: whether it says which bytes it reads, so that these alone are fetched from an object store.
+        counting: where the number of rows is known from.
+        needs: a package that is not there.
+        error: why it cannot be used.
+    """
+
+    name: str
+    origin: str
+    suffixes: tuple[str, ...] = ()
+    cut: str | None = None
+    pruning: str | None = None
+    ranges: bool = False
+    counting: str = ""
+    needs: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEntry:
+    """What is known of a source.
+
+    Args:
+        name: of what it reads.
+        origin: the distribution that has it, and its version.
+        call: what opens it.
+        needs: a package that is not there.
+    """
+
+    name: str
+    origin: str
+    call: str
+    needs: str = ""
+
+
+_SOURCES = (
+    ("files of a path or URL", "StructuredDataset(path)", ""),
+    ("rows in memory", "StructuredDataset.from_arrow(data)", ""),
+    ("Iceberg tables", "IcebergDataset(table, catalog_config)", "pyiceberg"),
+    ("Delta Lake tables", "DeltaDataset(table_uri)", "deltalake"),
+    ("a Source of your own", "StructuredDataset.from_source(source)", ""),
+)
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add this command to the parser of all."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "formats",
+        help="list formats and sources, where each comes from and what it can do",
+        description="Lists the formats and sources of this library, and the formats that other distributions install.",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(typed: argparse.Namespace) -> None:
+    """Print.
+
+    Args:
+        typed: what was typed.
+    """
+    formats, sources = format_entries(), source_entries()
+    if typed.json:
+        said = {"formats": list(map(asdict, formats)), "sources": list(map(asdict, sources))}
+        sys.stdout.write(json.dumps(said, indent=1) + "\n")
+        return
+    rows = [
+        (
+            each.name,
+            " ".join(each.suffixes),
+            each.cut or "nothing",
+            each.pruning or "nothing",
+            _yes(each.ranges),
+            each.counting,
+        )
+        for each in formats
+        if not each.error
+    ]
+    header = ("format", "names end with", "a file is cut into", "pruned by", "ranges", "rows known from")
+    sys.stdout.write(render("formats", header, rows) + "\n")
+    sys.stdout.write(f"  text ({', '.join(TEXT_FORMATS)}) may be compressed: {' '.join(CODECS)}\n\n")
+    where = [(each.name, each.origin, _state(each.needs, each.error)) for each in formats]
+    sys.stdout.write(render("formats come from", ("format", "distribution", "state"), where) + "\n\n")
+    opened = [(each.name, each.origin, each.call, _state(each.needs, "")) for each in sources]
+    sys.stdout.write(render("sources", ("source", "distribution", "opened by", "state"), opened) + "\n")
+
+
+def format_entries() -> list[FormatEntry]:
+    """Return what is known of each format: those of this library, then installed ones by name."""
+    own = f"{DISTRIBUTION} {version(DISTRIBUTION)}"
+    installed = {name: origin for name, origin in origins(ENTRY_POINT_GROUP).items() if name not in FORMATS}
+    return [_entry(name, own) for name in FORMATS] + [_entry(name, origin) for name, origin in installed.items()]
+
+
+def source_entries() -> list[SourceEntry]:
+    """Return what is known of each source."""
+    own = f"{DISTRIBUTION} {version(DISTRIBUTION)}"
+    return [SourceEntry(name, own, call, _missing(needs)) for name, call, needs in _SOURCES]
+
+
+def _entry(name: str, origin: str) -> FormatEntry:
+    try:
+        reader = reader_for(name)
+    except ConfigError as error:  # the others can be used all the same
+        return FormatEntry(name, origin, error=str(error))
+    traits = getattr(reader, "traits", Traits("?", "?", "?"))
+    return FormatEntry(
+        name,
+        origin,
+        suffixes_of(reader),
+        traits.cut,
+        traits.pruned,
+        isinstance(reader, RangedReader),
+        traits.counted + (", lists too" if isinstance(reader, ListCountingReader) else ""),
+        _missing(traits.needs),
+    )
+
+
+def _missing(package: str) -> str:
+    return package if package and find_spec(package) is None else ""
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _state(needs: str, error: str) -> str:
+    return error or (f"needs {needs}" if needs else "ready")

@@ -1,0 +1,216 @@
+"""Tables and data frames in memory, of whatever library, as a source."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from torch_table_loader.arrow.content_hash import content_hash
+from torch_table_loader.arrow.datatypes import is_list_view, plain_type
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.records import DataFile
+from torch_table_loader.source.held_table import NAME, HeldStorage, HeldTable
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import FormatReader
+
+_TAKES = (
+    "a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, a polars or pandas DataFrame, a datasets.Dataset, a "
+    "DuckDB relation, or anything else with __arrow_c_stream__"
+)
+
+_Taken = tuple[pa.Table, str]
+"""A table, and what it came from, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowSource:
+    """A table in memory (implements `contracts.SnapshotSource`): one file, which its fingerprint pins.
+
+    Args:
+        storage: the table's.
+        files: the one file.
+        description: what the table came from.
+    """
+
+    storage: HeldStorage
+    files: tuple[DataFile, ...]
+    description: str
+    snapshot_id = None
+    notes = ()
+    partition_schema = pa.schema([])
+    pinned = True
+
+    @classmethod
+    def of(cls, data: Any, reader: FormatReader) -> ArrowSource:
+        """Take rows from memory; those that a stream gives once are kept.
+
+        Args:
+            data: see `StructuredDataset.from_arrow`.
+            reader: the format reader of tables in memory.
+
+        Raises:
+            ConfigTypeError: it is none of these.
+            ConfigError: it holds what Arrow cannot, or two columns of one name.
+        """
+        table, description = _taken(data)
+        if twice := next((name for name in table.column_names if table.column_names.count(name) > 1), None):
+            raise ConfigError(
+                f"a table in memory must have columns of different names, got {twice!r} "
+                f"{table.column_names.count(twice)} times; rename one of them"
+            )
+        table = _settled(table)
+        batches = tuple(batch for batch in table.to_batches() if batch.num_rows)
+        held = HeldTable(table.schema, batches, content_hash(table.schema, batches))
+        storage = HeldStorage(held)
+        file = DataFile(NAME, NAME, storage.version(NAME), reader.name, reader=reader)
+        return cls(storage, (file,), f"{description}, {held.num_rows} rows")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows."""
+        return self.storage.table.schema
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of schema and rows."""
+        return self.storage.table.fingerprint
+
+
+def is_arrow(data: Any) -> bool:
+    """Return whether `ArrowSource` takes a value."""
+    return any(takes(data) for takes, _ in _FORMS)
+
+
+def _taken(data: Any) -> _Taken:
+    for takes, take in _FORMS:
+        if takes(data):
+            try:
+                return take(data)
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                if isinstance(error, ConfigError):
+                    raise
+                raise ConfigError(
+                    f"from_arrow wants rows that Arrow can hold, and {_named(data)} does not give them "
+                    f"({type(error).__name__}: {str(error).splitlines()[0][:300]}); convert the column"
+                ) from error
+    raise ConfigTypeError(f"from_arrow takes {_TAKES}; got {_named(data)}{_remedy(data)}")
+
+
+def _named(data: Any) -> str:
+    kind = type(data)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}" if kind.__module__ != "builtins" else kind.__name__
+
+
+def _remedy(data: Any) -> str:
+    """Return what to do with some values that are near."""
+    if _is_of("polars", "LazyFrame")(data):
+        return "; call collect() first"
+    if _is_of("datasets", "DatasetDict")(data):
+        return f"; name one of its splits, such as data[{next(iter(data), 'train')!r}]"
+    if _is_of("datasets", "IterableDataset", "IterableDatasetDict")(data):
+        return "; its rows come one after another: load the dataset without streaming=True"
+    if isinstance(data, str):
+        return "; a path is read by StructuredDataset(path)"
+    if isinstance(data, dict | list):
+        return "; pass pa.table(...) of it"
+    return ""
+
+
+def _is_of(module: str, *names: str) -> Callable[[Any], bool]:
+    """Return what tells the classes of a package, which is not imported for it."""
+
+    def found(data: Any) -> bool:
+        package = sys.modules.get(module)
+        kinds = tuple(kind for name in names if isinstance(kind := getattr(package, name, None), type))
+        return isinstance(data, kinds)
+
+    return found
+
+
+def _of_pandas(frame: Any) -> _Taken:
+    """Take a frame; the levels of its index that have a name are columns, and one without a name is left out."""
+    frame = frame.reset_index([name for name in frame.index.names if name is not None])
+    return pa.Table.from_pandas(frame, preserve_index=False), "pandas.DataFrame"
+
+
+def _of_hugging_face(dataset: Any) -> _Taken:
+    """Take all columns, and with indices (of select, shuffle, filter) the rows that they name, in their order."""
+    return dataset.with_format("arrow")[:], "datasets.Dataset"
+
+
+def _of_pyarrow_dataset(dataset: Any) -> _Taken:
+    return dataset.to_table(), "pyarrow.dataset.Dataset"
+
+
+def _of_stream(data: Any) -> _Taken:
+    return pa.RecordBatchReader.from_stream(data).read_all(), _named(data)
+
+
+def _is_pyarrow_dataset(data: Any) -> bool:
+    package = sys.modules.get("pyarrow.dataset")
+    return package is not None and isinstance(data, package.Dataset | package.Scanner)
+
+
+_FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], _Taken]], ...] = (
+    (lambda data: isinstance(data, pa.Table), lambda table: (table, "pyarrow.Table")),
+    (lambda data: isinstance(data, pa.RecordBatch), lambda batch: (pa.Table.from_batches([batch]), "RecordBatch")),
+    (_is_pyarrow_dataset, _of_pyarrow_dataset),
+    (_is_of("pandas", "DataFrame"), _of_pandas),
+    (_is_of("polars", "DataFrame"), lambda frame: (frame.to_arrow(), "polars.DataFrame")),
+    (_is_of("datasets", "Dataset"), _of_hugging_face),
+    (lambda data: not isinstance(data, type) and hasattr(data, "__arrow_c_stream__"), _of_stream),
+)
+"""What tells a value, and how its rows are taken; the first that fits."""
+
+
+def _settled(table: pa.Table) -> pa.Table:
+    """Return a table without extensions, views and metadata, and with one dictionary for each column that has any."""
+    columns = [_as_settled(column) for column in table.columns]
+    fields = [
+        pa.field(field.name, column.type, nullable=field.nullable)
+        for field, column in zip(table.schema, columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields)).unify_dictionaries()
+
+
+def _as_settled(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    while isinstance(column.type, pa.BaseExtensionType):
+        storage = column.type.storage_type
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], storage)
+    kind = settled_type(column.type)
+    return column if kind.equals(column.type) else column.cast(kind)
+
+
+def settled_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type with plain ones in place of extensions and views, those inside included.
+
+    >>> settled_type(pa.list_(pa.string_view())), settled_type(pa.dictionary(pa.int8(), pa.string_view()))
+    (ListType(list<item: large_string>), DictionaryType(dictionary<values=large_string, indices=int8, ordered=0>))
+    """
+    if isinstance(kind, pa.BaseExtensionType) or pt.is_string_view(kind) or pt.is_binary_view(kind):
+        return settled_type(plain_type(kind))
+    return next((make(kind) for test, make in _AROUND if test(kind)), kind)
+
+
+def _settled_field(field: pa.Field) -> pa.Field:
+    return pa.field(field.name, settled_type(field.type), nullable=field.nullable)
+
+
+_AROUND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], pa.DataType]], ...] = (
+    (pt.is_dictionary, lambda kind: pa.dictionary(kind.index_type, settled_type(kind.value_type), kind.ordered)),
+    (
+        lambda kind: is_list_view(kind) or pt.is_large_list(kind),
+        lambda kind: pa.large_list(_settled_field(kind.value_field)),
+    ),
+    (pt.is_fixed_size_list, lambda kind: pa.list_(_settled_field(kind.value_field), kind.list_size)),
+    (pt.is_map, lambda kind: pa.map_(_settled_field(kind.key_field), _settled_field(kind.item_field))),
+    (pt.is_list, lambda kind: pa.list_(_settled_field(kind.value_field))),
+    (pt.is_struct, lambda kind: pa.struct(list(map(_settled_field, kind)))),
+)
+"""What tells a type that is around others, and what makes it around settled ones."""

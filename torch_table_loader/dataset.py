@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.position import Reopen
+    from torch_table_loader.records import LeftOut
 
 P = ParamSpec("P")
 D = TypeVar("D", bound="RankDataset")
@@ -205,6 +206,11 @@ class TableDataset(RankDataset):
     def snapshot_id(self) -> int | None:
         """The snapshot that is read; None of a table without one."""
         return self.table.snapshot_id
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The damaged parts that ``on_error="skip"`` leaves out, in the table's order."""
+        return self.table.left_out
 
     def save_files(self, path: str) -> None:
         """Keep the list of the table's files, so that ``files=path`` pins it.

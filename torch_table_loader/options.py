@@ -17,6 +17,7 @@ OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 WorkerType = Literal["thread", "process"]
 EvenRanks = Literal["balance", "drop", "pad"]
 StringLayout = Literal["list", "codes"]
+OnError = Literal["raise", "skip"]
 
 DEFAULT_LANES = 4
 """Lanes of a rank where the caller names none: the same everywhere, since lanes are part of the order."""
@@ -120,6 +121,7 @@ class LoaderOptions:
         cache_bytes: bytes that are kept there at most: int or "64GiB"; what was used longest ago goes first.
         retry_seconds: how long to try a request that the store does not serve; 0: once.
         pack: how documents of tokens become sequences; `batch_size` then counts sequences.
+        on_error: "raise", or "skip" to leave out the damage that planning finds, counted and reported.
     """
 
     batch_size: int = 1024
@@ -169,6 +171,7 @@ class LoaderOptions:
     cache_bytes: int | str = DEFAULT_CACHE_BYTES
     retry_seconds: float = DEFAULT_RETRY_SECONDS
     pack: Pack | None = None
+    on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -239,6 +242,7 @@ class LoaderOptions:
             ("worker_type", get_args(WorkerType)),
             ("even_ranks", (None, *get_args(EvenRanks))),
             ("strings", get_args(StringLayout)),
+            ("on_error", get_args(OnError)),
             ("decimals", (None, "float64")),
             ("partitioning", (None, "hive")),
             ("shuffle", (False, True, "splits", "rows")),
@@ -419,6 +423,7 @@ class LoaderKeywords(TypedDict, total=False):
     cache_bytes: int | str
     retry_seconds: float
     pack: Pack | None
+    on_error: OnError
 
 
 def defaults() -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.arrow.elements import mark_of
 from torch_table_loader.batching.cells import GridCell, PlainCell
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
@@ -115,13 +116,17 @@ def pad_value(path: str, given: float, item: Cell) -> Any:
     dtype = item.kind.dtype
     try:
         with np.errstate(all="ignore"):
-            found = dtype.type(given)
-    except (OverflowError, ValueError):
+            found = np.zeros((), dtype)[()] if given == 0 else dtype.type(given)
+    except (OverflowError, ValueError, TypeError):
+        found = None
+    if mark_of(dtype) is not None:
+        if given == 0:
+            return found
         found = None
     fits = found is not None and (found == given if dtype.kind != "f" else np.isinf(found) == math.isinf(given))
     if not fits:
         raise ConfigError(
-            f"Pad(value={given!r}) does not fit column {path!r}, whose values are {dtype}; choose one that they can "
+            f"Pad(value={given!r}) does not fit column {path!r}, whose values are {mark_of(dtype) or dtype}; choose one that they can "
             f"have, for this column alone with ragged={{{path!r}: Pad(...)}}"
         )
     return found

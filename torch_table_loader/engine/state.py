@@ -58,6 +58,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "rows": table.layout.num_rows,
             "bytes": table.layout.num_bytes,
             **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
+            **({"left_out": len(table.left_out)} if table.left_out else {}),
         },
         "options": {
             "columns": _columns(columns),
@@ -139,6 +140,11 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
         raise ResumeError(
             f"the state speaks of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
             f"pass snapshot_id={theirs['snapshot_id']} to go on, or start a new epoch without the state"
+        )
+    if table.left_out or "left_out" in theirs:
+        raise ResumeError(
+            f"the state speaks of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, and here "
+            f"it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
         )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")

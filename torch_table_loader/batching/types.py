@@ -221,7 +221,7 @@ class Chooser:
         return CodesDecoder(name, wide, self._cut("fixed"), vocabulary_array(path, given, wide), fill)
 
     def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Decoder:
-        item = plain_type(entry.type.value_type)
+        item = _opened(entry.type.value_type)
         if is_text(item):
             return self._text_lists(entry.name, path, _wide(item), masked=masked)
         if pt.is_nested(item) and not pt.is_fixed_size_list(item):
@@ -319,7 +319,7 @@ def unsupported(path: str, kind: object, remedy: str) -> ConfigError:
 
 
 def _is_grid_of_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_fixed_size_list(kind)) and is_text(plain_type(kind.value_type))
+    return bool(pt.is_fixed_size_list(kind)) and is_text(_opened(kind.value_type))
 
 
 def _becomes_float(kind: pa.DataType) -> bool:

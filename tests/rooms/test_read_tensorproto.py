@@ -63,7 +63,7 @@ TORN: dict[str, tuple[bytes, str]] = {
     "no feature": (framed(), "it has no features"),
     "another type": (framed(tensor("x", np.zeros(2, np.int8)).message(), ID), "feature 0 ('x') is INT8, and FLOAT"),
     "another name": (framed(tensor("y", np.zeros(2, np.float32)).message(), ID), "feature 0 is called 'y', and 'x'"),
-    "too few values": (framed(Tensor("x", "FLOAT", (3,), b"12345678").message(), ID), "feature 0: its raw_data has 8"),
+    "too few values": (framed(Tensor("x", "FLOAT", (3,), b"12345678").message(), ID), "feature 0: it has 8 bytes of values, and FLOAT of the shape [3] has 12"),
     "no protobuf": (framed(b"\xff\xff\xff", ID), "feature 0: it is no onnx.TensorProto"),
     "values elsewhere": (framed(external(), ID), "feature 0: its values are in another file (external data)"),
     "a long feature": (struct.pack("<II", 9, 99) + b"12345", "feature 0 says 99 bytes, and 5 remain"),
@@ -74,6 +74,10 @@ TORN: dict[str, tuple[bytes, str]] = {
     ),
     "typed values that do not fit": (
         framed(TensorProto(name="x", data_type=1, dims=[2], float_data=[1.0]).SerializeToString(), ID),
+        "feature 0: it has 4 bytes of values, and FLOAT of the shape [2] has 8",
+    ),
+    "typed values that onnx cannot read": (
+        framed(TensorProto(name="x", data_type=9, dims=[2], int32_data=[1]).SerializeToString(), ID),
         "feature 0: onnx cannot read its values",
     ),
 }
@@ -292,8 +296,8 @@ def test_a_form_that_is_known_says_what_parsing_says(messages: list[bytes], nois
 
 def outcome(parser: FeatureParser, message: bytes) -> Any:
     try:
-        feature = parser.parse(0, memoryview(message))
+        feature = parser.parse(0, message)
     except ValueError:
         return "refused"
-    values = message[feature.start :] if feature.values is None else feature.values.tobytes()
+    values = message[feature.start :] if feature.values is None else feature.values
     return feature.name, feature.code, feature.dims, values

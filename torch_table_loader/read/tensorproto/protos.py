@@ -23,8 +23,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
 _NATIVE = {
     "FLOAT": pa.float32(),
     "UINT8": pa.uint8(),
@@ -64,14 +62,14 @@ class Feature(NamedTuple):
         code: of its element type.
         dims: its shape.
         start: the byte of the message at which its values begin; they go on to its end.
-        values: the values' bytes, where they do not lie in the message as they are; else None.
+        values: the values' bytes, where they are not those from there on; else None.
     """
 
     name: str
     code: int
     dims: tuple[int, ...]
     start: int
-    values: NDArray[np.uint8] | None = None
+    values: bytes | None = None
 
 
 class FeatureParser:
@@ -85,7 +83,7 @@ class FeatureParser:
         """Know no form yet."""
         self._heads: OrderedDict[tuple[int, int], list[tuple[bytes, Feature]]] = OrderedDict()
 
-    def parse(self, position: int, message: memoryview) -> Feature:
+    def parse(self, position: int, message: bytes) -> Feature:
         """Parse a message.
 
         Args:
@@ -98,14 +96,13 @@ class FeatureParser:
         key = (position, len(message))
         known = self._heads.get(key, ())
         for head, feature in known:
-            if message[: len(head)] == head:
+            if message.startswith(head):
                 return feature
-        data = bytes(message)
-        feature = _parsed(data)
-        if feature.values is None and _is_template(data, feature.start):
+        feature = _parsed(message)
+        if feature.values is None and _is_template(message, feature.start):
             if key not in self._heads and len(self._heads) >= _MOST_TEMPLATES:
                 self._heads.popitem(last=False)
-            self._heads[key] = [(data[: feature.start], feature), *known][:_MOST_HEADS]
+            self._heads[key] = [(message[: feature.start], feature), *known][:_MOST_HEADS]
         return feature
 
 
@@ -116,46 +113,55 @@ def type_name(code: int) -> str:
 
 def byte_width(kind: pa.DataType) -> int:
     """Return the bytes of a value in a TensorProto."""
-    return 1 if pa.types.is_boolean(kind) else int(kind.storage_type.bit_width if _is_element(kind) else kind.bit_width) // 8
+    storage = kind.storage_type if isinstance(kind, ElementType) else kind
+    return max(1, int(storage.bit_width) // 8)
 
 
-def _is_element(kind: pa.DataType) -> bool:
-    return isinstance(kind, ElementType)
+_WIDTHS = {code: byte_width(kind) for code, kind in TYPES.items()}
+_EXTERNAL = TensorProto.EXTERNAL
+_FIELDS = {
+    _NAMES["FLOAT"]: ("float_data", np.dtype("<f4")),
+    _NAMES["DOUBLE"]: ("double_data", np.dtype("<f8")),
+    _NAMES["INT32"]: ("int32_data", np.dtype("<i4")),
+    _NAMES["INT64"]: ("int64_data", np.dtype("<i8")),
+    _NAMES["UINT64"]: ("uint64_data", np.dtype("<u8")),
+}
+"""The field of values that lie in one of their own type; what else there is, `numpy_helper` knows."""
 
 
 def _parsed(data: bytes) -> Feature:
     tensor = _message(data)
-    code, dims = int(tensor.data_type), tuple(map(int, tensor.dims))
-    if tensor.data_location == TensorProto.EXTERNAL or len(tensor.external_data):
+    if tensor.data_location == _EXTERNAL:
         raise ValueError("its values are in another file (external data), which is not read")
     if tensor.HasField("segment"):
         raise ValueError("it is a segment of a tensor, and whole ones are read")
-    if min(dims, default=0) < 0:
+    code, dims = tensor.data_type, tuple(tensor.dims)
+    if dims and min(dims) < 0:
         raise ValueError(f"its shape is {list(dims)}")
-    count, raw = prod(dims), tensor.raw_data if tensor.HasField("raw_data") else None
-    if code not in TYPES:
-        return Feature(tensor.name, code, dims, len(data), None if count == 0 else np.empty(0, np.uint8))
-    width = byte_width(TYPES[code])
-    if raw is not None and len(raw) != count * width:
-        raise ValueError(f"its raw_data has {len(raw)} bytes, and {type_name(code)} of the shape {list(dims)} has {count * width}")
-    if raw and data.endswith(raw):
-        return Feature(tensor.name, code, dims, len(data) - len(raw))
-    if count == 0:
-        return Feature(tensor.name, code, dims, len(data))
-    values = np.frombuffer(raw, np.uint8) if raw is not None else _typed(tensor, count, width)
-    return Feature(tensor.name, code, dims, len(data), values)
+    count, width = prod(dims), _WIDTHS.get(code)
+    if width is None:
+        return Feature(tensor.name, code, dims, len(data), None if count == 0 else b"")
+    if tensor.HasField("raw_data"):
+        values = tensor.raw_data
+        if len(values) == count * width and values and data.endswith(values):
+            return Feature(tensor.name, code, dims, len(data) - len(values))
+    else:
+        values = _typed(tensor, code) if count else b""
+    if len(values) != count * width:
+        raise ValueError(
+            f"it has {len(values)} bytes of values, and {type_name(code)} of the shape {list(dims)} has {count * width}"
+        )
+    return Feature(tensor.name, code, dims, len(data), values or None)
 
 
-def _typed(tensor: Any, count: int, width: int) -> NDArray[np.uint8]:
+def _typed(tensor: Any, code: int) -> bytes:
     """Return the bytes of values that lie in a field of their type."""
+    name, dtype = _FIELDS.get(code, ("", None))
     try:
-        values = numpy_helper.to_array(tensor)
+        values = np.array(getattr(tensor, name), dtype) if name else numpy_helper.to_array(tensor)
     except Exception as error:
         raise ValueError(f"onnx cannot read its values ({type(error).__name__}: {error})") from error
-    found = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
-    if len(found) != count * width:
-        raise ValueError(f"it has {len(found)} bytes of values, and its shape wants {count * width}")
-    return found
+    return bytes(values.tobytes())
 
 
 def _message(data: bytes) -> Any:

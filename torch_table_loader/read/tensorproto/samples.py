@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.read.tensorproto.protos import Feature, FeatureParser
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[np.uint8]
+    from collections.abc import Callable
 
 LENGTH = struct.Struct("<I")
 _FIRST_BLOCK, _BLOCK = 16, 4096
+_MOST_FORMS = 1 << 13
+"""Lengths of samples of which forms are remembered."""
+
+_MOST_OF_A_LENGTH = 4
 
 
 class Damage(ValueError):
@@ -66,85 +69,107 @@ class Samples(NamedTuple):
 
 
 class _Form:
-    """All bytes of a sample that are no values."""
+    """Samples that differ in their values alone."""
 
-    def __init__(self, sample: Bytes, places: tuple[Place, ...]) -> None:
-        fixed = np.ones(len(sample), np.bool_)
-        for place in places:
-            fixed[place.start : place.stop] = False
+    def __init__(self, sample: bytes, places: tuple[Place, ...]) -> None:
         self.places = places
         self.length = len(sample)
-        self._at = np.flatnonzero(fixed)
-        self._bytes = sample[self._at].copy()
+        edges = [0, *(edge for place in places for edge in (place.start, place.stop)), len(sample)]
+        self._heads = [
+            (start, sample[start:stop]) for start, stop in zip(edges[::2], edges[1::2], strict=True) if start < stop
+        ]
+        self._at = np.concatenate([np.arange(start, start + len(head)) for start, head in self._heads])
+        self._bytes = np.frombuffer(b"".join(head for _, head in self._heads), np.uint8)
 
-    def count(self, data: Bytes, start: int) -> int:
-        """Return how many samples of the form there are from a byte on."""
-        most = (len(data) - start) // self.length
-        found, block = 0, 1
+    def matches(self, data: bytes, start: int) -> bool:
+        """Return whether a sample of the form begins at a byte."""
+        return all(data.startswith(head, start + at) for at, head in self._heads)
+
+    def count(self, data: bytes, start: int) -> int:
+        """Return how many samples of the form follow each other from a byte on, where the first one begins."""
+        found, most = 1, (len(data) - start) // self.length
+        if most < 2 or not self.matches(data, start + self.length):
+            return found
+        found, block = 2, _FIRST_BLOCK
         while found < most:
             block = min(block, most - found)
-            begin = start + found * self.length
-            rows = data[begin : begin + block * self.length].reshape(block, self.length)
-            same = (rows[:, self._at] == self._bytes).all(axis=1)
+            rows = np.frombuffer(data, np.uint8, block * self.length, start + found * self.length)
+            same = (rows.reshape(block, self.length)[:, self._at] == self._bytes).all(axis=1)
             if not same.all():
                 return found + int(same.argmin())
-            found, block = found + block, min(max(_FIRST_BLOCK, 4 * block), _BLOCK)
+            found, block = found + block, min(4 * block, _BLOCK)
         return found
 
 
 class SampleWalk:
     """Finds the samples in the bytes of a file, and what their features are."""
 
-    def __init__(self) -> None:
-        """Begin with no form known."""
-        self._parser = FeatureParser()
-        self._form: _Form | None = None
+    def __init__(self, check: Callable[[tuple[Place, ...]], None]) -> None:
+        """Begin with no form known.
 
-    def needs(self, data: Bytes, start: int) -> int:
+        Args:
+            check: of the features of a form, or of a sample that has none: raises ValueError if they are not as those
+                of the file's other samples.
+        """
+        self._check = check
+        self._parser = FeatureParser()
+        self._forms: dict[int, list[_Form]] = {}
+
+    def needs(self, data: bytes, start: int) -> int:
         """Return how many bytes from `start` on the next sample takes, as far as its first bytes say."""
         if start + LENGTH.size > len(data):
             return LENGTH.size
         return LENGTH.size + int(LENGTH.unpack_from(data, start)[0])
 
-    def next(self, data: Bytes, start: int) -> Samples:
+    def next(self, data: bytes, start: int, length: int) -> Samples:
         """Return the samples from a byte on that have one form.
 
         Args:
             data: bytes of the file.
             start: where a sample begins that is there whole.
+            length: bytes of it, as `needs` says.
 
         Raises:
             Damage: the first of them cannot be read.
         """
-        if self._form is not None and (count := self._form.count(data, start)):
-            return Samples(count, self._form.length, self._form.places)
-        length = self.needs(data, start)
+        known = self._forms.get(length, ())
+        for form in known:
+            if form.matches(data, start):
+                return Samples(form.count(data, start), length, form.places)
         sample = data[start : start + length]
-        places = self._places(sample)
-        follows = data[start + length : start + length + LENGTH.size]
-        if all(place.feature.values is None for place in places) and np.array_equal(follows, sample[: LENGTH.size]):
-            self._form = _Form(sample, places)
+        try:
+            places = self._places(sample)
+            self._check(places)
+        except TableLoaderError:
+            raise
+        except ValueError as error:
+            raise Damage(str(error), length) from error
+        if all(place.feature.values is None for place in places):
+            if len(self._forms) >= _MOST_FORMS:
+                self._forms.clear()
+            self._forms[length] = [_Form(sample, places), *known][:_MOST_OF_A_LENGTH]
         return Samples(1, length, places)
 
-    def _places(self, sample: Bytes) -> tuple[Place, ...]:
+    def _places(self, sample: bytes) -> tuple[Place, ...]:
         """Walk over the features of a sample."""
-        view, place, found = memoryview(sample), LENGTH.size, []
-        while place < len(view):
+        place, found = LENGTH.size, []
+        while place < len(sample):
             position = len(found)
-            if place + LENGTH.size > len(view):
-                raise Damage(f"feature {position}: its length is cut off by the end of the sample", len(view))
-            num_bytes = LENGTH.unpack_from(view, place)[0]
-            start, stop = place + LENGTH.size, place + LENGTH.size + num_bytes
-            if stop > len(view):
-                raise Damage(
-                    f"feature {position} says {num_bytes} bytes, and {len(view) - start} remain of the sample", len(view)
+            start = place + LENGTH.size
+            if start > len(sample):
+                raise ValueError(f"feature {position}: its length is cut off by the end of the sample")
+            num_bytes = LENGTH.unpack_from(sample, place)[0]
+            stop = start + num_bytes
+            if stop > len(sample):
+                raise ValueError(
+                    f"feature {position} says {num_bytes} bytes, and {len(sample) - start} remain of the sample"
                 )
             try:
-                feature = self._parser.parse(position, view[start:stop])
+                feature = self._parser.parse(position, sample[start:stop])
             except ValueError as error:
-                raise Damage(f"feature {position}: {error}", len(view)) from error
+                raise ValueError(f"feature {position}: {error}") from error
             found.append(Place(feature, start + feature.start, stop))
             place = stop
         if not found:
-            raise Damage("it has no features", len(view))
+            raise ValueError("it has no features")
         return tuple(found)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 
 from math import prod
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -74,23 +74,26 @@ class Column:
         """
         self._element = element
         self._kind = kind
-        self._parts: list[NDArray[np.uint8]] = []
-        self._shapes: list[tuple[int, tuple[int, ...]]] = []
+        self._parts: list[bytes | NDArray[np.uint8]] = []
+        self._counts: list[int] = []
+        self._shapes: list[tuple[int, ...]] = []
 
-    def add(self, values: NDArray[np.uint8], dims: tuple[int, ...]) -> None:
+    def add(self, values: bytes | NDArray[np.uint8], count: int, dims: tuple[int, ...]) -> None:
         """Add tensors of one shape.
 
         Args:
-            values: their bytes, a row each.
+            values: their bytes.
+            count: how many.
             dims: the shape.
         """
         self._parts.append(values)
-        self._shapes.append((len(values), dims))
+        self._counts.append(count)
+        self._shapes.append(dims)
 
     def array(self) -> pa.Array:
         """Return the tensors."""
         values = self._values()
-        kind, rows = self._kind, sum(count for count, _ in self._shapes)
+        kind, rows = self._kind, sum(self._counts)
         if pt.is_struct(kind):
             lists = _lists(pa.list_(self._element), self._lengths(0), values)
             shape = self._shape(kind.field(SHAPE).type)
@@ -110,29 +113,23 @@ class Column:
 
     def _lengths(self, fixed: int) -> NDArray[np.int64]:
         """Return how many items each tensor's list has, each of so many dimensions."""
-        counts = [count for count, _ in self._shapes]
-        lengths = [prod(dims[: len(dims) - fixed]) for _, dims in self._shapes]
-        return np.repeat(np.array(lengths, np.int64), counts)
+        sizes = {dims: prod(dims[: len(dims) - fixed]) for dims in set(self._shapes)}
+        return np.repeat(np.array([sizes[dims] for dims in self._shapes], np.int64), self._counts)
 
     def _shape(self, kind: pa.DataType) -> pa.Array:
-        counts = [count for count, _ in self._shapes]
-        flat = [np.tile(np.array(dims, np.int64), count) for count, dims in self._shapes]
-        values = pa.array(np.concatenate(flat) if flat else np.empty(0, np.int64), pa.int64())
+        flat = [length for count, dims in zip(self._counts, self._shapes, strict=True) for length in dims * count]
+        values = pa.array(flat, pa.int64())
         if pt.is_fixed_size_list(kind):
             return _fixed(kind, values)
-        return _lists(kind, np.repeat(np.array([len(dims) for _, dims in self._shapes], np.int64), counts), values)
+        return _lists(kind, np.repeat(np.array([len(dims) for dims in self._shapes], np.int64), self._counts), values)
 
     def _values(self) -> pa.Array:
-        total = sum(part.size for part in self._parts)
+        alone = len(self._parts) == 1 and isinstance(self._parts[0], np.ndarray)  # in memory of its own, then
+        data: Any = self._parts[0] if alone else bytearray().join(self._parts)
         if pt.is_boolean(self._element):
-            joined = np.concatenate([part.reshape(-1) for part in self._parts]) if self._parts else np.empty(0, np.uint8)
-            return pa.array(joined != 0, pa.bool_())
-        target = pa.allocate_buffer(total)
-        view, place = np.frombuffer(target, np.uint8), 0
-        for part in self._parts:
-            view[place : place + part.size].reshape(part.shape)[...] = part
-            place += part.size
-        return _wrapped(self._element, total // byte_width(self._element), target)
+            return pa.array(np.frombuffer(data, np.uint8) != 0, pa.bool_())
+        buffer = pa.py_buffer(data)
+        return _wrapped(self._element, buffer.size // byte_width(self._element), buffer)
 
 
 def _wrapped(element: pa.DataType, count: int, data: pa.Buffer) -> pa.Array:

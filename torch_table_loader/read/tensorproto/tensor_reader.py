@@ -154,7 +154,7 @@ class _Survey:
         self._names = names
         self._left_out = left_out
         self._columns: list[_Column] = []
-        self._walk = SampleWalk()
+        self._walk = SampleWalk(self._check)
         self._samples = 0
         self._runs: list[tuple[int, list[tuple[int, int]]]] = []
         """For each run of samples that can be read: its first byte, and how many samples of which length it has."""
@@ -172,7 +172,7 @@ class _Survey:
         position, whole = 0, True
         while position < size:
             source.seek(position)
-            data = np.frombuffer(source.read_buffer(min(GROUP_BYTES, size - position)), np.uint8)
+            data = source.read(min(GROUP_BYTES, size - position))
             done = 0
             while done < len(data):
                 needed = self._walk.needs(data, done)
@@ -184,10 +184,9 @@ class _Survey:
                     if done:
                         break
                     source.seek(position)
-                    data = np.frombuffer(source.read_buffer(needed), np.uint8)
+                    data = source.read(needed)
                 try:
-                    samples = self._walk.next(data, done)
-                    self._check(samples)
+                    samples = self._walk.next(data, done, needed)
                 except Damage as damage:
                     self._leave_out(damage, position + done, position + done + needed)
                     done, whole = done + needed, True
@@ -232,13 +231,12 @@ class _Survey:
         what = f"sample {number}" if damage.length is not None else f"sample {number} and what follows it"
         self._left_out.append(LeftOut(self._file.name, what, start, stop, str(damage)))
 
-    def _check(self, samples: Samples) -> None:
+    def _check(self, places: tuple[Place, ...]) -> None:
         """Compare samples with the first one, and widen what their shapes have in common."""
-        places = samples.places
         if not self._columns:
             self._columns = _named(self._file, places, self._names)
             return
-        _check_features(self._columns, places, samples.length)
+        _check_features(self._columns, places)
         for number, (place, column) in enumerate(zip(places, self._columns, strict=True)):
             if column.pattern != place.feature.dims:
                 pattern = joint(column.pattern, place.feature.dims)
@@ -253,11 +251,11 @@ class TensorFile(DocumentFile):
         super().__init__(source, meta)
         self._file = file
         self._columns = _columns_of(meta)
-        self._walk = SampleWalk()
+        self._walk = SampleWalk(self._check)
 
     def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
         start, stop = (self._meta.group_ranges or ())[group]
-        data = np.frombuffer(read_exactly(self._source, start, stop, self._file.name), np.uint8)
+        data = read_exactly(self._source, start, stop, self._file.name).to_pybytes()
         schema = pa.schema([self._meta.schema.field(name) for name in columns])
         positions = {each.column: position for position, each in enumerate(self._columns)}
         wanted = [positions[name] for name in columns]
@@ -265,11 +263,17 @@ class TensorFile(DocumentFile):
             Column(TYPES[self._columns[at].code], entry.type) for at, entry in zip(wanted, schema, strict=True)
         ]
         done = rows = 0
-        for samples, block in self._samples(data, group):
+        for samples in self._samples(data, group):
             for column, position in zip(found, wanted, strict=True):
                 feature, begin, end = samples.places[position]
-                values = block[:, begin:end] if feature.values is None else feature.values.reshape(1, -1)
-                column.add(values, feature.dims)
+                if feature.values is not None:
+                    values: bytes | NDArray[np.uint8] = feature.values
+                elif samples.count == 1:
+                    values = data[done + begin : done + end]
+                else:
+                    block = np.frombuffer(data, np.uint8, samples.count * samples.length, done)
+                    values = np.ascontiguousarray(block.reshape(samples.count, samples.length)[:, begin:end])
+                column.add(values, samples.count, feature.dims)
             rows += samples.count
             done += samples.count * samples.length
         if rows != self._meta.group_rows[group] or done != len(data):
@@ -279,21 +283,25 @@ class TensorFile(DocumentFile):
             )
         return pa.RecordBatch.from_arrays([column.array() for column in found], schema=schema)
 
-    def _samples(self, data: NDArray[np.uint8], group: int) -> Iterator[tuple[Samples, NDArray[np.uint8]]]:
+    def _samples(self, data: bytes, group: int) -> Iterator[Samples]:
         done, sample = 0, sum(self._meta.group_rows[:group])
         while done < len(data):
             try:
                 needed = self._walk.needs(data, done)
                 if done + needed > len(data):
                     raise Damage(f"it says {needed} bytes, and {len(data) - done} remain", None)
-                samples = self._walk.next(data, done)
-                _check_features(self._columns, samples.places, samples.length)
-                _check_shapes(self._columns, samples.places)
+                samples = self._walk.next(data, done, needed)
             except Damage as damage:
                 raise TableError(_told(self._file, sample, damage)) from damage
-            stop = done + samples.count * samples.length
-            yield samples, data[done:stop].reshape(samples.count, samples.length)
-            done, sample = stop, sample + samples.count
+            yield samples
+            done, sample = done + samples.count * samples.length, sample + samples.count
+
+    def _check(self, places: tuple[Place, ...]) -> None:
+        _check_features(self._columns, places)
+        for number, (place, column) in enumerate(zip(places, self._columns, strict=True)):
+            dims = place.feature.dims
+            if column.pattern not in (None, dims) and joint(column.pattern, dims) != column.pattern:
+                raise ValueError(f"feature {number} ({column.name!r}) has the shape {list(dims)}, which was not planned")
 
 
 def _told(file: DataFile, sample: int, damage: Damage) -> str:
@@ -303,36 +311,23 @@ def _told(file: DataFile, sample: int, damage: Damage) -> str:
     )
 
 
-def _check_features(columns: Sequence[_Column], places: Sequence[Place], length: int) -> None:
+def _check_features(columns: Sequence[_Column], places: Sequence[Place]) -> None:
     """Compare the features of a sample with those of its file's first one.
 
     Raises:
-        Damage: they differ in number, name or type; names the feature.
+        ValueError: they differ in number, name or type; names the feature.
     """
     if len(places) != len(columns):
-        raise Damage(f"it has {len(places)} features, and the first sample has {len(columns)}", length)
+        raise ValueError(f"it has {len(places)} features, and the first sample has {len(columns)}")
     for number, (place, column) in enumerate(zip(places, columns, strict=True)):
         feature = place.feature
         if feature.name != column.name:
-            raise Damage(f"feature {number} is called {feature.name!r}, and {column.name!r} in the first sample", length)
+            raise ValueError(f"feature {number} is called {feature.name!r}, and {column.name!r} in the first sample")
         if feature.code != column.code:
-            raise Damage(
+            raise ValueError(
                 f"feature {number} ({column.name!r}) is {type_name(feature.code)}, and {type_name(column.code)} in the "
-                "first sample",
-                length,
+                "first sample"
             )
-
-
-def _check_shapes(columns: Sequence[_Column], places: Sequence[Place]) -> None:
-    """Compare the shapes of a sample with what those of its file have in common.
-
-    Raises:
-        Damage: they are others; names the feature.
-    """
-    for number, (place, column) in enumerate(zip(places, columns, strict=True)):
-        dims = place.feature.dims
-        if column.pattern not in (None, dims) and joint(column.pattern, dims) != column.pattern:
-            raise Damage(f"feature {number} ({column.name!r}) has the shape {list(dims)}, which was not planned", None)
 
 
 def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, str | None]) -> list[_Column]:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -404,9 +404,7 @@ class SettlingReader(FormatReader, Protocol):
 class SalvagingReader(FormatReader, Protocol):
     """A format reader that can leave damaged parts of a file out; of others the whole file is left out."""
 
-    def salvage(
-        self, storage: Storage, file: DataFile, schema: pa.Schema | None
-    ) -> tuple[FileMeta, Sequence[LeftOut]]:
+    def salvage(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> tuple[FileMeta, Sequence[LeftOut]]:
         """Do what `inspect` does, and leave out what cannot be read.
 
         Returns:
@@ -414,42 +412,6 @@ class SalvagingReader(FormatReader, Protocol):
 
         Raises:
             TableError: as `inspect`, of damage that leaves nothing to read.
-        """
-        ...
-
-
-@runtime_checkable
-class FormatWriter(Protocol):
-    """Writes one file format, for ``torch-table-loader convert``; found under `torch_table_loader.writers`."""
-
-    @property
-    def name(self) -> str:
-        """What the caller writes as ``--to``."""
-        ...
-
-    @property
-    def suffix(self) -> str:
-        """How the names of files end."""
-        ...
-
-    def check(self, schema: pa.Schema) -> None:
-        """Refuse a table that the format cannot carry.
-
-        Raises:
-            ConfigError: names the column, and its type.
-        """
-        ...
-
-    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: BinaryIO) -> None:
-        """Write a file.
-
-        Args:
-            batches: its rows, in order.
-            schema: of these.
-            file: to write to, from its start; the caller closes it.
-
-        Raises:
-            TableError: a value that the format cannot carry; names column and row of the file.
         """
         ...
 

@@ -280,6 +280,7 @@ class LeftOut(NamedTuple):
     reason: str
 
     def __str__(self) -> str:
+        """Say what it is, where, and what is wrong with it."""
         return f"{self.what} of {self.file}, bytes {self.start} to {self.stop} ({self.reason})"
 
 

@@ -63,7 +63,10 @@ TORN: dict[str, tuple[bytes, str]] = {
     "no feature": (framed(), "it has no features"),
     "another type": (framed(tensor("x", np.zeros(2, np.int8)).message(), ID), "feature 0 ('x') is INT8, and FLOAT"),
     "another name": (framed(tensor("y", np.zeros(2, np.float32)).message(), ID), "feature 0 is called 'y', and 'x'"),
-    "too few values": (framed(Tensor("x", "FLOAT", (3,), b"12345678").message(), ID), "feature 0: it has 8 bytes of values, and FLOAT of the shape [3] has 12"),
+    "too few values": (
+        framed(Tensor("x", "FLOAT", (3,), b"12345678").message(), ID),
+        "feature 0: it has 8 bytes of values, and FLOAT of the shape [3] has 12",
+    ),
     "no protobuf": (framed(b"\xff\xff\xff", ID), "feature 0: it is no onnx.TensorProto"),
     "values elsewhere": (framed(external(), ID), "feature 0: its values are in another file (external data)"),
     "a long feature": (struct.pack("<II", 9, 99) + b"12345", "feature 0 says 99 bytes, and 5 remain"),
@@ -114,7 +117,9 @@ def test_a_file_that_ends_inside_a_sample_is_named_or_left_out_from_there(tmp_pa
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_cut_of_a_shard_is_an_error_that_names_it(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_any_cut_of_a_shard_is_an_error_that_names_it(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     whole = b"".join(sample(good(number)) for number in range(4))
     size = len(whole) // 4
     length = data.draw(st.integers(1, len(whole) - 1).filter(lambda each: each % size))
@@ -230,7 +235,9 @@ def test_on_error_is_checked() -> None:
 
 def test_the_reader_keeps_the_contract(tmp_path: Path) -> None:
     for name, numbers in (("a", range(70)), ("b", range(70, 73))):
-        samples = [[*good(k), tensor("r", np.zeros((k % 3, 2), np.uint8)), tensor("t", np.bool_(k % 2))] for k in numbers]
+        samples = [
+            [*good(k), tensor("r", np.zeros((k % 3, 2), np.uint8)), tensor("t", np.bool_(k % 2))] for k in numbers
+        ]
         write_shard(tmp_path / f"{name}.pb", samples)
     reader = TensorProtoReader(group_bytes=512)
     for contract in (NullProvingReader, RangedReader, SalvagingReader, SettlingReader, SidecarReader):

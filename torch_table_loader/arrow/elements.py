@@ -31,7 +31,7 @@ ELEMENTS = tuple(_STORAGE)
 """Their names, which are torch's."""
 
 
-class ElementType(pa.ExtensionType):
+class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typed
     """Numbers of a type that Arrow has not.
 
     >>> ElementType("bfloat16").storage_type
@@ -48,14 +48,16 @@ class ElementType(pa.ExtensionType):
         return self.element.encode()
 
     @classmethod
-    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Self:  # noqa: ARG003
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Self:
         """Read what `__arrow_ext_serialize__` wrote."""
         return cls(serialized.decode())
 
     def __str__(self) -> str:
+        """Return the name."""
         return self.element
 
     def __hash__(self) -> int:
+        """Hash the name: equal types have one."""
         return hash((ElementType, self.element))
 
 

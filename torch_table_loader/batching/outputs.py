@@ -92,7 +92,8 @@ def numpy_dtype(element: str) -> np.dtype[Any]:
             f"numpy has no {element}, and ml_dtypes, which adds it, is not installed; pip install "
             "'torch-table-loader[onnx]', or take output_format=\"torch\""
         ) from error
-    return np.dtype(getattr(ml_dtypes, element))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, element))
+    return found
 
 
 def cut_tensors(data: NDArray[Any], batch_size: int) -> list[torch.Tensor]:
@@ -128,9 +129,7 @@ def cut_ragged_arrays(data: Lists, batch_size: int) -> list[Ragged]:
 
 def cut_ragged_tensors(data: Lists, batch_size: int) -> list[Ragged]:
     """Cut lists into `Ragged` of tensors: values view, offsets are new."""
-    return [
-        Ragged(tensor_of(values), torch.from_numpy(offsets)) for values, offsets in _ragged(data, batch_size)
-    ]
+    return [Ragged(tensor_of(values), torch.from_numpy(offsets)) for values, offsets in _ragged(data, batch_size)]
 
 
 def cut_nested(data: Lists, batch_size: int) -> list[torch.Tensor]:

@@ -301,7 +301,9 @@ class Chooser:
         if self.policy.output_format == "numpy" and mark_of(dtype) is not None:
             outputs.numpy_dtype(element)
         elif not hasattr(torch, element):
-            raise unsupported(path, element, f"torch {torch.__version__} has none of it: take a newer one, {_LEAVE_OUT}")
+            raise unsupported(
+                path, element, f"torch {torch.__version__} has none of it: take a newer one, {_LEAVE_OUT}"
+            )
         return FlatCell(path, dtype, dtype)
 
     def _cut(self, what: str) -> Cut:

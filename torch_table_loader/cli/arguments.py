@@ -126,9 +126,7 @@ TABLE = (
         {"type": float, "metavar": "S"},
     ),
     Argument("--raw-files", "raw_files", "read an Iceberg, Delta Lake or Hudi table's files as they are", _SWITCH),
-    Argument(
-        "--on-error", "on_error", "skip: leave out what is damaged, and say so", {"choices": get_args(OnError)}
-    ),
+    Argument("--on-error", "on_error", "skip: leave out what is damaged, and say so", {"choices": get_args(OnError)}),
     Argument("--plan-cache", "plan_cache", "a directory that keeps footers and counts", {"metavar": "DIR"}),
     Argument("--batch-size", "batch_size", "rows of a batch (default: 1024)", _WHOLE),
     Argument("--workers", "num_workers", "workers (lanes) of a rank", _WHOLE),

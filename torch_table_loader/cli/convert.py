@@ -16,21 +16,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import pyarrow.parquet as pq
 
 from torch_table_loader.cli.arguments import add_arguments, loader_keywords
-from torch_table_loader.contracts import FormatWriter
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.plugins import installed_names, load_installed
+from torch_table_loader.read.format_writer import ENTRY_POINT_GROUP, FormatWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.engine.survey import Table
-
-WRITERS = "torch_table_loader.writers"
-"""The entry points of writers."""
 
 _KEYWORDS = (
     "path",
@@ -81,7 +78,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "convert",
         help="write a table's files in another format, such as tensor shards",
-        description="Writes a folder with a file for each file of a table, its rows in their order. The folder is there "
+        description="Writes a folder with a file for each file of a table, its rows in their order. It is there "
         "when all of it is.",
     )
     add_arguments(parser, _KEYWORDS)
@@ -117,16 +114,21 @@ def run(typed: argparse.Namespace) -> None:
         bar = progress_bar("converting", show=show, beside=lambda: f"{rows:,} rows")
         parts = _files(dataset, writer.suffix)
         for name, batches in bar(parts, len(dataset.table.files)):
-            written = _write(folder / cast("str", name), writer, dataset.schema, cast("Iterator[pa.RecordBatch]", batches))
+            written = _write(
+                folder / cast("str", name), writer, dataset.schema, cast("Iterator[pa.RecordBatch]", batches)
+            )
             rows, files = rows + written, files + (written > 0)
     print(f"{typed.out} has {rows:,} rows in {files:,} files of the format {writer.name!r}")
 
 
 def _writer(name: str) -> FormatWriter:
-    names = [ParquetWriter.name, *installed_names(WRITERS)]
+    names = [ParquetWriter.name, *installed_names(ENTRY_POINT_GROUP)]
     if name not in names:
         raise ConfigError(f"--to must be one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
-    return ParquetWriter() if name == ParquetWriter.name else load_installed(WRITERS, name, "format writer")()
+    if name == ParquetWriter.name:
+        return ParquetWriter()
+    found: FormatWriter = load_installed(ENTRY_POINT_GROUP, name, "format writer")()
+    return found
 
 
 def _files(dataset: StructuredDataset, suffix: str) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:

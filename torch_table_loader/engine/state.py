@@ -143,8 +143,8 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
         )
     if table.left_out or "left_out" in theirs:
         raise ResumeError(
-            f"the state speaks of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, and here "
-            f"it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
+            f"the state speaks of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, and "
+            f"here it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
         )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")

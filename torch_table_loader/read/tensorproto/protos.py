@@ -20,6 +20,8 @@ except ImportError as error:
         f"tensor shards are parsed by onnx, which is not installed ({error}); pip install 'torch-table-loader[onnx]'"
     ) from error
 
+__all__ = ["CODES", "TYPES", "Feature", "FeatureParser", "TensorProto", "byte_width", "type_name"]
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -41,8 +43,7 @@ _NAMES = dict(TensorProto.DataType.items())
 TYPES: Mapping[int, pa.DataType] = {_NAMES[name]: kind for name, kind in _NATIVE.items()} | {
     _NAMES[name]: ElementType(element)
     for element in ELEMENTS
-    if (name := element.upper().replace("FLOAT8_", "FLOAT8").replace("E8M0FNU", "E8M0"))
-    in _NAMES
+    if (name := element.upper().replace("FLOAT8_", "FLOAT8").replace("E8M0FNU", "E8M0")) in _NAMES
 }
 """The Arrow type of the values, by the number of their type in a TensorProto: all that torch has too."""
 
@@ -156,9 +157,9 @@ def _parsed(data: bytes) -> Feature:
 
 def _typed(tensor: Any, code: int) -> bytes:
     """Return the bytes of values that lie in a field of their type."""
-    name, dtype = _FIELDS.get(code, ("", None))
+    own = _FIELDS.get(code)
     try:
-        values = np.array(getattr(tensor, name), dtype) if name else numpy_helper.to_array(tensor)
+        values = numpy_helper.to_array(tensor) if own is None else np.array(getattr(tensor, own[0]), own[1])
     except Exception as error:
         raise ValueError(f"onnx cannot read its values ({type(error).__name__}: {error})") from error
     return bytes(values.tobytes())

@@ -26,7 +26,7 @@ _MOST_FORMS = 1 << 13
 _MOST_OF_A_LENGTH = 4
 
 
-class Damage(ValueError):
+class DamageError(ValueError):
     """A sample that cannot be read.
 
     Args:
@@ -58,12 +58,12 @@ class Samples(NamedTuple):
     """Samples of one form that follow each other.
 
     Args:
-        count: how many.
+        num: how many.
         length: bytes of each, its length included.
         places: their features, in order.
     """
 
-    count: int
+    num: int
     length: int
     places: tuple[Place, ...]
 
@@ -126,24 +126,26 @@ class SampleWalk:
 
         Args:
             data: bytes of the file.
-            start: where a sample begins that is there whole.
+            start: where a sample begins.
             length: bytes of it, as `needs` says.
 
         Raises:
-            Damage: the first of them cannot be read.
+            DamageError: the first of them cannot be read.
         """
         known = self._forms.get(length, ())
         for form in known:
             if form.matches(data, start):
                 return Samples(form.count(data, start), length, form.places)
         sample = data[start : start + length]
+        if len(sample) < length:
+            raise DamageError(f"it says {length} bytes, its length included, and {len(sample)} remain", None)
         try:
             places = self._places(sample)
             self._check(places)
         except TableLoaderError:
             raise
         except ValueError as error:
-            raise Damage(str(error), length) from error
+            raise DamageError(str(error), length) from error
         if all(place.feature.values is None for place in places):
             if len(self._forms) >= _MOST_FORMS:
                 self._forms.clear()
@@ -152,7 +154,7 @@ class SampleWalk:
 
     def _places(self, sample: bytes) -> tuple[Place, ...]:
         """Walk over the features of a sample."""
-        place, found = LENGTH.size, []
+        place, found = LENGTH.size, list[Place]()
         while place < len(sample):
             position = len(found)
             start = place + LENGTH.size

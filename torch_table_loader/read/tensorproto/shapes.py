@@ -12,7 +12,6 @@ Arrow has no fixed-size lists of no value: shapes with a 0 behind the first dime
 
 from __future__ import annotations
 
-
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,6 +23,8 @@ from torch_table_loader.arrow.elements import ElementType
 from torch_table_loader.read.tensorproto.protos import byte_width
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 Pattern: TypeAlias = "tuple[int | None, ...] | None"
@@ -102,14 +103,13 @@ class Column:
         while pt.is_fixed_size_list(kind):
             inside.append(kind)
             kind = kind.value_type
-        ragged = pt.is_list(kind)
-        items = kind.value_type if ragged else None
-        while ragged and pt.is_fixed_size_list(items):
+        if not pt.is_list(kind):
+            return _nested(inside, values).slice(0, rows)
+        items = kind.value_type
+        while pt.is_fixed_size_list(items):
             inside.append(items)
             items = items.value_type
-        for each in reversed(inside):
-            values = _fixed(each, values)
-        return _lists(self._kind, self._lengths(len(inside)), values) if ragged else values.slice(0, rows)
+        return _lists(self._kind, self._lengths(len(inside)), _nested(inside, values))
 
     def _lengths(self, fixed: int) -> NDArray[np.int64]:
         """Return how many items each tensor's list has, each of so many dimensions."""
@@ -124,8 +124,9 @@ class Column:
         return _lists(kind, np.repeat(np.array([len(dims) for dims in self._shapes], np.int64), self._counts), values)
 
     def _values(self) -> pa.Array:
-        alone = len(self._parts) == 1 and isinstance(self._parts[0], np.ndarray)  # in memory of its own, then
-        data: Any = self._parts[0] if alone else bytearray().join(self._parts)
+        parts: list[Any] = self._parts
+        alone = len(parts) == 1 and isinstance(parts[0], np.ndarray)  # in memory of its own, then
+        data: Any = parts[0] if alone else bytearray().join(parts)
         if pt.is_boolean(self._element):
             return pa.array(np.frombuffer(data, np.uint8) != 0, pa.bool_())
         buffer = pa.py_buffer(data)
@@ -138,6 +139,13 @@ def _wrapped(element: pa.DataType, count: int, data: pa.Buffer) -> pa.Array:
     return pa.ExtensionArray.from_storage(element, array) if isinstance(element, ElementType) else array
 
 
+def _nested(kinds: Sequence[pa.DataType], values: pa.Array) -> pa.Array:
+    """Put values into fixed-size lists, of which the outermost comes first."""
+    for kind in reversed(kinds):
+        values = _fixed(kind, values)
+    return values
+
+
 def _fixed(kind: pa.DataType, values: pa.Array) -> pa.Array:
     count = len(values) // kind.list_size
     return pa.Array.from_buffers(kind, count, [None], null_count=0, children=[values])
@@ -147,5 +155,3 @@ def _lists(kind: pa.DataType, lengths: NDArray[np.int64], values: pa.Array) -> p
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, dtype=np.int32, out=offsets[1:])
     return pa.Array.from_buffers(kind, len(lengths), [None, pa.py_buffer(offsets)], null_count=0, children=[values])
-
-

@@ -16,7 +16,7 @@ from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import WithoutStatistics, whole_groups
 from torch_table_loader.read.tensorproto.protos import TYPES, type_name
-from torch_table_loader.read.tensorproto.samples import Damage, Place, Samples, SampleWalk
+from torch_table_loader.read.tensorproto.samples import DamageError, Place, Samples, SampleWalk
 from torch_table_loader.read.tensorproto.shapes import Column, Pattern, column_type, joint
 from torch_table_loader.read.token_files import GROUP_BYTES, DocumentFile, group_rows, read_exactly
 from torch_table_loader.records import FileMeta, LeftOut
@@ -114,13 +114,15 @@ class TensorProtoReader(WithoutStatistics):
                 key = (str(each.column), each.code)
                 patterns[key] = joint(patterns[key], each.pattern) if key in patterns else each.pattern
         return [
-            replace(meta, schema=_schema([each._replace(pattern=patterns[str(each.column), each.code]) for each in columns]))
+            replace(
+                meta, schema=_schema([each._replace(pattern=patterns[str(each.column), each.code]) for each in columns])
+            )
             for meta, columns in zip(metas, of_files, strict=True)
         ]
 
-    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TensorFile:
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TensorShard:
         """Open with what `inspect` found: see `FormatReader.open`."""
-        return TensorFile(storage.open(file.path), file, meta)
+        return TensorShard(storage.open(file.path), file, meta)
 
     def ranges(
         self,
@@ -171,29 +173,36 @@ class _Survey:
         """
         position, whole = 0, True
         while position < size:
-            source.seek(position)
-            data = source.read(min(GROUP_BYTES, size - position))
+            data = self._read(source, position, min(GROUP_BYTES, size - position))
             done = 0
             while done < len(data):
                 needed = self._walk.needs(data, done)
                 if position + done + needed > size:
-                    message = f"it says {needed} bytes, its length included, and the file has {size - position - done} more"
-                    self._leave_out(Damage(message, None), position + done, size)
+                    message = (
+                        f"it says {needed} bytes, its length included, and the file has {size - position - done} more"
+                    )
+                    self._leave_out(DamageError(message, None), position + done, size)
                     return
                 if done + needed > len(data):
                     if done:
                         break
-                    source.seek(position)
-                    data = source.read(needed)
+                    data = self._read(source, position, needed)
                 try:
                     samples = self._walk.next(data, done, needed)
-                except Damage as damage:
+                except DamageError as damage:
                     self._leave_out(damage, position + done, position + done + needed)
                     done, whole = done + needed, True
                     continue
                 self._add(samples, position + done, begins=whole)
-                done, whole = done + samples.count * samples.length, False
+                done, whole = done + samples.num * samples.length, False
             position += done
+
+    def _read(self, source: pa.NativeFile, start: int, count: int) -> bytes:
+        source.seek(start)
+        data = bytes(source.read(count))
+        if len(data) != count:
+            raise TableError(f"{self._file.name} ends before byte {start + count}: it was cut while it was read")
+        return data
 
     def meta(self, group_bytes: int) -> FileMeta:
         """Return what was found, cut into runs of samples."""
@@ -219,12 +228,12 @@ class _Survey:
             self._runs.append((start, []))
         parts = self._runs[-1][1]
         if parts and parts[-1][1] == samples.length:
-            parts[-1] = (parts[-1][0] + samples.count, samples.length)
+            parts[-1] = (parts[-1][0] + samples.num, samples.length)
         else:
-            parts.append((samples.count, samples.length))
-        self._samples += samples.count
+            parts.append((samples.num, samples.length))
+        self._samples += samples.num
 
-    def _leave_out(self, damage: Damage, start: int, stop: int) -> None:
+    def _leave_out(self, damage: DamageError, start: int, stop: int) -> None:
         if self._left_out is None:
             raise TableError(_told(self._file, self._samples, damage)) from damage
         number = self._samples + len(self._left_out)
@@ -243,7 +252,7 @@ class _Survey:
                 self._columns[number] = column._replace(pattern=pattern)
 
 
-class TensorFile(DocumentFile):
+class TensorShard(DocumentFile):
     """An open file of samples, of which a run is read in one piece."""
 
     def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
@@ -259,23 +268,21 @@ class TensorFile(DocumentFile):
         schema = pa.schema([self._meta.schema.field(name) for name in columns])
         positions = {each.column: position for position, each in enumerate(self._columns)}
         wanted = [positions[name] for name in columns]
-        found = [
-            Column(TYPES[self._columns[at].code], entry.type) for at, entry in zip(wanted, schema, strict=True)
-        ]
+        found = [Column(TYPES[self._columns[at].code], entry.type) for at, entry in zip(wanted, schema, strict=True)]
         done = rows = 0
         for samples in self._samples(data, group):
             for column, position in zip(found, wanted, strict=True):
                 feature, begin, end = samples.places[position]
                 if feature.values is not None:
                     values: bytes | NDArray[np.uint8] = feature.values
-                elif samples.count == 1:
+                elif samples.num == 1:
                     values = data[done + begin : done + end]
                 else:
-                    block = np.frombuffer(data, np.uint8, samples.count * samples.length, done)
-                    values = np.ascontiguousarray(block.reshape(samples.count, samples.length)[:, begin:end])
-                column.add(values, samples.count, feature.dims)
-            rows += samples.count
-            done += samples.count * samples.length
+                    block = np.frombuffer(data, np.uint8, samples.num * samples.length, done)
+                    values = np.ascontiguousarray(block.reshape(samples.num, samples.length)[:, begin:end])
+                column.add(values, samples.num, feature.dims)
+            rows += samples.num
+            done += samples.num * samples.length
         if rows != self._meta.group_rows[group] or done != len(data):
             raise TableError(
                 f"{self._file.name} must have {self._meta.group_rows[group]} samples in bytes {start} to {stop}, got "
@@ -287,27 +294,26 @@ class TensorFile(DocumentFile):
         done, sample = 0, sum(self._meta.group_rows[:group])
         while done < len(data):
             try:
-                needed = self._walk.needs(data, done)
-                if done + needed > len(data):
-                    raise Damage(f"it says {needed} bytes, and {len(data) - done} remain", None)
-                samples = self._walk.next(data, done, needed)
-            except Damage as damage:
+                samples = self._walk.next(data, done, self._walk.needs(data, done))
+            except DamageError as damage:
                 raise TableError(_told(self._file, sample, damage)) from damage
             yield samples
-            done, sample = done + samples.count * samples.length, sample + samples.count
+            done, sample = done + samples.num * samples.length, sample + samples.num
 
     def _check(self, places: tuple[Place, ...]) -> None:
         _check_features(self._columns, places)
         for number, (place, column) in enumerate(zip(places, self._columns, strict=True)):
             dims = place.feature.dims
             if column.pattern not in (None, dims) and joint(column.pattern, dims) != column.pattern:
-                raise ValueError(f"feature {number} ({column.name!r}) has the shape {list(dims)}, which was not planned")
+                raise ValueError(
+                    f"feature {number} ({column.name!r}) has the shape {list(dims)}, which was not planned"
+                )
 
 
-def _told(file: DataFile, sample: int, damage: Damage) -> str:
+def _told(file: DataFile, sample: int, damage: DamageError) -> str:
     return (
         f"{file.name}, sample {sample} must be a sample of TensorProtos as those before it, but {damage}; the file is "
-        "torn or of another format: write it again, leave it out, or leave such samples out with on_error=\"skip\""
+        'torn or of another format: write it again, leave it out, or leave such samples out with on_error="skip"'
     )
 
 
@@ -364,7 +370,8 @@ def _columns_of(meta: FileMeta) -> list[_Column]:
     """Return what the walk over a file found, whatever its schema has become."""
     found: list[list[Any]] = json.loads(meta.footer or b"[]")
     return [
-        _Column(name, column, code, None if pattern is None else tuple(pattern)) for name, column, code, pattern in found
+        _Column(name, column, code, None if pattern is None else tuple(pattern))
+        for name, column, code, pattern in found
     ]
 
 

@@ -18,8 +18,6 @@ from torch_table_loader.read.tensorproto.samples import LENGTH
 from torch_table_loader.read.tensorproto.shapes import SHAPE, VALUES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     Tensors = tuple[list[tuple[int, ...]], list[int], NDArray[np.uint8]]
@@ -51,9 +49,7 @@ class TensorProtoWriter:
         """Write samples: see `FormatWriter.write`."""
         done = 0
         for batch in batches:
-            columns = [
-                _features(name, column, done) for name, column in zip(schema.names, batch.columns, strict=True)
-            ]
+            columns = [_features(name, column, done) for name, column in zip(schema.names, batch.columns, strict=True)]
             for features in zip(*columns, strict=True):
                 length = sum(LENGTH.size + len(feature) for feature in features)
                 if length > _MOST_BYTES:
@@ -81,17 +77,21 @@ def _features(name: str, column: pa.Array, done: int) -> list[bytes]:
     made: list[bytes] = []
     message = TensorProto(name=name, data_type=CODES[element])
     width = byte_width(element)
-    for row, (start, stop, dims) in enumerate(rows):
-        dims = dims if shapes is None else shapes[row]
+    for row, (start, stop, own) in enumerate(rows):
+        dims = own if shapes is None else shapes[row]
         if int(np.prod(dims, dtype=np.int64)) != stop - start or min(dims, default=0) < 0:
-            raise TableError(f"row {done + row} of column {name!r} has {stop - start} values, and the shape {list(dims)}")
+            raise TableError(
+                f"row {done + row} of column {name!r} has {stop - start} values, and the shape {list(dims)}"
+            )
         message.dims[:] = dims
         message.raw_data = data[start * width : stop * width].tobytes()
         made.append(message.SerializeToString())
     return made
 
 
-def _bytes_of(column: pa.Array, name: str, done: int) -> tuple[list[tuple[int, int, tuple[int, ...]]], NDArray[np.uint8]]:
+def _bytes_of(
+    column: pa.Array, name: str, done: int
+) -> tuple[list[tuple[int, int, tuple[int, ...]]], NDArray[np.uint8]]:
     """Return for each row where its values are, and its shape; and the bytes of all values."""
     rows, lengths, inside = len(column), None, []
     _refuse_nulls(column, name, done)
@@ -103,7 +103,9 @@ def _bytes_of(column: pa.Array, name: str, done: int) -> tuple[list[tuple[int, i
             lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
             column = column.flatten()
         else:
-            raise TableError(f"column {name!r} has lists inside lists, which are no tensors; leave it out with --columns")
+            raise TableError(
+                f"column {name!r} has lists inside lists, which are no tensors; leave it out with --columns"
+            )
         column = column if isinstance(column.type, ElementType) else plain(column)
         _refuse_nulls(column, name, done)
     each = int(np.prod(inside, dtype=np.int64))
@@ -131,6 +133,6 @@ def _refuse_nulls(array: pa.Array, name: str, done: int) -> None:
     if array.null_count:
         at = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise TableError(
-            f"column {name!r} has a null, which a tensor does not carry: value {at} of those from row {done} on; filter "
-            "such rows out, or leave the column out with --columns"
+            f"column {name!r} has a null, which a tensor does not carry: value {at} of those from row {done} on; "
+            "filter such rows out, or leave the column out with --columns"
         )

@@ -300,8 +300,8 @@ class StructuredDataset(TableDataset):
         Args:
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
             format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; of token files
-                "megatron", "datatrove" ("nanotron") or "fms-fsdp"; "tensorproto"; the name of an installed format reader; or a
-                format reader.
+                "megatron", "datatrove" ("nanotron") or "fms-fsdp"; "tensorproto"; the name of an
+                installed format reader; or a format reader.
             source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`.
             storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside
                 `files`; see `contracts.Storage`.

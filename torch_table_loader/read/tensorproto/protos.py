@@ -120,7 +120,7 @@ def byte_width(kind: pa.DataType) -> int:
 
 _WIDTHS = {code: byte_width(kind) for code, kind in TYPES.items()}
 _EXTERNAL = TensorProto.EXTERNAL
-_FIELDS = {
+_FIELDS: Mapping[int, tuple[str, np.dtype[Any]]] = {
     _NAMES["FLOAT"]: ("float_data", np.dtype("<f4")),
     _NAMES["DOUBLE"]: ("double_data", np.dtype("<f8")),
     _NAMES["INT32"]: ("int32_data", np.dtype("<i4")),

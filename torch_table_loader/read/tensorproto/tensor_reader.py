@@ -139,8 +139,8 @@ class TensorProtoReader(WithoutStatistics):
         with reading(storage, file), open_at_start(storage, file) as source:
             if not is_far(storage) and source.size() != size:
                 raise TableError(
-                    f"{file.name} had {size} bytes when it was listed, and has {source.size()}: it changed under us, or "
-                    "was cut; build the loader again on the files as they are now"
+                    f"{file.name} had {size} bytes when it was listed, and has {source.size()}: it changed under us, "
+                    "or was cut; build the loader again on the files as they are now"
                 )
             survey = _Survey(file, self.names, left_out)
             survey.walk(source, size)

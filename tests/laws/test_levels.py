@@ -185,7 +185,7 @@ SOUND = {
     "planning/runs.py": "from .keys import x\nfrom pkg.planning import keys\n",
     "read/__init__.py": "",
     "read/parquet.py": "import pyarrow.parquet as pq\nfrom pkg.planning.runs import Runs\n",
-    "read/tensorproto/__init__.py": "import onnx\nfrom pkg.read.parquet import x\n",
+    "read/tensorproto/__init__.py": "import onnx\nfrom pkg.planning.keys import x\n",
     "source/__init__.py": "",
     "source/iceberg.py": "import pyiceberg\nimport fsspec\n",
     "engine/__init__.py": "",

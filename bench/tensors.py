@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import TensorProto, numpy_helper
@@ -23,6 +24,9 @@ from onnx import TensorProto, numpy_helper
 from bench.ours import rows_of
 from bench.pairing import ROUNDS, interleave
 from torch_table_loader import StructuredDataset
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FORMS = ("fixed", "ragged", "typed")
 """Sequences of 128 tokens, masks and a label, as BERT is trained on; of 1 to 128 tokens; with `int64_data` in place of
@@ -59,7 +63,7 @@ def _framed(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def _message(name: str, values: np.ndarray, form: str) -> bytes:
+def _message(name: str, values: NDArray[Any], form: str) -> bytes:
     if form == "typed":
         proto = TensorProto(name=name, data_type=TensorProto.INT64, dims=values.shape, int64_data=values.tolist())
     else:
@@ -86,7 +90,7 @@ def bare(folder: Path) -> Callable[[], int]:
     return run
 
 
-def _parsed(file: Path) -> Iterator[list[np.ndarray]]:
+def _parsed(file: Path) -> Iterator[list[NDArray[Any]]]:
     data, place = file.read_bytes(), 0
     while place < len(data):
         stop = place + _LENGTH.size + _LENGTH.unpack_from(data, place)[0]

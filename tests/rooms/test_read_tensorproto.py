@@ -46,7 +46,7 @@ def ids(loader: Any) -> list[int]:
 
 
 def make(path: Path, form: Any = "tensorproto", **options: Any) -> Any:
-    chosen = {"batch_size": 4, "num_workers": 0, "columns": ["id"]} | options
+    chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 0, "columns": ["id"]} | options
     return StructuredDataset.create_dataloader(str(path), form, **chosen)
 
 

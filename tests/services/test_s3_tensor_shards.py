@@ -27,7 +27,9 @@ def test_shards_on_s3_come_as_local_ones_do(
         (tmp_path / f"{file}.pb").write_bytes(data)
         s3_client.put_object(Bucket=bucket, Key=f"shards/{file}.pb", Body=data)
     found = []
-    for path, options in ((str(tmp_path), {}), (f"s3://{bucket}/shards", {"storage_options": s3_options})):
+    far: dict[str, Any] = {"storage_options": s3_options}
+    near: dict[str, Any] = {}
+    for path, options in ((str(tmp_path), near), (f"s3://{bucket}/shards", far)):
         with pytest.warns(UserWarning, match="sample 19 and what follows it of 0.pb"):
             loader, dataset = StructuredDataset.create_dataloader(
                 path,

@@ -58,7 +58,7 @@ def shard_samples(kinds: list[tuple[str, str, bool]], numbers: range) -> list[li
 
 
 def make(path: Path, **options: Any) -> TableLoader:
-    rows_only = {"row_store": "memory"} if options.get("shuffle") == "rows" else {"split_rows": 4}
+    rows_only: dict[str, Any] = {"row_store": "memory"} if options.get("shuffle") == "rows" else {"split_rows": 4}
     with meant_warnings():
         return StructuredDataset.create_dataloader(
             str(path), options.pop("format", "tensorproto"), check_plan=False, **rows_only | options

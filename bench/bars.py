@@ -24,6 +24,9 @@ class Duel:
     bar: float | None = None
 
 
+TENSORS_OVER_ONNX = 0.6
+"""Tensor shards against two bare threads that parse them with onnx and make numpy arrays."""
+
 _THEIRS = "torch-dataloader-utils"
 
 DUELS = (

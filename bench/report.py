@@ -155,7 +155,8 @@ def write(
     """
     lines = [
         *_head(rounds),
-        *_duels([row for row in rows if not _is_iceberg(row)]),
+        *_duels([row for row in rows if not _is_iceberg(row) and not _is_tensors(row)]),
+        *_tensors([row for row in rows if _is_tensors(row)]),
         *_iceberg([row for row in rows if _is_iceberg(row)]),
         *_numbers(outcomes),
         *_row_mode(*row_mode),
@@ -202,6 +203,24 @@ def _head(rounds: int) -> list[str]:
         "documents of about 800 tokens and two strings. B, C and D are snappy, pyarrow's default. Ours",
         "always has `num_workers=2`.",
         "",
+    ]
+
+
+def _is_tensors(row: Row) -> bool:
+    return row.table.startswith(TENSORS)
+
+
+def _tensors(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        f"## {TENSORS}",
+        "",
+        "Four files of 10,000 samples of int64: tokens, a mask of as many, and a label. Fixed: 128 tokens; ragged: 1",
+        "to 128; typed: 128, in `int64_data` in place of `raw_data`. The right walks over lengths in two threads,",
+        "parses with onnx, and makes a numpy array of each tensor; it cuts no batch.",
+        "",
+        *_duels(rows),
     ]
 
 
@@ -252,6 +271,7 @@ def _row_mode(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
+TENSORS = "Tensor shards"
 _DISTANT, _SETTINGS = "Distant tables", "Settings of the others that were tried"
 _FAR = (
     *("table", "reader", "constructing, s", "first batch, s", "epoch, s", "share of the line"),

@@ -13,15 +13,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench import bars, distant
+from bench import bars, distant, tensors
 from bench.bars import DELTA_DUELS, DUELS, ICEBERG_DUELS, PACKED_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
-from bench.report import FarRow, Outcome, Row, duel_row, write, write_distant
+from bench.report import TENSORS, FarRow, Outcome, Row, duel_row, write, write_distant
 from bench.tables import build
 
 _WHAT = (
     "duels",
     "checksums",
+    "tensors",
     "planning",
     "packing",
     "first-batch",
@@ -68,12 +69,25 @@ class Bench:
         """What was swept: by rival, table and batch size."""
         return dict(self._sweeps)
 
+    def races(self, what: Sequence[str]) -> Iterator[Row]:
+        """Race what no duel has, as far as it was asked for."""
+        for name, races in (("checksums", self.checksums), ("tensors", self.tensors)):
+            if name in what:
+                yield from races()
+
     def checksums(self) -> Iterator[Row]:
         """Race an epoch whose pages are compared with their checksums against one that leaves that out."""
         for codec in ("none", "zstd"):
             options = ("--root", str(self._root), "--rounds", str(self._rounds), "--codec", codec)
             pairs = _pairs(self._child("bench.checksums", *options))
             yield Row(f"B, one file, {codec}, with checksums", 8192, "verified", "not verified", pairs, None)
+
+    def tensors(self) -> Iterator[Row]:
+        """Race tensor shards against two bare threads that parse them with onnx."""
+        for form in tensors.FORMS:
+            options = ("--form", form, "--root", str(self._root), "--rounds", str(self._rounds))
+            pairs = _pairs(self._child("bench.tensors", *options))
+            yield Row(f"{TENSORS}, {form}", 1024, "ours:thread", "onnx, 2 threads", pairs, bars.TENSORS_OVER_ONNX)
 
     def planning(self) -> list[Outcome]:
         """Plan a million row groups."""
@@ -270,7 +284,7 @@ def main() -> None:
             bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")
             rows.append(bench.duel(duel))
             tqdm.write(rows[-1].line())
-    for row in bench.checksums() if "checksums" in what else ():
+    for row in bench.races(what):
         rows.append(row)
         tqdm.write(row.line())
     for name, measure in (

@@ -44,7 +44,7 @@ from torch_table_loader.planning.cutting import (
 )
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.ragged import Pad
-from torch_table_loader.read.parts import part_of
+from torch_table_loader.read.hash_parts import part_of
 from torch_table_loader.records import (
     DataFile,
     DataFileInfo,

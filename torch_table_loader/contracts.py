@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, Split, Traffic
+    from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, LeftOut, Split, Traffic
 
 T = TypeVar("T")
 
@@ -414,6 +414,37 @@ class ListCountingReader(FormatReader, Protocol):
 
         Returns:
             Both for each row group; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class SettlingReader(FormatReader, Protocol):
+    """A format reader of files that say one column in several types, of which a table takes one that holds all."""
+
+    def settle(self, metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
+        """Return what `inspect` said, with the types of the table; files are opened with this.
+
+        It reads nothing. What comes may have been settled before, with other files or these.
+
+        Args:
+            metas: of all files of the table that are of this format.
+        """
+        ...
+
+
+@runtime_checkable
+class SalvagingReader(FormatReader, Protocol):
+    """A format reader that can leave damaged parts of a file out; of others the whole file is left out."""
+
+    def salvage(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> tuple[FileMeta, Sequence[LeftOut]]:
+        """Do what `inspect` does, and leave out what cannot be read.
+
+        Returns:
+            What the rest of the file is, and what was left out.
+
+        Raises:
+            TableError: as `inspect`, of damage that leaves nothing to read.
         """
         ...
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.position import Reopen
+    from torch_table_loader.records import LeftOut
 
 P = ParamSpec("P")
 D = TypeVar("D", bound="RankDataset")
@@ -221,6 +222,11 @@ class TableDataset(RankDataset):
         columns = list(table.schema.names if options.columns is None else options.columns)
         return table.first_rows(columns, options.filters, integer("count", count, 0))
 
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The damaged parts that ``on_error="skip"`` leaves out, in the table's order."""
+        return self.table.left_out
+
     def save_files(self, path: str) -> None:
         """Keep the list of the table's files, so that ``files=path`` pins it.
 
@@ -309,9 +315,9 @@ class StructuredDataset(TableDataset):
         Args:
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
             format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; of token files
-                "megatron", "datatrove" ("nanotron") or "fms-fsdp"; the name of an installed format reader; or a
-                format reader. Left out, the files' names say it, which must end as those of one format do; names that
-                say nothing mean Parquet.
+                "megatron", "datatrove" ("nanotron") or "fms-fsdp"; "tensorproto"; the name of an installed format
+                reader; or a format reader. Left out, the files' names say it, which must end as those of one format
+                do; names that say nothing mean Parquet.
             source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`. Or
                 rows in memory; see `from_arrow`.
             storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch_table_loader.engine.salvage import told
 from torch_table_loader.engine.sizes import collated_ahead
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def explain(job: Job, epoch: int) -> Explanation:
         memory_bound=lanes * outline.rows_in_flight * job.row_bytes + outline.held_bytes,
         collated_batches=collated_ahead(job.options, lanes),
         footer_bytes=sum(table.footer_bytes for table in tables),
-        notes=tuple(outline.notes),
+        notes=(*outline.notes, *(told(table.left_out) for table in tables if table.left_out)),
         fetch=None if outline.fetch is None else _fetch_plan(outline.fetch, job),
     )
 

@@ -14,7 +14,7 @@ import torch
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
-from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, StringLayout, WorkerType
+from torch_table_loader.options import EvenRanks, LoaderOptions, OnError, OutputFormat, StringLayout, WorkerType
 from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.read.filter_text import filter_of
@@ -72,6 +72,7 @@ class LoaderKeywords(TypedDict, total=False):
     pack: Pack | None
     epochs: int | Literal["forever"] | None
     on_growth: Literal["continue"] | None
+    on_error: OnError
 
 
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}

@@ -17,6 +17,7 @@ OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 WorkerType = Literal["thread", "process"]
 EvenRanks = Literal["balance", "drop", "pad"]
 StringLayout = Literal["list", "codes"]
+OnError = Literal["raise", "skip"]
 
 DEFAULT_LANES = 4
 """Lanes of a rank where the caller names none: the same everywhere, since lanes are part of the order."""
@@ -123,6 +124,7 @@ class LoaderOptions:
         epochs: how many epochs one iteration of the loader runs through, or "forever"; None: the one that was set.
         on_growth: what to do with a state of the table as it was before it grew: "continue" its epoch with the new
             rows; None: read the state's own snapshot, or refuse the state where there are none.
+        on_error: "raise", or "skip" to leave out the damage that planning finds, counted and reported.
     """
 
     batch_size: int = 1024
@@ -174,6 +176,7 @@ class LoaderOptions:
     pack: Pack | None = None
     epochs: int | Literal["forever"] | None = None
     on_growth: Literal["continue"] | None = None
+    on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -246,6 +249,7 @@ class LoaderOptions:
             ("worker_type", get_args(WorkerType)),
             ("even_ranks", (None, *get_args(EvenRanks))),
             ("strings", get_args(StringLayout)),
+            ("on_error", get_args(OnError)),
             ("decimals", (None, "float64")),
             ("partitioning", (None, "hive")),
             ("on_growth", (None, "continue")),

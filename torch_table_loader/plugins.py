@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.messages import did_you_mean
 
 
@@ -33,6 +33,7 @@ def load_installed(group: str, name: str, what: str) -> Any:
 
     Raises:
         ConfigError: there is none of that name (the nearest are named), there are two, or it cannot be loaded.
+        MissingExtraError: a package that it needs is not installed.
     """
     found: dict[str, set[EntryPoint]] = {}
     for point in entry_points(group=group):
@@ -48,6 +49,8 @@ def load_installed(group: str, name: str, what: str) -> Any:
         )
     try:
         return found[name].pop().load()
+    except MissingExtraError:
+        raise
     except Exception as error:
         raise ConfigError(
             f"the {what} {name!r} is installed as {places[0]} but cannot be loaded ({error}); reinstall its package"

@@ -267,6 +267,28 @@ class DataFile:
     sidecars: tuple[DataFile, ...] = field(default=(), repr=False)
 
 
+class LeftOut(NamedTuple):
+    """A damaged part of a table, which ``on_error="skip"`` leaves out.
+
+    Args:
+        file: the name of the file.
+        what: which part of it, in words.
+        start: its first byte.
+        stop: the byte after its last.
+        reason: what is wrong with it.
+    """
+
+    file: str
+    what: str
+    start: int
+    stop: int
+    reason: str
+
+    def __str__(self) -> str:
+        """Say what it is, where, and what is wrong with it."""
+        return f"{self.what} of {self.file}, bytes {self.start} to {self.stop} ({self.reason})"
+
+
 @dataclass(frozen=True, slots=True)
 class FileMeta:
     """What a file's footer (or one parse of it) says.

@@ -42,6 +42,9 @@ LEVELS = {
 FACADE = 5
 """Any other module beside the rooms: dataset, loader, explain, …"""
 
+PLUG_INS = ("read.tensorproto",)
+"""Rooms that nothing outside imports."""
+
 MOST_LINES_OF_A_FILE = 450
 MOST_LINES_OF_A_FUNCTION = 45
 
@@ -84,6 +87,8 @@ def inner_faults(entry: Import) -> Iterator[str]:
         yield f"imports {entry.target or 'the package'} of level {other}, and is of level {own} itself"
     elif other == own and room_of(entry.importer) != room_of(entry.target):
         yield f"imports {entry.target}, which is of its own level {own} but of another room"
+    if entry.target.startswith(PLUG_INS) and not entry.importer.startswith(PLUG_INS):
+        yield f"imports {entry.target}, which an entry point finds"
 
 
 def outer_faults(entry: Import) -> Iterator[str]:
@@ -91,6 +96,8 @@ def outer_faults(entry: Import) -> Iterator[str]:
     room = room_of(module)
     if name in ("torch", "torchvision") and not (is_facade(module) or room in ("batching", "engine", "text")):
         yield f"imports {name}"
+    if name == "onnx" and not module.startswith(PLUG_INS):
+        yield "imports onnx"
     if name == "pyiceberg" and not module.startswith("source.iceberg"):
         yield "imports pyiceberg"
     if name == "deltalake" and not module.startswith("source.delta"):
@@ -180,6 +187,7 @@ SOUND = {
     "planning/runs.py": "from .keys import x\nfrom pkg.planning import keys\n",
     "read/__init__.py": "",
     "read/parquet.py": "import pyarrow.parquet as pq\nfrom pkg.planning.runs import Runs\n",
+    "read/tensorproto/__init__.py": "import onnx\nfrom pkg.planning.keys import x\n",
     "source/__init__.py": "",
     "source/iceberg.py": "import pyiceberg\nimport fsspec\n",
     "engine/__init__.py": "",
@@ -197,6 +205,8 @@ PLANTED = {
         "imports arrow, which is of its own level 2",
     ),
     "arrow asks planning": ("arrow/buffers.py", "from pkg.planning import x", "imports planning, which is of its own"),
+    "a plug-in": ("read/parquet.py", "import pkg.read.tensorproto", "imports read.tensorproto, which an entry point"),
+    "onnx": ("read/parquet.py", "import onnx", "imports onnx"),
     "another room": ("read/parquet.py", "from pkg.source.iceberg import x", "imports source.iceberg, which is of its"),
     "a lazy import": ("planning/keys.py", "def f():\n    import pkg.dataset", "imports dataset of level 5"),
     "an import for types": (

@@ -64,6 +64,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 def width_of(kind: pa.DataType) -> int:
     """Estimate the decoded bytes of a value."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return width_of(kind.storage_type)
     if pt.is_struct(kind):
         return sum(width_of(child.type) for child in children_of(kind)) or 1
     if pt.is_fixed_size_list(kind):
@@ -82,6 +84,8 @@ def is_variable(kind: pa.DataType) -> bool:
     >>> is_variable(pa.int32()), is_variable(pa.struct([("tokens", pa.list_(pa.int32()))]))
     (False, True)
     """
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_variable(kind.storage_type)
     if pt.is_struct(kind):
         return any(is_variable(child.type) for child in children_of(kind))
     if pt.is_fixed_size_list(kind):

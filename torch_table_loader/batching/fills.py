@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.arrow.elements import mark_of
 from torch_table_loader.batching.cells import GridCell, PlainCell
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import the_nearest
@@ -113,16 +114,19 @@ def pad_value(path: str, given: float, item: Cell) -> Any:
         ConfigError: the dtype does not hold it.
     """
     dtype = item.kind.dtype
+    element = mark_of(dtype)
+    if element is not None and given == 0:
+        return np.zeros((), dtype)[()]
     try:
         with np.errstate(all="ignore"):
-            found = dtype.type(given)
+            found = dtype.type(given) if element is None else None
     except (OverflowError, ValueError):
         found = None
     fits = found is not None and (found == given if dtype.kind != "f" else np.isinf(found) == math.isinf(given))
     if not fits:
         raise ConfigError(
-            f"Pad(value={given!r}) does not fit column {path!r}, whose values are {dtype}; choose one that they can "
-            f"have, for this column alone with ragged={{{path!r}: Pad(...)}}"
+            f"Pad(value={given!r}) does not fit column {path!r}, whose values are {element or dtype}; choose one that "
+            f"they can have, for this column alone with ragged={{{path!r}: Pad(...)}}"
         )
     return found
 

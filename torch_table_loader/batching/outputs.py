@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from torch_table_loader.arrow.elements import mark_of, unmarked
+from torch_table_loader.errors import MissingExtraError
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -59,18 +62,53 @@ class Codes(NamedTuple):
     values: list[Any]
 
 
+def tensor_of(values: NDArray[Any]) -> torch.Tensor:
+    """View an array as a tensor, of numbers that numpy has not as torch's own."""
+    element = mark_of(values.dtype)
+    if element is None:
+        return torch.from_numpy(values)
+    return torch.from_numpy(unmarked(values, element)).view(getattr(torch, element))
+
+
+def array_of(values: NDArray[Any]) -> NDArray[Any]:
+    """View numbers that numpy has not as an array of ml_dtypes; any other array is returned as it is."""
+    element = mark_of(values.dtype)
+    if element is None:
+        return values
+    found: NDArray[Any] = unmarked(values, element).view(numpy_dtype(element))
+    return found
+
+
+def numpy_dtype(element: str) -> np.dtype[Any]:
+    """Return the dtype that ml_dtypes adds to numpy for a type of torch's.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise MissingExtraError(
+            f"numpy has no {element}, and ml_dtypes, which adds it, is not installed; pip install "
+            "'torch-table-loader[onnx]', or take output_format=\"torch\""
+        ) from error
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, element))
+    return found
+
+
 def cut_tensors(data: NDArray[Any], batch_size: int) -> list[torch.Tensor]:
     """Cut an array into tensors that view it.
 
     `unsafe_split`, since pieces of `Tensor.split` share one version counter and one autograd base: writing into one
     batch would then void what autograd saved of the others. These share nothing but the chunk's memory.
     """
-    tensor = torch.from_numpy(data)
+    tensor = tensor_of(data)
     return [tensor] if len(data) <= batch_size else list(torch.unsafe_split(tensor, batch_size))
 
 
 def cut_arrays(data: NDArray[Any], batch_size: int) -> list[NDArray[Any]]:
     """Cut an array into views."""
+    data = array_of(data)
     return [data[start : start + batch_size] for start in range(0, len(data), batch_size)]
 
 
@@ -86,14 +124,12 @@ def _ragged(data: Lists, batch_size: int) -> list[tuple[NDArray[Any], NDArray[np
 
 def cut_ragged_arrays(data: Lists, batch_size: int) -> list[Ragged]:
     """Cut lists into `Ragged` of arrays: values view, offsets are new."""
-    return [Ragged(values, offsets) for values, offsets in _ragged(data, batch_size)]
+    return [Ragged(array_of(values), offsets) for values, offsets in _ragged(data, batch_size)]
 
 
 def cut_ragged_tensors(data: Lists, batch_size: int) -> list[Ragged]:
     """Cut lists into `Ragged` of tensors: values view, offsets are new."""
-    return [
-        Ragged(torch.from_numpy(values), torch.from_numpy(offsets)) for values, offsets in _ragged(data, batch_size)
-    ]
+    return [Ragged(tensor_of(values), torch.from_numpy(offsets)) for values, offsets in _ragged(data, batch_size)]
 
 
 def cut_nested(data: Lists, batch_size: int) -> list[torch.Tensor]:
@@ -149,7 +185,7 @@ def _offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def _values_of(data: Lists, starts: NDArray[np.int64]) -> list[torch.Tensor]:
     """View the values of each batch."""
     bounds = [*data.offsets[starts].tolist(), int(data.offsets[-1])]
-    return [torch.from_numpy(data.values[start:stop]) for start, stop in pairwise(bounds)]
+    return [tensor_of(data.values[start:stop]) for start, stop in pairwise(bounds)]
 
 
 def cut_padded_arrays(data: Lists, batch_size: int, pad: Pad, value: Any = 0) -> list[Padded]:
@@ -161,15 +197,18 @@ def cut_padded_arrays(data: Lists, batch_size: int, pad: Pad, value: Any = 0) ->
         pad: how long rows are, and where lists stand in them.
         value: that of `pad`, in the dtype of the values.
     """
-    return [_padded(values, offsets, pad, value) for values, offsets in _ragged(data, batch_size)]
+    cut = _cut_padded(data, batch_size, pad, value)
+    return [Padded(array_of(values), lengths) for values, lengths in cut]
 
 
 def cut_padded_tensors(data: Lists, batch_size: int, pad: Pad, value: Any = 0) -> list[Padded]:
     """Cut lists into `Padded` of tensors, which are new; see `cut_padded_arrays`."""
-    return [
-        Padded(torch.from_numpy(values), torch.from_numpy(lengths))
-        for values, lengths in cut_padded_arrays(data, batch_size, pad, value)
-    ]
+    cut = _cut_padded(data, batch_size, pad, value)
+    return [Padded(tensor_of(values), torch.from_numpy(lengths)) for values, lengths in cut]
+
+
+def _cut_padded(data: Lists, batch_size: int, pad: Pad, value: Any) -> list[Padded]:
+    return [_padded(values, offsets, pad, value) for values, offsets in _ragged(data, batch_size)]
 
 
 def _padded(values: NDArray[Any], offsets: NDArray[np.int64], pad: Pad, value: Any) -> Padded:
@@ -180,7 +219,7 @@ def _padded(values: NDArray[Any], offsets: NDArray[np.int64], pad: Pad, value: A
     if pad.truncate == "left":
         starts = stops - cut
     padded = np.zeros((len(cut), width, *values.shape[1:]), values.dtype)
-    if value != 0:
+    if mark_of(values.dtype) is None and value != 0:
         padded[...] = value
     num_values = int(cut.sum())
     if num_values > _LONG_LIST * len(cut):

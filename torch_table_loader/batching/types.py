@@ -9,6 +9,7 @@
 | list, large list, list view of those | jagged, padded, or values and offsets (`ragged=`) |
 | string, binary, their large, view and fixed-size forms | Python list, or codes (`strings=`) |
 | list of strings or binary | list of Python lists, or lists of codes with a vocabulary |
+| bfloat16, floats of 8 bits and complex numbers (`arrow/elements.py`) | tensor of torch's type |
 | struct | nested dict, its children as above |
 | dictionary, run-end encoded, extension | as what is inside |
 | null, map, union, interval, list of list, list of struct | refused |
@@ -24,8 +25,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
+import torch
 
 from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, plain_type
+from torch_table_loader.arrow.elements import ElementType, mark_of, marked_dtype
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.cells import Cell, FlatCell, GridCell, PlainCell
 from torch_table_loader.batching.decoders import (
@@ -183,7 +186,7 @@ class Chooser:
         Raises:
             ConfigError: the type has no tensor form, or a fill or vocabulary does not fit it.
         """
-        kind = plain_type(entry.type)
+        kind = _opened(entry.type)
         if kind != entry.type:
             return PlainDecoder(self.column(entry.with_type(kind), path, nullable=nullable))
         if pt.is_struct(kind):
@@ -218,7 +221,7 @@ class Chooser:
         return CodesDecoder(name, wide, self._cut("fixed"), vocabulary_array(path, given, wide), fill)
 
     def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Decoder:
-        item = plain_type(entry.type.value_type)
+        item = _opened(entry.type.value_type)
         if is_text(item):
             return self._text_lists(entry.name, path, _wide(item), masked=masked)
         if pt.is_nested(item) and not pt.is_fixed_size_list(item):
@@ -257,7 +260,7 @@ class Chooser:
         return CodeListsDecoder(lists, vocabulary_array(path, given, wide))
 
     def _cell(self, kind: pa.DataType, path: str, *, masked: bool = False) -> Cell:
-        if (inner := plain_type(kind)) != kind:
+        if (inner := _opened(kind)) != kind:
             return PlainCell(self._cell(inner, path, masked=masked))
         cell: FlatCell | GridCell
         if pt.is_fixed_size_list(kind):
@@ -268,12 +271,19 @@ class Chooser:
             cell = self._flat(kind, path)
         dtype = cell.kind.dtype
         if path in self.policy.fills:
+            if mark_of(dtype) is not None:
+                raise ConfigError(
+                    f"nulls fills column {path!r}, whose values are {mark_of(dtype)}, which numpy has not; leave it "
+                    'out of nulls, or pass nulls="mask"'
+                )
             return replace(cell, fill=fixed_fill(path, self.policy.fills[path], cell, kind))
         if masked:
-            return replace(cell, fill=dtype.type(0))
+            return replace(cell, fill=np.zeros((), dtype)[()])
         return replace(cell, fill=dtype.type(np.nan)) if dtype.kind == "f" else cell
 
     def _flat(self, kind: pa.DataType, path: str) -> FlatCell:
+        if isinstance(kind, ElementType):
+            return self._element(kind.element, path)
         if kind in _SAME_WIDTH:
             dtype = np.dtype(_SAME_WIDTH[kind])
             return FlatCell(path, dtype, dtype)
@@ -286,17 +296,32 @@ class Chooser:
         remedy = f"say what type it has with schema=, {_LEAVE_OUT}" if pt.is_null(kind) else _LEAVE_OUT
         raise unsupported(path, kind, remedy)
 
+    def _element(self, element: str, path: str) -> FlatCell:
+        dtype = marked_dtype(element)
+        if self.policy.output_format == "numpy" and mark_of(dtype) is not None:
+            outputs.numpy_dtype(element)
+        elif not hasattr(torch, element):
+            raise unsupported(
+                path, element, f"torch {torch.__version__} has none of it: take a newer one, {_LEAVE_OUT}"
+            )
+        return FlatCell(path, dtype, dtype)
+
     def _cut(self, what: str) -> Cut:
         return _CUTS[self.policy.output_format, what]
 
 
-def unsupported(path: str, kind: pa.DataType, remedy: str) -> ConfigError:
+def _opened(kind: pa.DataType) -> pa.DataType:
+    """Return the plain type, of numbers that Arrow has not their own."""
+    return kind if isinstance(kind, ElementType) else plain_type(kind)
+
+
+def unsupported(path: str, kind: object, remedy: str) -> ConfigError:
     """Return an error that names the column, its type and the remedy."""
     return ConfigError(f"column {path!r} is of type {kind}, which has no form as a tensor; {remedy}")
 
 
 def _is_grid_of_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_fixed_size_list(kind)) and is_text(plain_type(kind.value_type))
+    return bool(pt.is_fixed_size_list(kind)) and is_text(_opened(kind.value_type))
 
 
 def _becomes_float(kind: pa.DataType) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import EvenRanks, OutputFormat, StringLayout, WorkerType
+from torch_table_loader.options import EvenRanks, OnError, OutputFormat, StringLayout, WorkerType
 from torch_table_loader.ragged import RaggedLayout
 from torch_table_loader.read.filter_text import all_of
 from torch_table_loader.read.formats import format_names
@@ -104,6 +104,7 @@ TABLE = (
         {"type": float, "metavar": "S"},
     ),
     Argument("--raw-files", "raw_files", "read an Iceberg, Delta Lake or Hudi table's files as they are", _SWITCH),
+    Argument("--on-error", "on_error", "skip: leave out what is damaged, and say so", {"choices": get_args(OnError)}),
     Argument("--plan-cache", "plan_cache", "a directory that keeps footers and counts", {"metavar": "DIR"}),
     Argument("--batch-size", "batch_size", "rows of a batch (default: 1024)", _WHOLE),
     Argument("--workers", "num_workers", "workers (lanes) of a rank", _WHOLE),

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from torch_table_loader.cli import bench, inspect, registry, store, tokenize
+from torch_table_loader.cli import bench, convert, inspect, registry, store, tokenize
 from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.scrubbing import without_logins
 
-COMMANDS = (inspect, bench, store, tokenize, registry)
+COMMANDS = (inspect, bench, store, tokenize, convert, registry)
 """Each has ``add_parser(subparsers)``, which sets ``run``: a function of what was typed."""
 
 USAGE_ERROR = 2

@@ -59,6 +59,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "bytes": table.layout.num_bytes,
             **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
             **({} if table.start_snapshot_id is None else {"start_snapshot_id": table.start_snapshot_id}),
+            **({"left_out": len(table.left_out)} if table.left_out else {}),
         },
         "options": {
             "columns": _columns(columns),
@@ -180,6 +181,11 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
         raise ResumeError(
             f"the state speaks of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, or "
             "start a new epoch without the state"
+        )
+    if table.left_out or "left_out" in theirs:
+        raise ResumeError(
+            f"the state speaks of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, and "
+            f"here it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
         )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.contracts import NullProvingReader, SnapshotSource, renewing
+from torch_table_loader.contracts import NullProvingReader, SettlingReader, SnapshotSource, renewing
+from torch_table_loader.engine.salvage import salvage_file, told
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter
@@ -24,14 +26,14 @@ from torch_table_loader.read.formats import infers_types, inspect_file, reader_o
 from torch_table_loader.read.sound import check_names
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.read.unify import resolve_schema
-from torch_table_loader.records import ReadTask, Segment
-from torch_table_loader.source.fingerprint import fingerprint
+from torch_table_loader.records import ReadTask
+from torch_table_loader.source.fingerprint import fingerprint, fingerprint_without
 from torch_table_loader.source.plan_cache import CacheEntry
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.read.row_stage import RowStage
-    from torch_table_loader.records import DataFile, FileMeta
+    from torch_table_loader.records import DataFile, FileMeta, LeftOut
     from torch_table_loader.source.plan_cache import PlanCache
 
 FAR_REQUESTS = 64
@@ -57,6 +59,7 @@ class Table:
         description: what the source says of itself.
         notes: what planning has to say.
         start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
+        left_out: damaged parts that ``on_error="skip"`` leaves out.
     """
 
     storage: Storage
@@ -69,6 +72,7 @@ class Table:
     description: str = ""
     notes: tuple[str, ...] = ()
     start_snapshot_id: int | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def files(self) -> tuple[DataFile, ...]:
@@ -120,22 +124,11 @@ class Table:
         )
 
     def first_rows(self, columns: Sequence[str], filters: Any, count: int) -> pa.Table:
-        """Read the first live rows, in the order of the files; no more is read than the row groups that hold them.
-
-        Args:
-            columns: names, in this order.
-            filters: an expression over `schema`, or None.
-            count: how many at most.
-        """
-        reader, layout = self.reader(columns, filters, max_rows=max(count, 1)), self.layout
+        """Read the first live rows, at most `count`, in the order of the files; see `reader`."""
+        reader, left = self.reader(columns, filters, max_rows=max(count, 1)), count
         found: list[pa.RecordBatch] = []
-        left = count
-        for file in range(len(layout)):
-            groups = layout.groups_of(file)
-            starts = layout.group_starts[groups.start : groups.stop + 1] - layout.file_starts[file]
-            kept = [at for at in range(len(groups)) if layout.group_kept[groups[at]]]
-            parts = tuple(Segment(at, int(starts[at]), int(starts[at + 1]), -1) for at in kept)
-            if parts and left > 0:
+        for file in range(len(self.layout)):
+            if left > 0 and (parts := self.layout.kept_segments(file)):
                 found += reader.read(ReadTask(file, parts, take=left))
                 left = count - sum(batch.num_rows for batch in found)
         return pa.Table.from_batches(found, reader.schema)
@@ -248,6 +241,7 @@ def survey(
     split_deletes: bool = False,
     lazy: bool = False,
     verify_checksums: bool = True,
+    skip: bool = False,
 ) -> Table:
     """Read what a table says of itself.
 
@@ -259,6 +253,7 @@ def survey(
         split_deletes: whether files that have deletes may be cut.
         lazy: take rows from the table's metadata, and leave the footers until files are read.
         verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
+        skip: leave out damaged files, or the damaged parts of files; footers are then never left for later.
 
     Raises:
         TableError: a file is gone, torn, or does not fit the others.
@@ -268,9 +263,9 @@ def survey(
     snapshot = source if isinstance(source, SnapshotSource) else None
     inspect = Inspector(source.storage, given, cache)
     deletes = Deletes(source.storage, verify_checksums=verify_checksums)
-    if lazy and snapshot is not None:
+    if lazy and snapshot is not None and not skip:
         return _estimate(snapshot, files, inspect, filters, deletes, split_deletes=split_deletes)
-    metas = _inspect(files, inspect)
+    files, metas, left_out = _salvage(files, inspect) if skip else (files, _inspect(files, inspect), [])
     if not files and given is None and snapshot is None:
         raise ConfigError(
             "the table has no data file (only hidden, empty or ignored ones), so that its columns are not known; "
@@ -286,8 +281,10 @@ def survey(
     groups = [(meta.group_rows, meta.group_bytes) for meta in metas]
     layout = _lay_out(files, groups, kept, deletes, source.storage, split_deletes=split_deletes)
     if snapshot is None:
-        return Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)
-    return _snapshot_table(snapshot, layout, metas, deletes)
+        table = Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)
+    else:
+        table = _snapshot_table(snapshot, layout, metas, deletes)
+    return _without(table, left_out)
 
 
 def _prune(storage: Storage, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
@@ -391,7 +388,48 @@ def _live(file: DataFile, group_rows: tuple[int, ...], deletes: Deletes) -> Sequ
 
 
 def _inspect(files: Sequence[DataFile], inspect: Inspector) -> tuple[FileMeta, ...]:
-    return _sharing_schemas(files, in_parallel(inspect, files, asks=inspect.storage), inspect.storage)
+    metas = in_parallel(inspect, files, asks=inspect.storage)
+    return _sharing_schemas(files, _settled(files, metas), inspect.storage)
+
+
+def _salvage(
+    files: Sequence[DataFile], inspect: Inspector
+) -> tuple[tuple[DataFile, ...], tuple[FileMeta, ...], list[LeftOut]]:
+    """Inspect files, and leave out what is damaged: of files of which something is left, the metadata."""
+
+    def salvage(file: DataFile) -> tuple[FileMeta | None, Sequence[LeftOut]]:
+        return salvage_file(inspect.storage, file, inspect.given, inspect)
+
+    found = in_parallel(salvage, files, asks=inspect.storage)
+    left_out = [part for _, parts in found for part in parts]
+    sound = [(file, meta) for file, (meta, _) in zip(files, found, strict=True) if meta is not None]
+    if files and not sound:
+        raise TableError(f"every file of the table is damaged: {told(left_out)}; restore them, or write them again")
+    kept, metas = tuple(file for file, _ in sound), [meta for _, meta in sound]
+    return kept, _sharing_schemas(kept, _settled(kept, metas), inspect.storage), left_out
+
+
+def _settled(files: Sequence[DataFile], metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
+    """Let formats of which files may differ in the type of a column choose one for the table."""
+    of_format: dict[str, list[int]] = {}
+    for place, file in enumerate(files):
+        of_format.setdefault(file.format, []).append(place)
+    found = list(metas)
+    for places in of_format.values():
+        reader = reader_of(files[places[0]])
+        if isinstance(reader, SettlingReader):
+            for place, meta in zip(places, reader.settle([metas[place] for place in places]), strict=True):
+                found[place] = meta
+    return found
+
+
+def _without(table: Table, left_out: Sequence[LeftOut]) -> Table:
+    """Report what is left out of a table, and bind its fingerprint to it."""
+    if not left_out:
+        return table
+    warn_caller(told(left_out) + "; dataset.left_out lists all")
+    bound = fingerprint_without(table.fingerprint, left_out)
+    return replace(table, fingerprint=bound, left_out=tuple(left_out))
 
 
 def _sharing_schemas(files: Sequence[DataFile], metas: Sequence[FileMeta], storage: Storage) -> tuple[FileMeta, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.records import DataFile, DataFileInfo, FileVersion, RowGroupInfo
+from torch_table_loader.records import DataFile, DataFileInfo, FileVersion, RowGroupInfo, Segment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -168,6 +168,13 @@ class TableLayout(Sequence[DataFileInfo]):
     def groups_of(self, file: int) -> range:
         """Row groups of a file, counted over the whole table."""
         return range(int(self.group_offsets[file]), int(self.group_offsets[file + 1]))
+
+    def kept_segments(self, file: int) -> tuple[Segment, ...]:
+        """Return the row groups of a file that may have live rows, whole and not counted."""
+        groups = self.groups_of(file)
+        starts = self.group_starts[groups.start : groups.stop + 1] - self.file_starts[file]
+        kept = [at for at in range(len(groups)) if self.group_kept[groups[at]]]
+        return tuple(Segment(at, int(starts[at]), int(starts[at + 1]), -1) for at in kept)
 
     def __len__(self) -> int:
         """Count the files."""

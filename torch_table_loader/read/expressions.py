@@ -102,7 +102,9 @@ def _project(filters: Any, table: pa.Table) -> pa.Table:
 
 
 def _bound_type(filters: Any, schema: pa.Schema) -> pa.DataType:
-    return _project(filters, schema.empty_table()).schema.field(0).type
+    # `schema.empty_table()` does not know extension types inside lists.
+    empty = pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
+    return _project(filters, empty).schema.field(0).type
 
 
 def _needed(filters: Any, schema: pa.Schema, names: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.records import DataFile
+from torch_table_loader.records import DataFile, LeftOut
 
 _DOMAIN = b"torch-table-loader fingerprint 1\n"
 
@@ -37,6 +37,24 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
         name = file.name.encode("utf-8")
         digest.update(struct.pack("<qqq", len(name), file.version.num_bytes, count))
         digest.update(name)
+    return digest.hexdigest()
+
+
+def fingerprint_without(table: str, left_out: Sequence[LeftOut]) -> str:
+    """Hash a table of which parts are left out: which parts they are, and not what is wrong with them.
+
+    Args:
+        table: fingerprint of the rest.
+        left_out: in canonical order.
+
+    Returns:
+        64 hexadecimal digits; `table` itself where nothing is left out.
+    """
+    if not left_out:
+        return table
+    digest = hashlib.sha256(f"torch-table-loader left out 1\n{table}\n".encode())
+    for part in left_out:
+        digest.update(f"{part.file!r} {part.start} {part.stop}\n".encode())
     return digest.hexdigest()
 
 

@@ -129,7 +129,8 @@ def counter_of(
         table,
         table.reader(() if stage is None else stage.reads, options.filters, stage=stage),
         key,
-        None if table.estimated else cache,  # what is counted of estimated row groups fits no entry
+        # What is counted of estimated row groups, or of a file of which parts are left out, fits no entry.
+        None if table.estimated or table.left_out else cache,
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress),
         fetching=fetching,

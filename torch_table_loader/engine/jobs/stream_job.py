@@ -110,6 +110,7 @@ class StreamJob(Job):
             split_deletes=split_deletes,
             lazy=lazy,
             verify_checksums=options.verify_checksums,
+            skip=options.on_error == "skip",
         )
         columns = columns_of(table, options)
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1

@@ -204,8 +204,8 @@ class TableRows(TableItems):
             ConfigError: an option does not fit the table or another option.
             TableError: the table cannot be read as it was asked for.
         """
-        verify = options.verify_checksums
-        table = survey(source, options.filters, options.schema, cache, verify_checksums=verify)
+        verify, skip = options.verify_checksums, options.on_error == "skip"
+        table = survey(source, options.filters, options.schema, cache, verify_checksums=verify, skip=skip)
         columns = columns_of(table, options)
         schema = pa.schema([table.schema.field(name) for name in columns])
         stage = None if form is None else form(table.schema)

@@ -1,0 +1,194 @@
+"""``torch-table-loader convert``: write a table's files in another format."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import pyarrow.parquet as pq
+
+from torch_table_loader.cli.arguments import add_arguments, loader_keywords
+from torch_table_loader.dataset import StructuredDataset
+from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
+from torch_table_loader.local_files import new_file
+from torch_table_loader.messages import did_you_mean, progress_bar
+from torch_table_loader.planning.splits import whole_files
+from torch_table_loader.plugins import installed_names, load_installed
+from torch_table_loader.read.format_writer import ENTRY_POINT_GROUP, FormatWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from torch_table_loader.engine.survey import Table
+
+_KEYWORDS = (
+    "path",
+    "format",
+    "columns",
+    "filters",
+    "partitioning",
+    "storage_options",
+    "retry_seconds",
+    "plan_cache",
+    "raw_files",
+    "on_error",
+)
+_ROWS_OF_A_BATCH = 1 << 14
+_GROUP_BYTES = 64 << 20
+
+
+class ParquetWriter:
+    """Writes Parquet: a `FormatWriter`."""
+
+    name = "parquet"
+    suffix = ".parquet"
+
+    def check(self, schema: pa.Schema) -> None:
+        """Accept any schema: what Parquet cannot hold, pyarrow says when it writes."""
+
+    def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: BinaryIO) -> None:
+        """Write row groups of about 64 MiB: see `FormatWriter.write`."""
+        held: list[pa.RecordBatch] = []
+        with pq.ParquetWriter(file, schema) as writer:
+            for batch in batches:
+                held.append(batch)
+                if sum(each.nbytes for each in held) >= _GROUP_BYTES:
+                    writer.write_table(_joined(held, schema))
+                    held = []
+            if held:
+                writer.write_table(_joined(held, schema))
+
+
+def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_batches(batches, schema).combine_chunks()
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add this command to the parser of all."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "convert",
+        help="write a table's files in another format, such as tensor shards",
+        description="Writes a folder with a file for each file of a table, its rows in their order. It is there "
+        "when all of it is.",
+    )
+    add_arguments(parser, _KEYWORDS)
+    parser.add_argument("out", metavar="OUT", help="the folder to write, which may not be there yet")
+    to = "format to write (default: parquet; of Parquet tensorproto)"
+    parser.add_argument("--to", metavar="NAME", help=to)
+    parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(typed: argparse.Namespace) -> None:
+    """Write the folder, and say what it is.
+
+    Args:
+        typed: what was typed.
+
+    Raises:
+        ConfigError: the format does not carry a column, or the folder is there.
+        TableError: a row that it does not carry; or the table is damaged.
+        StorageError: the folder cannot be written.
+    """
+    keywords = loader_keywords(typed)
+    source = keywords.get("format", "parquet")
+    writer = _writer(typed.to or ("tensorproto" if source == "parquet" else "parquet"))
+    dataset = StructuredDataset(
+        **keywords, output_format="arrow", num_workers=0, count_filtered=False, check_plan=False
+    )
+    writer.check(dataset.schema)
+    show = not typed.quiet and sys.stderr.isatty() and find_spec("tqdm") is not None
+    rows = files = 0
+    with _new_folder(typed.out) as folder:
+        bar = progress_bar("converting", show=show, beside=lambda: f"{rows:,} rows")
+        parts = _files(dataset, writer.suffix)
+        for name, batches in bar(parts, len(dataset.table.files)):
+            written = _write(
+                folder / cast("str", name), writer, dataset.schema, cast("Iterator[pa.RecordBatch]", batches)
+            )
+            rows, files = rows + written, files + (written > 0)
+    print(f"{typed.out} has {rows:,} rows in {files:,} files of the format {writer.name!r}")
+
+
+def _writer(name: str) -> FormatWriter:
+    names = [ParquetWriter.name, *installed_names(ENTRY_POINT_GROUP)]
+    if name not in names:
+        raise ConfigError(f"--to must be one of {', '.join(names)}, got {name!r}{did_you_mean(name, names)}")
+    if name == ParquetWriter.name:
+        return ParquetWriter()
+    found: FormatWriter = load_installed(ENTRY_POINT_GROUP, name, "format writer")()
+    return found
+
+
+def _files(dataset: StructuredDataset, suffix: str) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
+    """Yield for each file of a table the name of its copy, and its rows."""
+    table, filters = dataset.table, dataset.options.filters
+    reader = table.reader(dataset.schema.names, filters, max_rows=_ROWS_OF_A_BATCH)
+    segments = whole_files(table.layout, filtered=filters is not None)
+    for number, name in enumerate(_names(table, suffix)):
+        yield name, reader.read(segments.task(number, 0, -1))
+
+
+def _names(table: Table, suffix: str) -> list[str]:
+    """Name the copies of files: as these, in one folder, with another ending."""
+    names = [str(Path(file.name).with_suffix("")).replace("/", "-") + suffix for file in table.files]
+    if len(set(names)) < len(names):
+        width = len(str(len(names) - 1))
+        names = [f"{number:0{width}}-{name}" for number, name in enumerate(names)]
+    return names
+
+
+def _write(path: Path, writer: FormatWriter, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
+    """Write a file whole, or, without a row, none; return its rows."""
+    rows = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+
+    first = next(batches, None)
+    if first is None:
+        return 0
+    batches = chain([first], batches)
+    with new_file(path) as (unfinished, file):
+        try:
+            writer.write(counted(), schema, file)
+        except TableError as error:
+            raise TableError(f"{path.name}: {error}") from error
+        file.close()
+        unfinished.replace(path)
+    return rows
+
+
+@contextmanager
+def _new_folder(out: str) -> Iterator[Path]:
+    """Make a folder that has its name when all is in it, and that is removed where something goes wrong."""
+    if "://" in out:
+        raise ConfigError("OUT must be a folder of this machine, got a URL; copy the folder that this makes to the URL")
+    path = Path(out).expanduser().absolute()
+    if path.exists():
+        raise ConfigError(f"{out!r} is there already; name a folder that is not")
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        unfinished.rename(path)
+    except OSError as error:
+        if isinstance(error, TableLoaderError):
+            raise
+        raise StorageError(f"{out!r} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

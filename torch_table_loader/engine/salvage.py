@@ -1,0 +1,69 @@
+"""What ``on_error="skip"`` leaves out of a table while it is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from torch_table_loader.contracts import SalvagingReader
+from torch_table_loader.errors import MissingFileError, TableError
+from torch_table_loader.read.failures import changed_error, first_line, reading
+from torch_table_loader.read.formats import reader_of
+from torch_table_loader.records import LeftOut
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile, FileMeta
+
+_SHOWN = 3
+
+
+def salvage_file(
+    storage: Storage, file: DataFile, schema: pa.Schema | None, inspect: Callable[[DataFile], FileMeta]
+) -> tuple[FileMeta | None, Sequence[LeftOut]]:
+    """Return what can be read of a file, and what is left out; of a sound one, all and nothing.
+
+    Args:
+        storage: where it is.
+        file: which.
+        schema: the caller's ``schema=``, or None.
+        inspect: reads what the file says of itself.
+
+    Returns:
+        Metadata, None where nothing can be read; and the damaged parts.
+
+    Raises:
+        TableError: the file is gone, or no longer what was listed: that is no damage, and other ranks may see it.
+        StorageError: the store failed.
+    """
+    try:
+        return inspect(file), ()
+    except MissingFileError:
+        raise
+    except TableError as error:
+        now = storage.version(file.path)
+        if not file.version.holds(now):
+            raise changed_error(file, now) from error
+        damage = error
+    reader = reader_of(file)
+    if isinstance(reader, SalvagingReader):
+        try:
+            with reading(storage, file):
+                meta, left_out = reader.salvage(storage, file, schema)
+        except TableError as error:
+            damage = error
+        else:
+            if meta.num_rows:
+                return meta, left_out
+    return None, [LeftOut(file.name, "all", 0, file.version.num_bytes, first_line(damage))]
+
+
+def told(left_out: Sequence[LeftOut]) -> str:
+    """Return what is left out, for people."""
+    shown = "; ".join(map(str, left_out[:_SHOWN]))
+    more = f"; and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
+    num_bytes = sum(part.stop - part.start for part in left_out)
+    parts = "1 damaged part" if len(left_out) == 1 else f"{len(left_out):,} damaged parts"
+    return f'on_error="skip" leaves out {parts} of {num_bytes:,} bytes: {shown}{more}'

@@ -1,0 +1,10 @@
+"""Tensor shards of ONNX: ``format="tensorproto"``.
+
+A plug-in, found by its entry points. It alone imports onnx (extra ``onnx``), whose protobuf classes and `numpy_helper`
+parse tensors.
+"""
+
+from torch_table_loader.read.tensorproto.tensor_reader import TensorProtoReader
+from torch_table_loader.read.tensorproto.tensor_writer import TensorProtoWriter
+
+__all__ = ["TensorProtoReader", "TensorProtoWriter"]

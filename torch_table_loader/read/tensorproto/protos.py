@@ -1,0 +1,192 @@
+"""What a serialized TensorProto says: its name, element type and shape, and where its values are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.arrow.elements import ELEMENTS, ElementType
+from torch_table_loader.errors import MissingExtraError
+
+try:
+    from google.protobuf.message import DecodeError
+    from onnx import TensorProto, numpy_helper
+except ImportError as error:
+    raise MissingExtraError(
+        f"tensor shards are parsed by onnx, which is not installed ({error}); pip install 'torch-table-loader[onnx]'"
+    ) from error
+
+__all__ = ["CODES", "TYPES", "Feature", "FeatureParser", "TensorProto", "byte_width", "type_name"]
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NATIVE = {
+    "FLOAT": pa.float32(),
+    "UINT8": pa.uint8(),
+    "INT8": pa.int8(),
+    "UINT16": pa.uint16(),
+    "INT16": pa.int16(),
+    "INT32": pa.int32(),
+    "INT64": pa.int64(),
+    "BOOL": pa.bool_(),
+    "FLOAT16": pa.float16(),
+    "DOUBLE": pa.float64(),
+    "UINT32": pa.uint32(),
+    "UINT64": pa.uint64(),
+}
+_NAMES = dict(TensorProto.DataType.items())
+TYPES: Mapping[int, pa.DataType] = {_NAMES[name]: kind for name, kind in _NATIVE.items()} | {
+    _NAMES[name]: ElementType(element)
+    for element in ELEMENTS
+    if (name := element.upper().replace("FLOAT8_", "FLOAT8").replace("E8M0FNU", "E8M0")) in _NAMES
+}
+"""The Arrow type of the values, by the number of their type in a TensorProto: all that torch has too."""
+
+CODES: Mapping[pa.DataType, int] = {kind: code for code, kind in TYPES.items()}
+"""The other way round."""
+
+_MOST_TEMPLATES = 1 << 14
+_MOST_HEADS = 4
+"""Heads of one length that are remembered: of a feature, all samples mostly have one."""
+
+
+class Feature(NamedTuple):
+    """A parsed TensorProto.
+
+    Args:
+        name: as it says; may be empty.
+        code: of its element type.
+        dims: its shape.
+        start: the byte of the message at which its values begin; they go on to its end.
+        values: the values' bytes, where they are not those from there on; else None.
+    """
+
+    name: str
+    code: int
+    dims: tuple[int, ...]
+    start: int
+    values: bytes | None = None
+
+
+class FeatureParser:
+    """Parses TensorProtos, each form of them once.
+
+    Where values are the last bytes of a message, all that stands before them, its head, says the rest. Another
+    message of the same length that begins with the same head differs in its values alone, and is not parsed.
+    """
+
+    def __init__(self) -> None:
+        """Know no form yet."""
+        self._heads: OrderedDict[tuple[int, int], list[tuple[bytes, Feature]]] = OrderedDict()
+
+    def parse(self, position: int, message: bytes) -> Feature:
+        """Parse a message.
+
+        Args:
+            position: of the feature in its sample.
+            message: its bytes.
+
+        Raises:
+            ValueError: it is no TensorProto, or none that can be read; says why.
+        """
+        key = (position, len(message))
+        known = self._heads.get(key, ())
+        for head, feature in known:
+            if message.startswith(head):
+                return feature
+        feature = _parsed(message)
+        if feature.values is None and _is_template(message, feature.start):
+            if key not in self._heads and len(self._heads) >= _MOST_TEMPLATES:
+                self._heads.popitem(last=False)
+            self._heads[key] = [(message[: feature.start], feature), *known][:_MOST_HEADS]
+        return feature
+
+
+def type_name(code: int) -> str:
+    """Return what ONNX calls an element type."""
+    return next((name for name, number in _NAMES.items() if number == code), str(code))
+
+
+def byte_width(kind: pa.DataType) -> int:
+    """Return the bytes of a value in a TensorProto."""
+    storage = kind.storage_type if isinstance(kind, ElementType) else kind
+    return max(1, int(storage.bit_width) // 8)
+
+
+_WIDTHS = {code: byte_width(kind) for code, kind in TYPES.items()}
+_EXTERNAL = TensorProto.EXTERNAL
+_FIELDS: Mapping[int, tuple[str, np.dtype[Any]]] = {
+    _NAMES["FLOAT"]: ("float_data", np.dtype("<f4")),
+    _NAMES["DOUBLE"]: ("double_data", np.dtype("<f8")),
+    _NAMES["INT32"]: ("int32_data", np.dtype("<i4")),
+    _NAMES["INT64"]: ("int64_data", np.dtype("<i8")),
+    _NAMES["UINT64"]: ("uint64_data", np.dtype("<u8")),
+}
+"""The field of values that lie in one of their own type; what else there is, `numpy_helper` knows."""
+
+
+def _parsed(data: bytes) -> Feature:
+    tensor = _message(data)
+    if tensor.data_location == _EXTERNAL:
+        raise ValueError("its values are in another file (external data), which is not read")
+    if tensor.HasField("segment"):
+        raise ValueError("it is a segment of a tensor, and whole ones are read")
+    code, dims = tensor.data_type, tuple(tensor.dims)
+    if dims and min(dims) < 0:
+        raise ValueError(f"its shape is {list(dims)}")
+    count, width = prod(dims), _WIDTHS.get(code)
+    if width is None:
+        return Feature(tensor.name, code, dims, len(data), None if count == 0 else b"")
+    if tensor.HasField("raw_data"):
+        values = tensor.raw_data
+        if len(values) == count * width and values and data.endswith(values):
+            return Feature(tensor.name, code, dims, len(data) - len(values))
+    else:
+        values = _typed(tensor, code) if count else b""
+    if len(values) != count * width:
+        raise ValueError(
+            f"it has {len(values)} bytes of values, and {type_name(code)} of the shape {list(dims)} has {count * width}"
+        )
+    return Feature(tensor.name, code, dims, len(data), values or None)
+
+
+def _typed(tensor: Any, code: int) -> bytes:
+    """Return the bytes of values that lie in a field of their type."""
+    own = _FIELDS.get(code)
+    try:
+        values = numpy_helper.to_array(tensor) if own is None else np.array(getattr(tensor, own[0]), own[1])
+    except Exception as error:
+        raise ValueError(f"onnx cannot read its values ({type(error).__name__}: {error})") from error
+    return bytes(values.tobytes())
+
+
+def _message(data: bytes) -> Any:
+    try:
+        return TensorProto.FromString(data)
+    except DecodeError as error:
+        raise ValueError(f"it is no onnx.TensorProto ({error})") from error
+
+
+def _is_template(data: bytes, start: int) -> bool:
+    """Return whether messages of this head and length differ in their values alone.
+
+    They do if the bytes behind the head are `raw_data` and nothing else: then inverting them inverts it.
+    """
+    inverted = (~np.frombuffer(data, np.uint8, offset=start)).tobytes()
+    one, other = _message(data), TensorProto()
+    try:
+        other.ParseFromString(data[:start] + inverted)
+    except DecodeError:
+        return False
+    if start == len(data):
+        return True
+    if other.raw_data != inverted:
+        return False
+    one.ClearField("raw_data")
+    other.ClearField("raw_data")
+    return bool(one == other)

@@ -1,0 +1,382 @@
+"""The format reader of tensor shards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.contracts import Sidecar, is_far
+from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.read.failures import reading
+from torch_table_loader.read.far_files import open_at_start
+from torch_table_loader.read.reader_base import WithoutStatistics, whole_groups
+from torch_table_loader.read.tensorproto.protos import TYPES, type_name
+from torch_table_loader.read.tensorproto.samples import DamageError, Place, Samples, SampleWalk
+from torch_table_loader.read.tensorproto.shapes import Column, Pattern, column_type, joint
+from torch_table_loader.read.token_files import GROUP_BYTES, DocumentFile, group_rows, read_exactly
+from torch_table_loader.records import FileMeta, LeftOut
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile
+
+
+class _Column(NamedTuple):
+    """A feature of a file.
+
+    Args:
+        name: as its TensorProtos say.
+        column: as the table calls it; None where it is left out.
+        code: of its element type.
+        pattern: what its shapes have in common.
+    """
+
+    name: str
+    column: str | None
+    code: int
+    pattern: Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProtoReader(WithoutStatistics):
+    """Reads tensor shards: a row is a sample, a column a feature.
+
+    Args:
+        names: what columns are called, by position (from 0) or by the name in the TensorProto; None leaves a feature
+            out. Those that are not named here keep their name, and without one are called ``feature_<position>``.
+        name: of the format.
+        group_bytes: bytes of a run of samples that is read in one piece, at least.
+    """
+
+    names: Mapping[int | str, str | None] = field(default_factory=dict)
+    name: str = "tensorproto"
+    group_bytes: int = GROUP_BYTES
+
+    def __post_init__(self) -> None:
+        """Refuse names of another type, and two columns of one name."""
+        given = self.names
+        if not isinstance(given, Mapping) or not all(
+            isinstance(key, int | str)
+            and not isinstance(key, bool)
+            and (value is None or (isinstance(value, str) and value))
+            for key, value in given.items()
+        ):
+            raise ConfigTypeError(
+                "names must be {position or name of a feature: name of the column, or None}, such as "
+                f"{{0: 'input_ids', 'y': 'label'}}, got {given!r}"
+            )
+        columns = [value for value in given.values() if value is not None]
+        if twice := next((column for column in columns if columns.count(column) > 1), None):
+            raise ConfigError(f"names calls two features {twice!r}; give each column a name of its own")
+        object.__setattr__(self, "names", dict(given))
+
+    @property
+    def data_suffix(self) -> str:
+        """How the names of data files end."""
+        return ".pb"
+
+    @property
+    def sidecars(self) -> Sequence[Sidecar]:
+        """Nothing stands beside a shard."""
+        return ()
+
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
+        """Walk over the samples of a file: see `FormatReader.inspect`."""
+        return self._inspected(storage, file, None)
+
+    def salvage(
+        self,
+        storage: Storage,
+        file: DataFile,
+        schema: pa.Schema | None,  # noqa: ARG002
+    ) -> tuple[FileMeta, Sequence[LeftOut]]:
+        """Do so, and leave samples out that cannot be read: see `SalvagingReader`."""
+        left_out: list[LeftOut] = []
+        return self._inspected(storage, file, left_out), left_out
+
+    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
+        """Return all (see `NullProvingReader`): the format has no nulls."""
+        return frozenset(columns)
+
+    def settle(self, metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
+        """Return the files with equal types where their shapes differ: see `SettlingReader`."""
+        of_files = [_columns_of(meta) for meta in metas]
+        patterns: dict[tuple[str, int], Pattern] = {}
+        for columns in of_files:
+            for each in columns:
+                key = (str(each.column), each.code)
+                patterns[key] = joint(patterns[key], each.pattern) if key in patterns else each.pattern
+        return [
+            replace(
+                meta, schema=_schema([each._replace(pattern=patterns[str(each.column), each.code]) for each in columns])
+            )
+            for meta, columns in zip(metas, of_files, strict=True)
+        ]
+
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TensorShard:
+        """Open with what `inspect` found: see `FormatReader.open`."""
+        return TensorShard(storage.open(file.path), file, meta)
+
+    def ranges(
+        self,
+        file: DataFile,  # noqa: ARG002
+        meta: FileMeta,
+        groups: Sequence[int],
+        columns: Sequence[str],
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return the runs of samples: see `RangedReader.ranges`."""
+        return whole_groups(meta, groups, columns)
+
+    def _inspected(self, storage: Storage, file: DataFile, left_out: list[LeftOut] | None) -> FileMeta:
+        size = file.version.num_bytes
+        with reading(storage, file), open_at_start(storage, file) as source:
+            if not is_far(storage) and source.size() != size:
+                raise TableError(
+                    f"{file.name} had {size} bytes when it was listed, and has {source.size()}: it changed under us, "
+                    "or was cut; build the loader again on the files as they are now"
+                )
+            survey = _Survey(file, self.names, left_out)
+            survey.walk(source, size)
+        return survey.meta(self.group_bytes)
+
+
+class _Survey:
+    """What a walk over a file finds."""
+
+    def __init__(self, file: DataFile, names: Mapping[int | str, str | None], left_out: list[LeftOut] | None) -> None:
+        """Begin before the first sample; without `left_out` damage is an error."""
+        self._file = file
+        self._names = names
+        self._left_out = left_out
+        self._columns: list[_Column] = []
+        self._walk = SampleWalk(self._check)
+        self._samples = 0
+        self._runs: list[tuple[int, list[tuple[int, int]]]] = []
+        """For each run of samples that can be read: its first byte, and how many samples of which length it has."""
+
+    def walk(self, source: pa.NativeFile, size: int) -> None:
+        """Walk over a file.
+
+        Args:
+            source: the file.
+            size: its bytes.
+
+        Raises:
+            TableError: a sample cannot be read; names it.
+        """
+        position, whole = 0, True
+        while position < size:
+            data = self._read(source, position, min(GROUP_BYTES, size - position))
+            done = 0
+            while done < len(data):
+                needed = self._walk.needs(data, done)
+                if position + done + needed > size:
+                    message = (
+                        f"it says {needed} bytes, its length included, and the file has {size - position - done} more"
+                    )
+                    self._leave_out(DamageError(message, None), position + done, size)
+                    return
+                if done + needed > len(data):
+                    if done:
+                        break
+                    data = self._read(source, position, needed)
+                try:
+                    samples = self._walk.next(data, done, needed)
+                except DamageError as damage:
+                    self._leave_out(damage, position + done, position + done + needed)
+                    done, whole = done + needed, True
+                    continue
+                self._add(samples, position + done, begins=whole)
+                done, whole = done + samples.num * samples.length, False
+            position += done
+
+    def _read(self, source: pa.NativeFile, start: int, count: int) -> bytes:
+        source.seek(start)
+        data = bytes(source.read(count))
+        if len(data) != count:
+            raise TableError(f"{self._file.name} ends before byte {start + count}: it was cut while it was read")
+        return data
+
+    def meta(self, group_bytes: int) -> FileMeta:
+        """Return what was found, cut into runs of samples."""
+        rows: list[int] = []
+        ranges: list[tuple[int, int]] = []
+        for start, parts in self._runs:
+            counts, lengths = zip(*parts, strict=True)
+            ends = np.cumsum(np.repeat(np.array(lengths, np.int64), counts))
+            cut = group_rows(ends, group_bytes)
+            stops = [start + stop for stop in ends[np.cumsum(cut) - 1].tolist()]
+            rows += cut.tolist()
+            ranges += zip([start, *stops[:-1]], stops, strict=True)
+        return FileMeta(
+            schema=_schema(self._columns),
+            group_rows=tuple(rows),
+            group_bytes=tuple(stop - start for start, stop in ranges),
+            footer=json.dumps(self._columns).encode(),
+            group_ranges=tuple(ranges),
+        )
+
+    def _add(self, samples: Samples, start: int, *, begins: bool) -> None:
+        if begins:
+            self._runs.append((start, []))
+        parts = self._runs[-1][1]
+        if parts and parts[-1][1] == samples.length:
+            parts[-1] = (parts[-1][0] + samples.num, samples.length)
+        else:
+            parts.append((samples.num, samples.length))
+        self._samples += samples.num
+
+    def _leave_out(self, damage: DamageError, start: int, stop: int) -> None:
+        if self._left_out is None:
+            raise TableError(_told(self._file, self._samples, damage)) from damage
+        number = self._samples + len(self._left_out)
+        what = f"sample {number}" if damage.length is not None else f"sample {number} and what follows it"
+        self._left_out.append(LeftOut(self._file.name, what, start, stop, str(damage)))
+
+    def _check(self, places: tuple[Place, ...]) -> None:
+        """Compare samples with the first one, and widen what their shapes have in common."""
+        if not self._columns:
+            self._columns = _named(self._file, places, self._names)
+            return
+        _check_features(self._columns, places)
+        for number, (place, column) in enumerate(zip(places, self._columns, strict=True)):
+            if column.pattern != place.feature.dims:
+                pattern = joint(column.pattern, place.feature.dims)
+                self._columns[number] = column._replace(pattern=pattern)
+
+
+class TensorShard(DocumentFile):
+    """An open file of samples, of which a run is read in one piece."""
+
+    def __init__(self, source: pa.NativeFile, file: DataFile, meta: FileMeta) -> None:
+        """Own an open file."""
+        super().__init__(source, meta)
+        self._file = file
+        self._columns = _columns_of(meta)
+        self._walk = SampleWalk(self._check)
+
+    def _group(self, group: int, columns: Sequence[str]) -> pa.RecordBatch:
+        start, stop = (self._meta.group_ranges or ())[group]
+        data = read_exactly(self._source, start, stop, self._file.name).to_pybytes()
+        schema = pa.schema([self._meta.schema.field(name) for name in columns])
+        positions = {each.column: position for position, each in enumerate(self._columns)}
+        wanted = [positions[name] for name in columns]
+        found = [Column(TYPES[self._columns[at].code], entry.type) for at, entry in zip(wanted, schema, strict=True)]
+        done = rows = 0
+        for samples in self._samples(data, group):
+            for column, position in zip(found, wanted, strict=True):
+                feature, begin, end = samples.places[position]
+                if feature.values is not None:
+                    values: bytes | NDArray[np.uint8] = feature.values
+                elif samples.num == 1:
+                    values = data[done + begin : done + end]
+                else:
+                    block = np.frombuffer(data, np.uint8, samples.num * samples.length, done)
+                    values = np.ascontiguousarray(block.reshape(samples.num, samples.length)[:, begin:end])
+                column.add(values, samples.num, feature.dims)
+            rows += samples.num
+            done += samples.num * samples.length
+        if rows != self._meta.group_rows[group] or done != len(data):
+            raise TableError(
+                f"{self._file.name} must have {self._meta.group_rows[group]} samples in bytes {start} to {stop}, got "
+                f"{rows}; the file is not what it was when it was planned: build the loader again"
+            )
+        return pa.RecordBatch.from_arrays([column.array() for column in found], schema=schema)
+
+    def _samples(self, data: bytes, group: int) -> Iterator[Samples]:
+        done, sample = 0, sum(self._meta.group_rows[:group])
+        while done < len(data):
+            try:
+                samples = self._walk.next(data, done, self._walk.needs(data, done))
+            except DamageError as damage:
+                raise TableError(_told(self._file, sample, damage)) from damage
+            yield samples
+            done, sample = done + samples.num * samples.length, sample + samples.num
+
+    def _check(self, places: tuple[Place, ...]) -> None:
+        _check_features(self._columns, places)
+        for number, (place, column) in enumerate(zip(places, self._columns, strict=True)):
+            dims = place.feature.dims
+            if column.pattern not in (None, dims) and joint(column.pattern, dims) != column.pattern:
+                raise ValueError(
+                    f"feature {number} ({column.name!r}) has the shape {list(dims)}, which was not planned"
+                )
+
+
+def _told(file: DataFile, sample: int, damage: DamageError) -> str:
+    return (
+        f"{file.name}, sample {sample} must be a sample of TensorProtos as those before it, but {damage}; the file is "
+        'torn or of another format: write it again, leave it out, or leave such samples out with on_error="skip"'
+    )
+
+
+def _check_features(columns: Sequence[_Column], places: Sequence[Place]) -> None:
+    """Compare the features of a sample with those of its file's first one.
+
+    Raises:
+        ValueError: they differ in number, name or type; names the feature.
+    """
+    if len(places) != len(columns):
+        raise ValueError(f"it has {len(places)} features, and the first sample has {len(columns)}")
+    for number, (place, column) in enumerate(zip(places, columns, strict=True)):
+        feature = place.feature
+        if feature.name != column.name:
+            raise ValueError(f"feature {number} is called {feature.name!r}, and {column.name!r} in the first sample")
+        if feature.code != column.code:
+            raise ValueError(
+                f"feature {number} ({column.name!r}) is {type_name(feature.code)}, and {type_name(column.code)} in the "
+                "first sample"
+            )
+
+
+def _named(file: DataFile, places: Sequence[Place], names: Mapping[int | str, str | None]) -> list[_Column]:
+    """Return the columns of a file by its first sample.
+
+    Raises:
+        ConfigError: `names` speaks of a feature that it does not have, or two columns have one name.
+        TableError: a feature is of a type that torch has not.
+    """
+    own = [place.feature.name for place in places]
+    if unknown := [key for key in names if not (0 <= key < len(own) if isinstance(key, int) else key in own)]:
+        raise ConfigError(f"names has {unknown[0]!r}, but the features of {file.name} are, from 0, {own}")
+    columns: list[_Column] = []
+    for number, place in enumerate(places):
+        feature = place.feature
+        by_name = names.get(feature.name, feature.name or f"feature_{number}") if feature.name else f"feature_{number}"
+        column = names.get(number, by_name)
+        if column is not None and feature.code not in TYPES:
+            raise TableError(
+                f"{file.name}, sample 0: feature {number} ({feature.name!r}) is {type_name(feature.code)}, which torch "
+                f"does not have; leave it out with format=TensorProtoReader(names={{{number}: None}})"
+            )
+        columns.append(_Column(feature.name, column, feature.code, feature.dims))
+    kept = [each.column for each in columns if each.column is not None]
+    if twice := next((name for name in kept if kept.count(name) > 1), None):
+        raise ConfigError(
+            f"{file.name} has two features for the column {twice!r}; name them with "
+            "format=TensorProtoReader(names={position: name})"
+        )
+    return columns
+
+
+def _columns_of(meta: FileMeta) -> list[_Column]:
+    """Return what the walk over a file found, whatever its schema has become."""
+    found: list[list[Any]] = json.loads(meta.footer or b"[]")
+    return [
+        _Column(name, column, code, None if pattern is None else tuple(pattern))
+        for name, column, code, pattern in found
+    ]
+
+
+def _schema(columns: Sequence[_Column]) -> pa.Schema:
+    """Return the columns of a file as an Arrow schema."""
+    return pa.schema(
+        [(each.column, column_type(TYPES[each.code], each.pattern)) for each in columns if each.column is not None]
+    )

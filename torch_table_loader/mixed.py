@@ -17,7 +17,7 @@ from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
 from torch_table_loader.engine.state import MixtureState, current_version
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.keywords import check_names, make_options
-from torch_table_loader.planning.mixture import BLOCK_ROWS, StopRule
+from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.planning.stages import SamplePosition
 
 if TYPE_CHECKING:
@@ -66,21 +66,26 @@ class MixedDataset(RankDataset):
     def __init__(
         self,
         sources: Mapping[str, TableDataset],
-        weights: Mapping[str, float],
+        weights: Mapping[str, float] | NaturalShares,
         *,
+        unit: ShareUnit = "rows",
         stop: StopRule = "first_exhausted",
-        block: int = BLOCK_ROWS,
+        block: int | None = None,
         **options: Unpack[MixedKeywords],
     ) -> None:
         """Check that the sources fit each other, and plan the first epoch.
 
         Args:
             sources: datasets with ``shuffle="rows"`` by name. The names are part of the order and of the state.
-            weights: how much of each source, by name, in any unit; 0 leaves a source out.
+            weights: how much of each source, by name, on any scale; 0 leaves a source out. "rows" or "tokens": as
+                much as there is, so that every row or sequence of every source comes once, in shares as here.
+            unit: "rows", or "tokens" of packed sequences: each source then has its share after every sequence, but
+                for less than one.
             stop: when an epoch ends: "first_exhausted": before any source that has a weight would repeat a row;
                 "all_exhausted": when each has delivered all its rows; "forever".
             block: over every run of so many rows, from the epoch's start, each source has its share, but for less
-                than one row. More where a source is rarer than one in so many.
+                than one row; inside, every order is as likely. More where a source is rarer than one in so many. 0:
+                after every row. None: 256; 0 with unit="tokens" or without numbers as weights.
             options: as `LoaderOptions` has them. Without `num_ranks`, `rank` and `mesh` the ranks are the sources'.
 
         Raises:
@@ -99,7 +104,7 @@ class MixedDataset(RankDataset):
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         with plan_check:
             asked = replace(asked, **common_form({name: own.options for name, own in rows.items()}))
-            job = IndexedJob.of(MixedRows.of(rows, asked, weights, stop, block), asked, ranks)
+            job = IndexedJob.of(MixedRows.of(rows, asked, weights, stop, block, unit), asked, ranks)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = dict(sources)
@@ -118,16 +123,18 @@ class MixedDataset(RankDataset):
 
     @property
     def weights(self) -> dict[str, int]:
-        """The newest weights, as the smallest integers."""
-        return {name: self._mixed.weights.newest[name] for name in self.source_names}
+        """The newest weights, as the smallest integers; of natural shares, those of an epoch's start."""
+        shares = self._mixed.shares
+        return {name: shares[name] for name in self.source_names}
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float] | NaturalShares) -> None:
         """Change the weights, from the next step or the next ``iter()`` on; no row is repeated or skipped for it.
 
         Call it on every rank, with the same weights, after the same step. An epoch that has ended stays ended.
 
         Args:
-            weights: for every source, by name.
+            weights: for every source, by name. "rows" or "tokens": as much as is left of each, where the mixture has
+                its shares after every row.
 
         Raises:
             ConfigError: a weight is wrong, a source is missing, or one with a weight has no row, in the epoch that

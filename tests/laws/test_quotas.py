@@ -122,8 +122,10 @@ def test_natural_shares_deliver_each_row_once(rows: list[int], taken: int, rule:
 
 def test_where_nothing_is_left_the_epoch_is_over_or_begins_another_round() -> None:
     natural = Mixture.of({"a": 1, "b": 2}, 0, 0, 0).of_what_is_left(0, {"a": 10, "b": 20})
-    again = natural.reweighted(20, {"a": 1, "b": 1}).reweighted(60, {"a": 2, "b": 1}).of_what_is_left(
-        90, {"a": 10, "b": 20}
+    again = (
+        natural.reweighted(20, {"a": 1, "b": 1})
+        .reweighted(60, {"a": 2, "b": 1})
+        .of_what_is_left(90, {"a": 10, "b": 20})
     )
     assert again.length([10, 20], "first_exhausted") == 90
     assert again.shares.weights == (1, 2)

@@ -1,9 +1,10 @@
 """A mixture of sources: which source, and which of its rows, comes at each place, at the cost of one block.
 
-Places are cut into blocks. With ``block=0`` every prefix has the shares (`planning/quotas.py`). Else, after n places that make whole blocks, source i has had ``floor(n * W_i) - floor(n *
-W_(i-1))`` of them, where W are the cumulative shares: always within one of its share ``n * w_i``. Inside a block the
-places of the sources are shuffled; a block is so long that each source has a place in it: with shorter ones the floors
-would at times have to take a row back. Nothing but seed, epoch, weights and where these changed decides what comes.
+Places are cut into blocks. With ``block=0`` every prefix has the shares (`planning/quotas.py`). Else, after n places
+that make whole blocks, source i has had ``floor(n * W_i) - floor(n * W_(i-1))`` of them, where W are the cumulative
+shares: always within one of its share ``n * w_i``. Inside a block the places of the sources are shuffled. A block is so
+long that each source has a place in it: with shorter ones the floors would at times have to take a row back. Either
+way, nothing but seed, epoch, weights and where these changed decides what comes.
 """
 
 from __future__ import annotations
@@ -104,14 +105,17 @@ class Mixture:
             raise ConfigError(f"block must be an int in [0, {_MOST_BLOCK_ROWS}], got {self.block!r}")
 
     @classmethod
-    def of(cls, weights: Mapping[str, float], seed: int, epoch: int, block: int = BLOCK_ROWS) -> Mixture:
+    def of(
+        cls, weights: Mapping[str, float], seed: int, epoch: int, block: int = BLOCK_ROWS, *, natural: bool = False
+    ) -> Mixture:
         """Mix sources by weights, which need not sum to one; the order in which they are named decides nothing.
 
         Raises:
             ConfigError: no source, or a weight that is negative, not finite or too small beside the others.
         """
         shares = smallest(weights)
-        return cls(tuple(shares), Shares(0, tuple(shares.values()), (0,) * len(shares)), seed, epoch, block)
+        start = Shares(0, tuple(shares.values()), (0,) * len(shares))
+        return cls(tuple(shares), start, seed, epoch, block, natural)
 
     @property
     def block_rows(self) -> int:

@@ -1,17 +1,17 @@
 """Turns of several sources such that every prefix has each source's share, but for less than one turn.
 
-After n turns, source i of weight ``w_i`` (they sum to one) has had ``floor(n * w_i)`` of them, or one more where that is
-not whole. So its j-th turn has a window: it is not among the first ``floor((j - 1) / w_i)`` turns of all, and among the
-first ``ceil(j / w_i)``. Turns that fit into all windows exist for any weights (Tijdeman 1980; in real-time scheduling
-these are the Pfair windows of Baruah et al. 1996), and earliest deadline first finds them.
+After n turns, source i of weight ``w_i`` (they sum to one) has had ``floor(n * w_i)`` of them, or one more where that
+is not whole. So its j-th turn has a window: it is not among the first ``floor((j - 1) / w_i)`` turns of all, and among
+the first ``ceil(j / w_i)``. Turns that fit into all windows exist for any weights (Tijdeman 1980; in real-time
+scheduling these are the Pfair windows of Baruah et al. 1996), and earliest deadline first finds them.
 
 To find turns far from the start without those before, turns are cut into blocks, none shorter than a window, and what
 comes before a border of blocks is computed alone. Of the turns whose windows lie across it, some wait. However far one
 looks ahead, enough of them must not wait for the others to meet their deadlines, a chain of bounds on sets that contain
-each other; so the sets that may wait are the independent sets of a matroid. Those that begin last are taken first, which
-leaves for the time before the border the turns that fit there best. The bounds are those that a fluid, which gives each
-source exactly its share, would obey, and so are those of the time before the border. Both are chains, so the system is
-totally unimodular: since the fluid is a solution, there is one in whole turns, and the greedy choice is one.
+each other; so the sets that may wait are the independent sets of a matroid. Those that begin last are taken first,
+which leaves for the time before the border the turns that fit there best. The bounds are those that a fluid, which
+gives each source exactly its share, would obey, and so are those of the time before the border. Both are chains, so the
+system is totally unimodular: since the fluid is a solution, there is one in whole turns, and the greedy choice is one.
 
 Inside a block, turns are put by the middles of their windows, or by earliest deadline where that does not fit, and are
 then exchanged at random where the windows let them.
@@ -100,7 +100,8 @@ class Quotas:
             int16[n, block_turns], each the number of a source.
         """
         turns = _exchanged(self._fitted(blocks), blocks, key)
-        return np.array(self._wanted, dtype=np.int16)[turns >> 2 * _BITS]
+        sources: NDArray[np.int16] = np.array(self._wanted, dtype=np.int16)[turns >> 2 * _BITS]
+        return sources
 
     @property
     def _wanted(self) -> list[int]:
@@ -166,7 +167,8 @@ def _early(rest: NDArray[Any], weights: NDArray[Any], total: int) -> Ints:
     waits, rows = np.zeros(rest.shape, dtype=np.bool_), np.arange(len(rest))
     for turn in np.lexsort((-due, age), axis=1).T:
         bounds = due >= due[rows, turn][:, None]
-        takes = across[rows, turn] & (wait > 0) & ((room > 0) | ~bounds).all(axis=1)
+        fits: NDArray[np.bool_] = ((room > 0) | ~bounds).all(axis=1)
+        takes = across[rows, turn] & (wait > 0) & fits
         waits[rows, turn] = takes
         wait -= takes
         room -= bounds & takes[:, None]
@@ -176,8 +178,8 @@ def _early(rest: NDArray[Any], weights: NDArray[Any], total: int) -> Ints:
 def _fit(turns: Ints) -> NDArray[np.bool_]:
     """Return of each block whether all its turns lie in their windows."""
     slots = np.arange(1, turns.shape[1] + 1)
-    fits: NDArray[np.bool_] = ((turns >> _BITS & _LOW <= slots) & (slots <= turns & _LOW)).all(axis=1)
-    return fits
+    begun: NDArray[np.bool_] = (turns >> _BITS & _LOW) <= slots
+    return np.logical_and(begun, slots <= (turns & _LOW)).all(axis=1)
 
 
 def _earliest_deadline(turns: Ints) -> Iterator[int]:

@@ -178,8 +178,8 @@ def _early(rest: NDArray[Any], weights: NDArray[Any], total: int) -> Ints:
 def _fit(turns: Ints) -> NDArray[np.bool_]:
     """Return of each block whether all its turns lie in their windows."""
     slots = np.arange(1, turns.shape[1] + 1)
-    begun: NDArray[np.bool_] = (turns >> _BITS & _LOW) <= slots
-    return np.logical_and(begun, slots <= (turns & _LOW)).all(axis=1)
+    outside = (turns >> _BITS & _LOW > slots) | (slots > turns & _LOW)
+    return np.asarray(np.count_nonzero(outside, axis=1) == 0)
 
 
 def _earliest_deadline(turns: Ints) -> Iterator[int]:

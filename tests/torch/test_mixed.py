@@ -583,7 +583,7 @@ def test_all_excluded_and_unknown_rows_are_errors(tables: Tables) -> None:
     [
         ({"filters": pc.field("x") > 1}, "filters= is for the sources"),
         ({"shuffle": "rows"}, "shuffle= is for the sources"),
-        ({"row_id": True}, "row_id= is for the sources"),
+        ({"row_id": False}, "row_id= is for the sources"),
         ({"stop": "never"}, "stop must be one of"),
         ({"block": -1}, "block must be"),
     ],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences
@@ -82,7 +83,7 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     for name, other in others:
         for option in FORM_OPTIONS:
             one, two = getattr(options, option), getattr(other, option)
-            if not _same(one, two):
+            if not same(one, two):
                 called = option
                 if isinstance(one, Pack) and isinstance(two, Pack):
                     called, one, two = _first_difference(one, two)
@@ -99,14 +100,16 @@ def _first_difference(one: Pack, two: Pack) -> tuple[str, Any, Any]:
     return f"pack.{names[0]}", getattr(one, names[0]), getattr(two, names[0])
 
 
-def _same(one: Any, two: Any) -> bool:
+def same(one: Any, two: Any) -> bool:
     """Compare what two options say: lists are equal to tuples and arrays of the same, and NaN is to NaN."""
     if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+        return one.keys() == two.keys() and all(same(one[name], two[name]) for name in one)
+    if isinstance(one, pc.Expression) or isinstance(two, pc.Expression):
+        return isinstance(one, pc.Expression) and isinstance(two, pc.Expression) and bool(one.equals(two))
     if isinstance(one, Pad) and isinstance(two, Pad):
         one, two = astuple(one), astuple(two)
     if all(isinstance(each, (Sequence, np.ndarray)) and not isinstance(each, (str, bytes)) for each in (one, two)):
-        return len(one) == len(two) and all(map(_same, one, two))
+        return len(one) == len(two) and all(map(same, one, two))
     return bool(one == two or (one != one and two != two))  # noqa: PLR0124 as NaN alone is
 
 

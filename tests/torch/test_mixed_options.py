@@ -67,7 +67,7 @@ def test_what_a_source_says_alone_stays_and_a_function_of_any_kind_opens_it(path
     def opened(**options: Any) -> StructuredDataset:
         return StructuredDataset(paths["a"], columns=["id"], filters=pc.field("id") < 7, **options)
 
-    sources = {"a": opened, "b": partial(StructuredDataset, paths["b"], columns=["id"])}
+    sources: dict[str, Any] = {"a": opened, "b": partial(StructuredDataset, paths["b"], columns=["id"])}
     assert MixedDataset(sources, "rows", check_plan=False, batch_size=47).explain().rows_per_rank == (47,)
 
 

@@ -564,7 +564,7 @@ def of_sequences(batch: Mapping[str, Any]) -> list[tuple[int, list[tuple[int, in
 @pytest.mark.parametrize("strategy", ["windows", "concat", "best_fit"])
 @pytest.mark.parametrize("weights", [{"a": 0.6, "b": 0.3, "c": 0.1}, {"a": 0.517, "b": 0.321, "c": 0.162}], ids=str)
 def test_weights_are_shares_of_tokens_at_every_prefix(tables: dict[str, Path], strategy: Any, weights: Any) -> None:
-    pack = Pack(seq_len=8, strategy=strategy, **({"long_docs": "split"} if strategy == "best_fit" else {}))
+    pack = Pack(seq_len=8, strategy=strategy, long_docs="split")
     loader, _ = mix(tables, pack, weights, batch_size=4, num_workers=2, unit="tokens")
     sequences = [entry for batch in loader for entry in of_sequences(batch)]
     assert len(sequences) > 50

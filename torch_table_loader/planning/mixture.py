@@ -44,6 +44,8 @@ _SLOTS_AT_ONCE = 1 << 18
 """Places that are shuffled together, so that memory stays small where places are far from each other."""
 _LONG_BLOCK = 1 << 14
 """Rows from which on a block is kept for the next batches that need it."""
+_FEW_BLOCKS = 2
+"""Blocks without shuffling take longer, so that those of small batches are kept too."""
 _LEAST_SHARE = 1 << 20
 """A source with a weight has at least one row in so many."""
 
@@ -194,7 +196,8 @@ class Mixture:
         blocks, slots = np.divmod(places - self.shares.start, self.block_rows)
         touched, which = _distinct(blocks)
         source, turn = np.empty(len(places), dtype=np.int16), np.empty_like(places)
-        step = 1 if self.block_rows >= _LONG_BLOCK else _SLOTS_AT_ONCE // self.block_rows
+        alone = self.block_rows >= _LONG_BLOCK or (not self.block and len(touched) <= _FEW_BLOCKS)
+        step = 1 if alone else _SLOTS_AT_ONCE // self.block_rows
         for first in range(0, len(touched), step):
             inside = np.flatnonzero((which >= first) & (which < first + step))
             found = touched[first : first + step]

@@ -5,6 +5,7 @@ torchrun --standalone --nproc-per-node 2 -m examples.pretrain WAREHOUSE CHECKPOI
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,16 @@ def main(warehouse: str, checkpoint: Path, steps: int) -> None:
     catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{warehouse}/catalog.db", "warehouse": warehouse}
     pack = Pack(seq_len=SEQ_LEN, eos_id=0, labels="shifted", output=["input_ids", "labels", "doc_ids"])
     job: dict[str, Any] = {"num_ranks": "auto", "even_ranks": "pad", "num_workers": 1}
-    sources = {
-        name: IcebergDataset(f"lm.{name}", catalog, shuffle="rows", row_store="memory", pack=pack, **job)
-        for name in ("web", "code")
-    }
+    sources = {name: partial(IcebergDataset, f"lm.{name}", catalog) for name in ("web", "code")}
     loader, dataset = MixedDataset.create_dataloader(
-        sources, {"web": 0.8, "code": 0.2}, stop="forever", global_batch_size=8, **job
+        sources,
+        {"web": 0.8, "code": 0.2},
+        unit="tokens",
+        stop="forever",
+        global_batch_size=8,
+        pack=pack,
+        row_store="memory",
+        **job,
     )
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from torch_table_loader.dataset import RankDataset, TableDataset
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
-from torch_table_loader.engine.jobs.mixture_form import common_form
+from torch_table_loader.engine.jobs.mixture_form import common_form, same
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.plan_check import PlanCheck
@@ -17,22 +18,57 @@ from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
 from torch_table_loader.engine.state import MixtureState, current_version
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.keywords import check_names, make_options
-from torch_table_loader.planning.mixture import BLOCK_ROWS, StopRule
+from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.planning.stages import SamplePosition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.keywords import LoaderKeywords
-    from torch_table_loader.options import EvenRanks, WorkerType
+    from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, StringLayout, WorkerType
+    from torch_table_loader.pack import Pack
+    from torch_table_loader.ragged import RaggedOption
 
 
-class MixedKeywords(TypedDict, total=False):
-    """Those fields of `LoaderOptions` that a mixture has: of the job, and of how it is served."""
+class SourceKeywords(TypedDict, total=False):
+    """Those fields of `LoaderOptions` that sources have in common, and a mixture hands to those that it opens."""
+
+    columns: Sequence[str] | None
+    filters: Any
+    output_format: OutputFormat
+    nulls: Mapping[str, Any] | Literal["mask"] | None
+    ragged: RaggedOption | None
+    strings: StringLayout
+    vocabulary: Mapping[str, Sequence[str]] | None
+    decimals: Literal["float64"] | None
+    row_id: bool
+    pack: Pack | None
+    row_store: str | None
+    row_store_memory: int | str
+    storage_options: Mapping[str, Any] | None
+    plan_cache: str | None
+    verify_checksums: bool
+    read_ahead_bytes: int | str
+    cache_dir: str | None
+    cache_bytes: int | str
+    retry_seconds: float
+
+
+_OF_SOURCES = frozenset(SourceKeywords.__annotations__)
+
+_HANDED = _OF_SOURCES | {
+    *("num_ranks", "rank", "mesh", "check_plan", "show_progress"),
+    *("num_workers", "worker_type", "multiprocessing_context"),
+}
+"""What the mixture hands to the sources that it opens."""
+
+
+class MixedKeywords(SourceKeywords, total=False):
+    """Those fields of `LoaderOptions` that a mixture has: of the job, of how it is served, and of its sources."""
 
     batch_size: int
     global_batch_size: int | None
@@ -59,41 +95,51 @@ class MixedDataset(RankDataset):
     """Several tables as one: every batch draws its rows from all of them, in shares that the caller chooses.
 
     The sources say which rows come and in what form: columns, filters, `nulls`, `strings`, `row_id` and the like,
-    which they must have in common. The mixture says how the job takes them: batch size, ranks, workers, seed. Each
-    batch has the int64 column ``source``: the number of the source that a row is of, in the order of `sources`.
+    which they must have in common; sources that the mixture opens are told by it. The mixture says how the job takes
+    them: batch size, ranks, workers, seed. Each batch has the int64 column ``source``: the number of the source that a
+    row is of, in the order of `sources`.
     """
 
     _takes = frozenset(MixedKeywords.__annotations__)
 
     def __init__(
         self,
-        sources: Mapping[str, TableDataset],
-        weights: Mapping[str, float],
+        sources: Mapping[str, TableDataset | Callable[..., TableDataset]],
+        weights: Mapping[str, float] | NaturalShares,
         *,
+        unit: ShareUnit = "rows",
         stop: StopRule = "first_exhausted",
-        block: int = BLOCK_ROWS,
+        block: int | None = None,
         **options: Unpack[MixedKeywords],
     ) -> None:
         """Check that the sources fit each other, and plan the first epoch.
 
         Args:
-            sources: datasets with ``shuffle="rows"`` by name. The names are part of the order and of the state.
-            weights: how much of each source, by name, in any unit; 0 leaves a source out.
+            sources: by name, datasets with ``shuffle="rows"``, or functions that open one, such as
+                ``functools.partial(StructuredDataset, path)``: they are called with ``shuffle="rows"`` and the
+                `options` that are not the mixture's alone. The names are part of the order and of the state.
+            weights: how much of each source, by name, on any scale; 0 leaves a source out. "rows" or "tokens": as
+                much as there is, so that every row or sequence of every source comes once, in shares as here.
+            unit: "rows", or "tokens" of packed sequences: each source then has its share after every sequence, but
+                for less than one.
             stop: when an epoch ends: "first_exhausted": before any source that has a weight would repeat a row;
                 "all_exhausted": when each has delivered all its rows; "forever".
             block: over every run of so many rows, from the epoch's start, each source has its share, but for less
-                than one row. More where a source is rarer than one in so many.
+                than one row; inside, every order is as likely. More where a source is rarer than one in so many. 0:
+                after every row. None: 256; 0 with unit="tokens" or without numbers as weights.
             options: as `LoaderOptions` has them. Without `num_ranks`, `rank` and `mesh` the ranks are the sources'.
 
         Raises:
-            ConfigError: an option or weight is wrong, or the sources differ in what comes out.
+            ConfigError: an option or weight is wrong, a source was told otherwise, or sources differ in what comes out.
         """
         check_names(options, type(self))
         if wrong := sorted(set(options) - self._takes):
             raise ConfigError(f"{wrong[0]}= is for the sources of a mixture to say; pass it to each of them")
-        jobs = _jobs_of(sources)
+        opened = _opened(sources, options)
+        jobs = _jobs_of(opened)
         rows = {name: _rows_of(job) for name, job in jobs.items()}
-        keywords: LoaderKeywords = {**options, "shuffle": "rows"}  # type: ignore[typeddict-item]
+        own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
+        keywords: LoaderKeywords = {**own, "shuffle": "rows"}  # type: ignore[typeddict-item]
         asked = make_options(keywords, type(self))
         named = {"num_ranks", "rank", "mesh"} & set(options)
         ranks = resolve_ranks(asked) if named else _common_ranks(jobs)
@@ -101,10 +147,10 @@ class MixedDataset(RankDataset):
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         with plan_check:
             asked = replace(asked, **common_form({name: own.options for name, own in rows.items()}))
-            job = IndexedJob.of(MixedRows.of(rows, asked, weights, stop, block), asked, ranks)
+            job = IndexedJob.of(MixedRows.of(rows, asked, weights, stop, block, unit), asked, ranks)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
-        self._sources = dict(sources)
+        self._sources = opened
 
     @property
     def _mixed(self) -> MixedRows:
@@ -120,16 +166,18 @@ class MixedDataset(RankDataset):
 
     @property
     def weights(self) -> dict[str, int]:
-        """The newest weights, as the smallest integers."""
-        return {name: self._mixed.weights.newest[name] for name in self.source_names}
+        """The newest weights, as the smallest integers; of natural shares, those of an epoch's start."""
+        shares = self._mixed.shares
+        return {name: shares[name] for name in self.source_names}
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float] | NaturalShares) -> None:
         """Change the weights, from the next step or the next ``iter()`` on; no row is repeated or skipped for it.
 
         Call it on every rank, with the same weights, after the same step. An epoch that has ended stays ended.
 
         Args:
-            weights: for every source, by name.
+            weights: for every source, by name. "rows" or "tokens": as much as is left of each, where the mixture has
+                its shares after every row.
 
         Raises:
             ConfigError: a weight is wrong, a source is missing, or one with a weight has no row, in the epoch that
@@ -185,9 +233,40 @@ class MixedDataset(RankDataset):
         return replace(job, items=self._mixed.with_sources(sources))
 
 
-def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, IndexedJob]:
+def _opened(
+    sources: Mapping[str, TableDataset | Callable[..., TableDataset]], options: Mapping[str, Any]
+) -> dict[str, TableDataset]:
+    """Return the sources, those that are functions opened with the options of the mixture."""
     if not isinstance(sources, Mapping) or not sources or not all(isinstance(name, str) and name for name in sources):
         raise ConfigTypeError(f"sources must be datasets by name, at least one, got {sources!r}")
+    handed = {name: value for name, value in options.items() if name in _HANDED}
+    opened = {}
+    for name, source in sources.items():
+        if not callable(source):
+            if isinstance(source, RankDataset):
+                _refuse_others(name, source.options, handed)
+            opened[name] = source
+            continue
+        said = source.keywords if isinstance(source, partial) else {}
+        for option in handed.keys() & said.keys():
+            if not same(handed[option], said[option]):
+                raise ConfigError(f"{option}= differs in the mixture and its source {name!r}; say it to one of them")
+        opened[name] = source(**{"shuffle": "rows", **handed, **said})
+    return opened
+
+
+def _refuse_others(name: str, own: LoaderOptions, handed: Mapping[str, Any]) -> None:
+    """Refuse what a source that is open was not told; its ranks and workers have no meaning in a mixture."""
+    for option in sorted(handed.keys() & _OF_SOURCES):
+        if not same(handed[option], getattr(own, option)):
+            raise ConfigError(
+                f"{option}= is for the sources of a mixture to say, and source {name!r} is open and was told "
+                "otherwise; pass it to that source, or let the mixture open it, as functools.partial(StructuredDataset,"
+                " path)"
+            )
+
+
+def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, IndexedJob]:
     jobs: dict[str, IndexedJob] = {}
     for name, source in sources.items():
         job = getattr(source, "job", None)

@@ -135,8 +135,8 @@ def test_signatures_and_help_show_own_parameters_once(kind: Any) -> None:
         assert not any(p.kind is p.VAR_KEYWORD for p in shown.values())
         assert set(defaults()) <= set(shown) or kind is Blend
     if kind is Blend:
-        assert set(shown) >= {"stop", "block", "num_workers"}
-        assert "filters" not in shown
+        assert set(shown) >= {"stop", "unit", "block", "num_workers", "row_store"}
+        assert not {"split_bytes", "shuffle", "files"} & set(shown)
     if kind is Lake:
         assert set(shown) >= {"name", "scan_filter", "snapshot_id", "columns"}
 

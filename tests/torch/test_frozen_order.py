@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from tests.torch.test_frozen_states import CASES, MIXED, PLAIN, ROWS, STATES, Case, digest, open_loader, what_comes
+from tests.torch.test_frozen_states import (
+    CASES,
+    MIXED,
+    NATURAL,
+    PLAIN,
+    ROWS,
+    STATES,
+    Case,
+    digest,
+    open_loader,
+    what_comes,
+)
 from torch_table_loader import TableLoader
 from torch_table_loader.planning import keys
 from torch_table_loader.planning.cutting import RoundRobinStrategy, RowBalancedStrategy, SizeBalancedStrategy
@@ -63,6 +74,12 @@ ORDERS: dict[str, tuple[Case, set[str], list[Any], str]] = {
         [[[0, 63], [1, 47], [0, 51], [1, 29], [0, 46], [0, 0]], [[0, 16], [0, 10], [1, 9], [0, 1], [0, 56], [1, 39]]],
         "a4a04c0e8a901a46",
     ),
+    "a mixture of all that there is": (
+        NATURAL | {"shuffle_seed": 44},
+        {"mixture by quotas from 0", "mixture source 0 a", "mixture source 0 b"},
+        [[[1, 25], [0, 59], [1, 58], [0, 32], [1, 42], [0, 28]], [[1, 0], [0, 10], [1, 31], [0, 26], [0, 50], [1, 63]]],
+        "1971ad86a929596e",
+    ),
 }
 """By name: options of a job, the words that key its permutations, its first batches, and a digest of all."""
 
@@ -78,6 +95,12 @@ RESUMED = {
         "mixture from 30",
         "mixture source 0 a",
         "mixture source 1 a",
+        "mixture source 0 b",
+    },
+    "a mixture of all that there is, with other weights for a while": {
+        "mixture by quotas from 0",
+        "mixture by quotas from 54",
+        "mixture source 0 a",
         "mixture source 0 b",
     },
 }

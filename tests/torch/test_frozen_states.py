@@ -45,6 +45,7 @@ Case = dict[str, Any]
 PLAIN: Case = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_rows": 10}
 ROWS: Case = {"batch_size": 4, "num_workers": 2, "shuffle": "rows"}
 MIXED: Case = {"batch_size": 6, "num_workers": 2, "weights": {"b": 1, "a": 3}, "block": 8}
+NATURAL: Case = {"batch_size": 6, "num_workers": 2, "weights": "rows"}
 CASES: dict[str, Case] = {
     "in the middle of an epoch": {"go on": PLAIN, "epoch": 3, "stages": [(PLAIN, 4)]},
     "rows in table order": {
@@ -121,6 +122,14 @@ CASES: dict[str, Case] = {
                 2,
                 {"set_weights": {"a": 1, "b": 1}},
             ),
+        ],
+    },
+    "a mixture of all that there is, with other weights for a while": {
+        "go on": NATURAL | {"num_ranks": 2, "rank": 1},
+        "epoch": 1,
+        "stages": [
+            (NATURAL | {"num_ranks": 3}, 2, {"set_weights": {"a": 1, "b": 2}}, 1, {"set_weights": "rows"}),
+            (NATURAL | {"batch_size": 5}, 3),
         ],
     },
     "a mixture, a rank that ended before another": {

@@ -94,7 +94,7 @@ jobs = st.fixed_dictionaries(
         "even_ranks": st.sampled_from([None, "pad"]),
         "drop_last": st.booleans(),
         "stop": st.sampled_from(["first_exhausted", "all_exhausted"]),
-        "block": st.sampled_from([1, 256]),
+        "block": st.sampled_from([0, 1, 256]),
         "filters": st.sampled_from([None, pc.field("k") < 5]),
     }
 )
@@ -283,9 +283,14 @@ stages = st.lists(
 
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
-@given(chain=stages, data=st.data(), stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]))
+@given(
+    chain=stages,
+    data=st.data(),
+    stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]),
+    block=st.sampled_from([0, 256]),
+)
 def test_states_chained_through_topologies_weights_sources_and_exclusions(
-    tables: Tables, chain: list[dict[str, Any]], data: st.DataObject, stop: str
+    tables: Tables, chain: list[dict[str, Any]], data: st.DataObject, stop: str, block: int
 ) -> None:
     state: dict[str, Any] | None = None
     seen: Counter[Row] = Counter()
@@ -316,6 +321,7 @@ def test_states_chained_through_topologies_weights_sources_and_exclusions(
             change,
             weights=weights,
             stop=stop,
+            block=block,
             num_ranks=stage["num_ranks"],
             num_workers=stage["num_workers"],
             batch_size=stage["batch_size"],
@@ -330,7 +336,7 @@ def test_states_chained_through_topologies_weights_sources_and_exclusions(
             assert stop != "first_exhausted" or max(times) <= 1
             gone[name] |= asked[name]
         assert sum(seen.values()) >= sum(shares.values())
-    loader, dataset = make({name: tables[name] for name in sorted(names)}, weights=weights, stop=stop)
+    loader, dataset = make({name: tables[name] for name in sorted(names)}, weights=weights, stop=stop, block=block)
     loader.load_state_dict(state or {})
     loader.set_epoch(1)
     going = islice(loader, 12)
@@ -577,9 +583,9 @@ def test_all_excluded_and_unknown_rows_are_errors(tables: Tables) -> None:
     [
         ({"filters": pc.field("x") > 1}, "filters= is for the sources"),
         ({"shuffle": "rows"}, "shuffle= is for the sources"),
-        ({"row_id": True}, "row_id= is for the sources"),
+        ({"row_id": False}, "row_id= is for the sources"),
         ({"stop": "never"}, "stop must be one of"),
-        ({"block": 0}, "block must be"),
+        ({"block": -1}, "block must be"),
     ],
     ids=str,
 )

@@ -561,34 +561,44 @@ def of_sequences(batch: Mapping[str, Any]) -> list[tuple[int, list[tuple[int, in
     return found
 
 
-@pytest.mark.parametrize("strategy", ["windows", "concat"])
-def test_weights_are_shares_of_tokens_at_every_prefix(tables: dict[str, Path], strategy: Any) -> None:
-    weights = {"a": 0.6, "b": 0.3, "c": 0.1}
-    loader, _ = mix(tables, Pack(seq_len=8, strategy=strategy), weights, batch_size=4, num_workers=2, block=10)
+@pytest.mark.parametrize("strategy", ["windows", "concat", "best_fit"])
+@pytest.mark.parametrize("weights", [{"a": 0.6, "b": 0.3, "c": 0.1}, {"a": 0.517, "b": 0.321, "c": 0.162}], ids=str)
+def test_weights_are_shares_of_tokens_at_every_prefix(tables: dict[str, Path], strategy: Any, weights: Any) -> None:
+    pack = Pack(seq_len=8, strategy=strategy, long_docs="split")
+    loader, _ = mix(tables, pack, weights, batch_size=4, num_workers=2, unit="tokens")
     sequences = [entry for batch in loader for entry in of_sequences(batch)]
     assert len(sequences) > 50
     counts = Counter[int]()
     for taken, (source, _) in enumerate(sequences, 1):
         counts[source] += 1
-        if taken % 10 == 0:
-            for number, weight in enumerate(weights.values()):
-                assert abs(counts[number] - weight * taken) <= 1
+        for number, weight in enumerate(weights.values()):
+            assert abs(counts[number] - weight * taken) < 1
     delivered = Counter((source, entry) for source, own in sequences for entry in own)
     assert max(delivered.values()) == 1, "no token comes twice before a source is exhausted"
 
 
 @settings(max_examples=examples(8), deadline=None)
 @given(
-    strategy=st.sampled_from(["windows", "concat", "pad"]),
+    strategy=st.sampled_from(["windows", "concat", "pad", "best_fit"]),
     worlds=st.lists(WORLDS.filter(lambda world: world["num_ranks"] < 3), min_size=2, max_size=2),
     steps=st.integers(0, 5),
     changes=st.booleans(),
     stop=st.sampled_from(["first_exhausted", "all_exhausted"]),
+    weights=st.sampled_from([{"a": 3, "b": 2, "c": 1}, {"a": 1, "b": 1, "c": 5}, "rows"]),
+    block=st.sampled_from([0, 256]),
 )
 def test_a_mixture_goes_on_in_another_world(
-    tables: dict[str, Path], strategy: Any, worlds: list[dict[str, Any]], steps: int, changes: bool, stop: Any
+    tables: dict[str, Path],
+    strategy: Any,
+    worlds: list[dict[str, Any]],
+    steps: int,
+    changes: bool,
+    stop: Any,
+    weights: Any,
+    block: int,
 ) -> None:
-    pack, weights = Pack(seq_len=11, strategy=strategy, eos_id=EOS), {"a": 3, "b": 2, "c": 1}
+    pack = Pack(seq_len=11, strategy=strategy, eos_id=EOS, block_docs=4)
+    block = 0 if weights == "rows" else block
 
     def run_once(worlds: list[dict[str, Any]]) -> list[Any]:
         state, found = None, []
@@ -597,7 +607,7 @@ def test_a_mixture_goes_on_in_another_world(
             states, got = [], []
             for rank in range(world["num_ranks"]):
                 options = {**world, "even_ranks": "pad", "rank": rank}
-                loader, dataset = mix(tables, pack, weights, stop=stop, **options)
+                loader, dataset = mix(tables, pack, weights, stop=stop, block=block, **options)
                 if state is not None:
                     loader.load_state_dict(copied(state))
                 if changes and not last:
@@ -668,6 +678,61 @@ def test_sources_of_a_mixture_must_be_packed_alike(tables: dict[str, Path]) -> N
         MixedDataset(sources(Pack(seq_len=8), Pack(seq_len=9)), weights, check_plan=False)
     with pytest.raises(ConfigError, match=r"but pack is Pack.* in 'a' and None in 'b'"):
         MixedDataset(sources(Pack(seq_len=8), None), weights, check_plan=False)
-    best = Pack(seq_len=8, strategy="best_fit")
-    with pytest.raises(ConfigError, match='got "best_fit"'):
-        MixedDataset(sources(best, best), weights, check_plan=False)
+    pad = Pack(seq_len=8, strategy="pad", long_docs="split")
+    with pytest.raises(ConfigError, match=r'unit="tokens" counts tokens.* got strategy="pad"'):
+        MixedDataset(sources(pad, pad), weights, unit="tokens", check_plan=False)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted"])
+def test_natural_shares_deliver_each_token_once(tables: dict[str, Path], strategy: Any, stop: Any) -> None:
+    pack = Pack(seq_len=9, strategy=strategy, long_docs="split", block_docs=7)
+    weights = "rows" if strategy == "pad" else "tokens"
+    loader, _ = mix(tables, pack, weights, batch_size=5, num_workers=2, stop=stop)  # type: ignore[arg-type]
+    found = Counter((source, *entry) for batch in loader for source, own in of_sequences(batch) for entry in own)
+    assert found == Counter(
+        (number, row, token(row, at))
+        for number, lengths in enumerate(MIXED.values())
+        for row, length in enumerate(lengths)
+        for at in range(length or 0)
+    )
+
+
+def test_rounds_of_best_fit_differ_and_each_has_every_token(tables: dict[str, Path]) -> None:
+    """A round's packs depend on its order, so that rounds differ in length; a state says where a round began."""
+    pack, weights = Pack(seq_len=64, strategy="best_fit", block_docs=3), {"b": 20, "a": 1}
+    paths = {name: tables[name] for name in "ba"}
+    loader, _ = mix(paths, pack, weights, batch_size=4, stop="all_exhausted")
+    whole = [of_sequences(batch) for batch in loader]
+    drawn = [own for batch in whole for source, own in batch if source == 0]
+    tokens = sum(length or 0 for length in MIXED["b"])
+    rounds: list[int] = []
+    flat: list[Any] = []
+    for own in drawn:
+        if len(flat) == tokens:
+            assert max(Counter(flat).values()) == 1
+            rounds.append(0)
+            flat = []
+        rounds[-1:] = [rounds[-1] + 1] if rounds else [1]
+        flat += own
+    assert len(rounds) > 5
+    assert len(set(rounds[:-1])) > 1, "not all rounds have as many sequences"
+    steps = len(whole) - 3
+    loader.set_epoch(0)
+    batches = iter(loader)
+    for _ in range(steps):
+        next(batches)
+    state = copied(loader.state_dict())
+    batches.close()
+    [anchor] = [entry[3] for entry in state["sources"] if entry[0] == "b"]
+    taken = sum(source == 0 for batch in whole[:steps] for source, _ in batch)
+    assert anchor[0] > 3
+    assert anchor[1] == sum(rounds[: anchor[0]]) <= taken
+    assert anchor[2] == rounds[anchor[0]] or anchor[0] == len(rounds) - 1
+    other, _ = mix(paths, pack, weights, batch_size=4, stop="all_exhausted")
+    other.load_state_dict(state)
+    assert [of_sequences(batch) for batch in other] == whole[steps:]
+    for entry in state["sources"]:
+        entry[3][2] += 1
+    with pytest.raises(ResumeError, match=r"round .* has"):
+        other.load_state_dict(state)

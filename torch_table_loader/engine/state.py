@@ -10,11 +10,11 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.planning.exclusion import ExclusionVersions
-from torch_table_loader.planning.mixture import Shares
+from torch_table_loader.planning.mixture import NaturalShares, Shares
 from torch_table_loader.read.filter_key import filter_key, printed_filter_key
 from torch_table_loader.source.fingerprint import fingerprint
 
@@ -244,7 +244,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-Weights = dict[str, int]
+Weights: TypeAlias = dict[str, int] | str
+"""By name of the source; or the word for those of what is left of each source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +291,7 @@ class MixtureState:
             _refuse_others(
                 state["epoch"], consumed, total, start, *(number for entry in shares for number in entry[1:])
             )
-            given, newest = dict(state["given"]), dict(state["newest"])
-            _refuse_others(*given.values(), *newest.values())
+            given, newest = _weights(state["given"]), _weights(state["newest"])
             excluded = {
                 name: ExclusionVersions.from_state({"exclusions": entry}) for name, entry in state["exclusions"]
             }
@@ -361,8 +361,8 @@ def write_mixture_state(
             [name, _pairs(source["table"]), _pairs(source["options"]), *([anchors[name]] if name in anchors else [])]
             for name, source in sorted(bound["sources"].items())
         ],
-        "given": _pairs(given),
-        "newest": _pairs(newest),
+        "given": given if isinstance(given, str) else _pairs(given),
+        "newest": newest if isinstance(newest, str) else _pairs(newest),
         "epoch": position.epoch,
         "position": [position.consumed, position.ended, position.total],
         "shares": [
@@ -396,6 +396,16 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         )
 
 
+def _weights(written: Any) -> Weights:
+    if isinstance(written, str):
+        if written not in get_args(NaturalShares):
+            raise ValueError(f"weights {written!r}")
+        return written
+    weights = dict(written)
+    _refuse_others(*weights.values())
+    return weights
+
+
 def _refuse_others(*numbers: Any) -> None:
     if wrong := [number for number in numbers if isinstance(number, bool) or not isinstance(number, int) or number < 0]:
         raise TypeError(f"{wrong[0]!r} where a number is expected")
@@ -410,7 +420,7 @@ def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
     if names != tuple(sorted(set(names))):
         raise ValueError(f"sources {names!r}")
     for entry in weights:
-        if entry.keys() != set(names) or not any(entry.values()):
+        if not isinstance(entry, str) and (entry.keys() != set(names) or not any(entry.values())):
             raise ValueError(f"weights {entry!r} for the sources {names!r}")
 
 

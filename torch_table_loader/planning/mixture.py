@@ -1,15 +1,16 @@
 """A mixture of sources: which source, and which of its rows, comes at each place, at the cost of one block.
 
-Places are cut into blocks. After n places that make whole blocks, source i has had ``floor(n * W_i) - floor(n *
-W_(i-1))`` of them, where W are the cumulative shares: always within one of its share ``n * w_i``. Inside a block the
-places of the sources are shuffled. A block is so long that each source has a place in it: with shorter ones the floors
-would at times have to take a row back. Nothing but seed, epoch, weights and where these changed decides what comes.
+Places are cut into blocks. With ``block=0`` every prefix has the shares (`planning/quotas.py`). Else, after n places
+that make whole blocks, source i has had ``floor(n * W_i) - floor(n * W_(i-1))`` of them, where W are the cumulative
+shares: always within one of its share ``n * w_i``. Inside a block the places of the sources are shuffled. A block is so
+long that each source has a place in it: with shorter ones the floors would at times have to take a row back. Either
+way, nothing but seed, epoch, weights and where these changed decides what comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
@@ -23,6 +24,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.global_batches import ENDLESS
 from torch_table_loader.planning.keys import derive_key, hashes_of, u64
 from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.planning.quotas import Quotas
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 StopRule = Literal["first_exhausted", "all_exhausted", "forever"]
+ShareUnit = Literal["rows", "tokens"]
+NaturalShares = Literal["rows", "tokens"]
+"""Weights that are what there is of each source, so that all of it comes once."""
 
 BLOCK_ROWS = 256
 _MOST_BLOCK_ROWS = 1 << 16
@@ -39,6 +44,8 @@ _SLOTS_AT_ONCE = 1 << 18
 """Places that are shuffled together, so that memory stays small where places are far from each other."""
 _LONG_BLOCK = 1 << 14
 """Rows from which on a block is kept for the next batches that need it."""
+_FEW_BLOCKS = 2
+"""Blocks without shuffling take longer, so that those of small batches are kept too."""
 _LEAST_SHARE = 1 << 20
 """A source with a weight has at least one row in so many."""
 
@@ -79,7 +86,8 @@ class Mixture:
         shares: the newest weights.
         seed: key of the shuffling inside blocks.
         epoch: from 0.
-        block: the least rows of a block.
+        block: the least rows of a block; 0: every prefix has the shares.
+        natural: whether the weights are what was left of the sources, so that all of it comes once.
 
     >>> mixture = Mixture.of({"a": 3, "b": 1}, seed=0, epoch=0)
     >>> np.bincount(mixture.places(0, 256).source).tolist()
@@ -91,26 +99,32 @@ class Mixture:
     seed: int
     epoch: int
     block: int = BLOCK_ROWS
+    natural: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a block that is not one."""
-        if isinstance(self.block, bool) or not isinstance(self.block, int) or not 1 <= self.block <= _MOST_BLOCK_ROWS:
-            raise ConfigError(f"block must be an int in [1, {_MOST_BLOCK_ROWS}], got {self.block!r}")
+        if isinstance(self.block, bool) or not isinstance(self.block, int) or not 0 <= self.block <= _MOST_BLOCK_ROWS:
+            raise ConfigError(f"block must be an int in [0, {_MOST_BLOCK_ROWS}], got {self.block!r}")
 
     @classmethod
-    def of(cls, weights: Mapping[str, float], seed: int, epoch: int, block: int = BLOCK_ROWS) -> Mixture:
+    def of(
+        cls, weights: Mapping[str, float], seed: int, epoch: int, block: int = BLOCK_ROWS, *, natural: bool = False
+    ) -> Mixture:
         """Mix sources by weights, which need not sum to one; the order in which they are named decides nothing.
 
         Raises:
             ConfigError: no source, or a weight that is negative, not finite or too small beside the others.
         """
         shares = smallest(weights)
-        return cls(tuple(shares), Shares(0, tuple(shares.values()), (0,) * len(shares)), seed, epoch, block)
+        start = Shares(0, tuple(shares.values()), (0,) * len(shares))
+        return cls(tuple(shares), start, seed, epoch, block, natural)
 
     @property
     def block_rows(self) -> int:
         """Rows of a block: `block`, or more where a source is rarer than that."""
         weights = self.shares.weights
+        if not self.block:
+            return Quotas(weights).block_turns
         return max(self.block, -(-sum(weights) // min(weight for weight in weights if weight)))
 
     @property
@@ -131,11 +145,35 @@ class Mixture:
         if place < self.shares.start:
             raise ConfigError(f"weights were changed at place {self.shares.start}, which is behind {place}")
         shares = smallest(weights)
-        if shares == self.weights:
+        if shares == self.weights and not self.natural:
             return self
-        had = dict(zip(self.names, self.rows_before(place), strict=True))
-        before = tuple(had.get(name, 0) for name in shares)
-        return Mixture(tuple(shares), Shares(place, tuple(shares.values()), before), self.seed, self.epoch, self.block)
+        return self._with(place, shares, self._had_by_name(place), natural=False)
+
+    def of_what_is_left(self, place: int, rows: Mapping[str, int]) -> Mixture:
+        """Take the weights from what is left of each source, so that from a place on all of it comes once.
+
+        The same mixture if its weights are such already. Where nothing is left, each source begins another round.
+
+        Args:
+            place: at or behind the start of the shares.
+            rows: of each source in the epoch, by name; names come and go as in `reweighted`.
+
+        Raises:
+            ConfigError: no source has a row, or one has too few beside the others.
+        """
+        if self.natural and tuple(sorted(rows)) == self.names:
+            return self
+        had = self._had_by_name(place)
+        left = {name: max(0, count - had.get(name, 0)) for name, count in rows.items()}
+        return self._with(place, natural_shares(left if any(left.values()) else rows), had, natural=True)
+
+    def _had_by_name(self, place: int) -> dict[str, int]:
+        return dict(zip(self.names, self.rows_before(place), strict=True))
+
+    def _with(self, place: int, shares: dict[str, int], had: Mapping[str, int], *, natural: bool) -> Mixture:
+        counts = tuple(had.get(name, 0) for name in shares)
+        newest = Shares(place, tuple(shares.values()), counts)
+        return replace(self, names=tuple(shares), shares=newest, natural=natural)
 
     def rows_before(self, place: int) -> tuple[int, ...]:
         """Count the rows of each source that come before a place, which is not before the shares' start."""
@@ -158,7 +196,8 @@ class Mixture:
         blocks, slots = np.divmod(places - self.shares.start, self.block_rows)
         touched, which = _distinct(blocks)
         source, turn = np.empty(len(places), dtype=np.int16), np.empty_like(places)
-        step = 1 if self.block_rows >= _LONG_BLOCK else _SLOTS_AT_ONCE // self.block_rows
+        alone = self.block_rows >= _LONG_BLOCK or (not self.block and len(touched) <= _FEW_BLOCKS)
+        step = 1 if alone else _SLOTS_AT_ONCE // self.block_rows
         for first in range(0, len(touched), step):
             inside = np.flatnonzero((which >= first) & (which < first + step))
             found = touched[first : first + step]
@@ -215,6 +254,8 @@ class Mixture:
         Returns:
             int64[n, sources].
         """
+        if not self.block:
+            return Quotas(self.shares.weights).had(blocks)
         edges = [0, *accumulate(self.shares.weights)]
         fits = max(1, int(blocks.max(initial=0))) * self.block_rows * edges[-1] < 1 << 63
         kind: Any = np.int64 if fits else object
@@ -227,6 +268,20 @@ class Mixture:
         before, number = self._had(blocks), len(self.names)
         counts = (self._had(blocks + 1) - before).reshape(-1)
         slots = np.arange(self.block_rows)
+        source = self._sources(blocks, counts, slots)
+        # Of a block's slots with one source, the first has the source's first turn in that block, and so on.
+        starts = np.cumsum(counts.reshape(-1, number), axis=1) - counts.reshape(-1, number)
+        first = (np.array(self.shares.before) + before - starts).reshape(-1)
+        turn = np.empty(source.shape, dtype=np.int64)
+        by_source = np.argsort(source, axis=1, kind="stable")
+        np.put_along_axis(turn, by_source, np.repeat(first, counts).reshape(source.shape) + slots, axis=1)
+        return Place(source, turn)
+
+    def _sources(self, blocks: Ints, counts: Ints, slots: Ints) -> NDArray[np.int16]:
+        """Return the source of each slot of some blocks, in which each source has its count."""
+        if not self.block:
+            key = derive_key(self.seed, self.epoch, f"mixture by quotas from {self.shares.start}")
+            return Quotas(self.shares.weights).arranged(blocks, key)
         key = derive_key(self.seed, self.epoch, f"mixture from {self.shares.start}")
         hashes = hashes_of((blocks[:, None] * self.block_rows + slots).astype(np.uint64), key)
         # The low bits of each hash become its slot: no two are equal then, and sorting needs no second array.
@@ -235,15 +290,8 @@ class Mixture:
         hashes ^= low ^ slots.astype(np.uint64)
         hashes.sort(axis=1)
         order = (hashes & low).view(np.int64)
-        kinds = np.tile(np.arange(number, dtype=np.int16), len(blocks))
-        source = np.take_along_axis(np.repeat(kinds, counts).reshape(order.shape), order, axis=1)
-        # Of a block's slots with one source, the first has the source's first turn in that block, and so on.
-        starts = np.cumsum(counts.reshape(-1, number), axis=1) - counts.reshape(-1, number)
-        first = (np.array(self.shares.before) + before - starts).reshape(-1)
-        turn = np.empty(order.shape, dtype=np.int64)
-        by_source = np.argsort(source, axis=1, kind="stable")
-        np.put_along_axis(turn, by_source, np.repeat(first, counts).reshape(order.shape) + slots, axis=1)
-        return Place(source, turn)
+        kinds = np.tile(np.arange(len(self.names), dtype=np.int16), len(blocks))
+        return np.take_along_axis(np.repeat(kinds, counts).reshape(order.shape), order, axis=1)
 
 
 @lru_cache(maxsize=4)
@@ -338,6 +386,20 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
     common = lcm(*(share.denominator for share in exact))
     whole = [int(share * common) for share in exact]
     return dict(zip(names, (number // gcd(*whole) for number in whole), strict=True))
+
+
+def natural_shares(rows: Mapping[str, int]) -> dict[str, int]:
+    """Write how many rows sources have as weights, which are the smallest integers; see `smallest`.
+
+    Raises:
+        ConfigError: no source has a row, or one has too few beside the others.
+
+    >>> natural_shares({"b": 30, "a": 70})
+    {'a': 7, 'b': 3}
+    """
+    if not any(rows.values()):
+        raise ConfigError(f"no source has a row in this epoch, so that nothing can be mixed, got {dict(rows)!r}")
+    return smallest(rows)
 
 
 def _exact(weight: object) -> Fraction | None:

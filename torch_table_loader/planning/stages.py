@@ -296,11 +296,13 @@ class SamplePosition(Position):
         """Return the position under a topology, in a stage of its own."""
         return replace(self, start=self.consumed, stage=Stage(topology), ended=False)
 
-    def reweighted(self, weights: Mapping[str, float], rows: Mapping[str, int], stop: StopRule) -> SamplePosition:
+    def reweighted(
+        self, weights: Mapping[str, float] | None, rows: Mapping[str, int], stop: StopRule
+    ) -> SamplePosition:
         """Return the position with other weights, in a stage of its own; an epoch that is finished stays finished.
 
         Args:
-            weights: by name; sources may come and go.
+            weights: by name; sources may come and go. None: those of what is left of each source.
             rows: of each source in the epoch, by name.
             stop: when the epoch ends.
 
@@ -310,7 +312,7 @@ class SamplePosition(Position):
         at = self.consumed
         if at == self.total:
             return self
-        mixture = self.mixed.reweighted(at, weights)
+        mixture = self.mixed.of_what_is_left(at, rows) if weights is None else self.mixed.reweighted(at, weights)
         if mixture is self.mixture:
             return self
         counts = tuple(rows[name] for name in mixture.names)

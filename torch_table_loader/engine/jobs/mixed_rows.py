@@ -12,17 +12,17 @@ import pyarrow as pa
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.indexed_job import Items
-from torch_table_loader.engine.jobs.mixture_form import check_source_names, common_columns, places_of
+from torch_table_loader.engine.jobs.mixture_form import checked_weights, common_columns, places_of, resolve_block
 from torch_table_loader.engine.jobs.resolve import with_padding
-from torch_table_loader.engine.jobs.table_rows import TableItems
+from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
 from torch_table_loader.engine.row_store import crosses_by_fork
-from torch_table_loader.engine.state import MixtureState, check_mixture, write_mixture_state
+from torch_table_loader.engine.state import MixtureState, Weights, check_mixture, write_mixture_state
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
-from torch_table_loader.planning.mixture import Mixture, StopRule, smallest
+from torch_table_loader.planning.mixture import Mixture, NaturalShares, ShareUnit, StopRule, natural_shares
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.stages import SamplePosition, Stage, refuse_ended
 
@@ -41,14 +41,14 @@ class WeightState:
     """The weights that were asked for last; epochs and steps that begin take them.
 
     Args:
-        newest: the weights.
+        newest: the weights, by name; or the word for those of what is left of each source.
         changes: how often they were changed.
     """
 
-    newest: dict[str, int]
+    newest: Weights
     changes: int = 0
 
-    def change(self, newest: dict[str, int]) -> None:
+    def change(self, newest: Weights) -> None:
         """Ask for other weights."""
         self.newest = newest
         self.changes += 1
@@ -62,16 +62,16 @@ class MixedRows(Items):
         options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
         sources: by name, in the caller's order, which the column `source` counts.
         columns: see `Items`.
-        given: the weights that the loader was made with.
+        given: the weights that the loader was made with; see `WeightState`.
         stop: when an epoch ends.
-        block: the least rows of a block.
+        block: see `Mixture`.
         weights: the newest weights.
     """
 
     options: LoaderOptions
     sources: Mapping[str, TableItems]
     columns: pa.Schema
-    given: Mapping[str, int]
+    given: Weights
     stop: StopRule
     block: int
     weights: WeightState
@@ -91,19 +91,29 @@ class MixedRows(Items):
         cls,
         sources: Mapping[str, TableItems],
         options: LoaderOptions,
-        weights: Mapping[str, float],
+        weights: Mapping[str, float] | NaturalShares,
         stop: StopRule,
-        block: int,
+        block: int | None,
+        unit: ShareUnit = "rows",
     ) -> MixedRows:
         """Check that the sources fit each other and the options.
+
+        Args:
+            sources: by name, in the caller's order.
+            options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
+            weights: by name of the source, or a word for natural shares.
+            stop: when an epoch ends.
+            block: what the caller said.
+            unit: what weights are shares of.
 
         Raises:
             ConfigError: they do not; names what differs.
         """
-        check_source_names(weights, sources)
+        given = checked_weights(weights, sources)
+        block = resolve_block(given, unit, block, options.pack)
         own = {name: rows.apart() for name, rows in sources.items()}
-        given, columns = smallest(weights), common_columns(own, options)
-        mixed = cls(options, own, columns, given, stop, block, WeightState(dict(given)))
+        columns = common_columns(own, options)
+        mixed = cls(options, own, columns, given, stop, block, WeightState(given))
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
         for name, rows in own.items():
             if rows.store.place is None and not crosses_by_fork(options, fork_safe=mixed.fork_safe):
@@ -139,7 +149,7 @@ class MixedRows(Items):
             "names": list(self.sources),
             "sources": identity["sources"],
             "exclusions": {name: rows.exclusions.newest.digest for name, rows in self.sources.items()},
-            "weights": dict(self.given),
+            "weights": self.given,
         }
 
     @property
@@ -174,8 +184,8 @@ class MixedRows(Items):
 
     def _start(self, epoch: int) -> tuple[Mixture, int, tuple[int, ...], dict[str, ExclusionVersions]]:
         versions = {name: rows.exclusions.of(epoch) for name, rows in self.sources.items()}
-        mixture = Mixture.of(self.weights.newest, self.options.shuffle_seed, epoch, self.block)
-        rows = self._rows(versions)
+        rows = self._rows(versions, epoch)
+        mixture = self._mixture(self.weights.newest, rows, epoch)
         counts = tuple(rows[name] for name in mixture.names)
         return mixture, mixture.length(counts, self.stop), counts, versions
 
@@ -186,25 +196,47 @@ class MixedRows(Items):
 
     def current(self, position: SamplePosition) -> SamplePosition:
         """Return the position with the newest weights; the position itself if it has them."""
-        return position.reweighted(self.weights.newest, position.rows_by_name, self.stop)
+        return self._reweighted(position, self.weights.newest)
 
-    def set_weights(self, weights: Mapping[str, float], position: SamplePosition | None) -> None:
+    @property
+    def shares(self) -> dict[str, int]:
+        """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
+        newest = self.weights.newest
+        if not isinstance(newest, str):
+            return newest
+        return natural_shares(self._rows(self._newest_exclusions, 0))
+
+    def _mixture(self, weights: Weights, rows: Mapping[str, int], epoch: int) -> Mixture:
+        natural = isinstance(weights, str)
+        shares = natural_shares(rows) if isinstance(weights, str) else weights
+        return Mixture.of(shares, self.options.shuffle_seed, epoch, self.block, natural=natural)
+
+    def _reweighted(self, position: SamplePosition, weights: Weights) -> SamplePosition:
+        by_name = None if isinstance(weights, str) else weights
+        return position.reweighted(by_name, position.rows_by_name, self.stop)
+
+    @property
+    def _newest_exclusions(self) -> dict[str, ExclusionVersions]:
+        return {name: ExclusionVersions(own.exclusions.newest) for name, own in self.sources.items()}
+
+    def set_weights(self, weights: Mapping[str, float] | NaturalShares, position: SamplePosition | None) -> None:
         """Ask for other weights from the next step on.
 
         Args:
-            weights: by name.
+            weights: by name, or a word for those of what is left of each source.
             position: of the epoch that runs, which must be able to take them; None if none does.
 
         Raises:
             ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
         """
-        check_source_names(weights, self.sources)
-        newest = Mixture.of(weights, self.options.shuffle_seed, 0, self.block)
-        rows = self._rows({name: ExclusionVersions(own.exclusions.newest) for name, own in self.sources.items()})
-        newest.length([rows[name] for name in newest.names], self.stop)
+        newest, epoch = checked_weights(weights, self.sources), 0 if position is None else position.epoch
+        resolve_block(newest, "rows", self.block, self.options.pack)
+        rows = self._rows(self._newest_exclusions, epoch)
+        mixture = self._mixture(newest, rows, epoch)
+        mixture.length([rows[name] for name in mixture.names], self.stop)
         if position is not None:
-            position.reweighted(newest.weights, position.rows_by_name, self.stop)
-        self.weights.change(newest.weights)
+            self._reweighted(position, newest)
+        self.weights.change(newest)
 
     def ids_of(self, row_ids: Mapping[str, Any]) -> dict[str, Ints]:
         """Return the ids that the caller names of each source, checked.
@@ -239,7 +271,7 @@ class MixedRows(Items):
             for name, rows in self.sources.items()
         }
         now = self.current(position)
-        given, newest = dict(self.given), self.weights.newest
+        given, newest = self.given, self.weights.newest
         return write_mixture_state(self.identity, now, given, newest, exclusions, self._anchors(now))
 
     def _anchors(self, position: SamplePosition) -> dict[str, list[int]]:
@@ -263,14 +295,18 @@ class MixedRows(Items):
             name: self._resumed(name, saved, topology) if name in saved.names else rows
             for name, rows in self.sources.items()
         }
-        newest = saved.newest if saved.given == self.given else dict(self.given)
+        newest = saved.newest if saved.given == self.given else self.given
         mixed = replace(self.with_sources(sources), weights=WeightState(newest))
         consumed = saved.consumed
         refuse_ended(consumed, saved.total, ended=saved.ended)
         versions = {name: rows.exclusions.of(saved.epoch) for name, rows in sources.items()}
-        mixture = Mixture(saved.names, saved.shares, self.options.shuffle_seed, saved.epoch, self.block)
-        mixture = mixture.reweighted(consumed, newest)
-        rows = mixed._rows(versions)
+        seed, natural = self.options.shuffle_seed, isinstance(saved.newest, str)
+        mixture = Mixture(saved.names, saved.shares, seed, saved.epoch, self.block, natural)
+        rows = mixed._rows(versions, saved.epoch)
+        if isinstance(newest, str):
+            mixture = mixture.of_what_is_left(consumed, rows)
+        else:
+            mixture = mixture.reweighted(consumed, newest)
         counts = tuple(rows[name] for name in mixture.names)
         position = SamplePosition(
             saved.epoch,
@@ -310,14 +346,11 @@ class MixedRows(Items):
 
     def stream(self, position: SamplePosition) -> MixedStream:
         """Return the rows of an epoch by their place in the mixture's order."""
-        numbers = {name: number for number, name in enumerate(self.sources)}
         streams = []
         for name in position.mixed.names:
-            rows, exclusions = self.sources[name], position.exclusions[name].running
-            seed = self.options.shuffle_seed
-            items = rows.by_turn(name, numbers[name], self.columns, exclusions, seed, position.epoch)
+            rows, turns = self.sources[name], self._turns(name, position.exclusions[name].running, position.epoch)
             places = places_of(self.columns, rows.columns)
-            streams.append(SourceStream(numbers[name], items, places))
+            streams.append(SourceStream(turns.number, rows.by_turn(turns), places))
         return MixedStream(position.mixed, tuple(streams), self._marks_source)
 
     @property
@@ -361,11 +394,14 @@ class MixedRows(Items):
             "all_exhausted": "when each source has delivered all its rows",
             "forever": "never",
         }
+        held = (
+            f"in every run of {mixture.block_rows:,} rows" if self.block else "after every row, but for less than one,"
+        )
         stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
         return [
             *notes,
             *stores,
-            f"in every run of {mixture.block_rows:,} rows each source has its share; the epoch ends {ends[self.stop]}",
+            f"{held} each source has its share; the epoch ends {ends[self.stop]}",
         ]
 
     def close_clients(self) -> None:
@@ -373,6 +409,12 @@ class MixedRows(Items):
         for rows in self.sources.values():
             rows.close_clients()
 
-    def _rows(self, versions: Mapping[str, ExclusionVersions]) -> dict[str, int]:
+    def _rows(self, versions: Mapping[str, ExclusionVersions], epoch: int) -> dict[str, int]:
         """Count what is left of each source in an epoch."""
-        return {name: rows.count(versions[name].running) for name, rows in self.sources.items()}
+        return {
+            name: rows.count(self._turns(name, versions[name].running, epoch)) for name, rows in self.sources.items()
+        }
+
+    def _turns(self, name: str, exclusions: Exclusions, epoch: int) -> TurnsOf:
+        number = list(self.sources).index(name)
+        return TurnsOf(name, number, self.columns, exclusions, self.options.shuffle_seed, epoch)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.pack import Pack
+from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
 from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
     for name, other in others:
         for option in FORM_OPTIONS:
             one, two = getattr(options, option), getattr(other, option)
-            if not _same(one, two):
+            if not same(one, two):
                 called = option
                 if isinstance(one, Pack) and isinstance(two, Pack):
                     called, one, two = _first_difference(one, two)
@@ -98,14 +100,16 @@ def _first_difference(one: Pack, two: Pack) -> tuple[str, Any, Any]:
     return f"pack.{names[0]}", getattr(one, names[0]), getattr(two, names[0])
 
 
-def _same(one: Any, two: Any) -> bool:
+def same(one: Any, two: Any) -> bool:
     """Compare what two options say: lists are equal to tuples and arrays of the same, and NaN is to NaN."""
     if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return one.keys() == two.keys() and all(_same(one[name], two[name]) for name in one)
+        return one.keys() == two.keys() and all(same(one[name], two[name]) for name in one)
+    if isinstance(one, pc.Expression) or isinstance(two, pc.Expression):
+        return isinstance(one, pc.Expression) and isinstance(two, pc.Expression) and bool(one.equals(two))
     if isinstance(one, Pad) and isinstance(two, Pad):
         one, two = astuple(one), astuple(two)
     if all(isinstance(each, (Sequence, np.ndarray)) and not isinstance(each, (str, bytes)) for each in (one, two)):
-        return len(one) == len(two) and all(map(_same, one, two))
+        return len(one) == len(two) and all(map(same, one, two))
     return bool(one == two or (one != one and two != two))  # noqa: PLR0124 as NaN alone is
 
 
@@ -129,7 +133,56 @@ def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None
             )
 
 
-def check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:
+def checked_weights(
+    weights: Mapping[str, float] | NaturalShares, sources: Mapping[str, object]
+) -> dict[str, int] | NaturalShares:
+    """Return weights as the smallest integers, or the word for natural shares.
+
+    Raises:
+        ConfigError: they do not name the sources, all of them and no other, or one is wrong.
+    """
+    if isinstance(weights, str):
+        if weights not in get_args(NaturalShares):
+            raise ConfigTypeError(
+                f"weights must be numbers by name of their source, got {weights!r}; the words that there are, "
+                '"rows" and "tokens", take all that sources have'
+            )
+        return weights
+    _check_source_names(weights, sources)
+    return smallest(weights)
+
+
+def resolve_block(
+    weights: Mapping[str, float] | NaturalShares, unit: ShareUnit, block: int | None, pack: Pack | None
+) -> int:
+    """Return the least rows of a block; 0: every prefix has the shares.
+
+    Args:
+        weights: from `checked_weights`.
+        unit: what weights are shares of.
+        block: what the caller said.
+        pack: the sources', or None.
+
+    Raises:
+        ConfigError: what is asked for has no tokens to count, or a block beside it.
+    """
+    if unit not in get_args(ShareUnit):
+        raise ConfigError(f'unit must be "rows" or "tokens", got {unit!r}')
+    asked = 'unit="tokens"' if unit == "tokens" else f'weights="{weights}"' if isinstance(weights, str) else ""
+    if "tokens" in asked and (pack is None or pack.strategy == "pad"):
+        came = "sources without pack=" if pack is None else 'strategy="pad"'
+        raise ConfigError(
+            f'{asked} counts tokens, of which sequences of strategy "concat", "windows" or "best_fit" have seq_len '
+            f'each, got {came}; pass pack=Pack(...) with one of these to the sources, or "rows" here'
+        )
+    if block is None:
+        return 0 if asked else BLOCK_ROWS
+    if asked and block:
+        raise ConfigError(f"{asked} holds at every row, which no block={block} is needed for; leave block out")
+    return block
+
+
+def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:
     """Refuse weights that do not name the sources, all of them and no other."""
     if not isinstance(weights, Mapping):
         raise ConfigTypeError(f"weights must be numbers by name of their source, got {weights!r}")

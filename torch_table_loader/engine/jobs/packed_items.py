@@ -17,7 +17,7 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
 from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
-from torch_table_loader.engine.jobs.table_rows import TableItems, TableRows
+from torch_table_loader.engine.jobs.table_rows import TableItems, TableRows, TurnsOf
 from torch_table_loader.engine.state import check_state, write_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, TableError
@@ -198,19 +198,17 @@ class PackedItems(TableItems):
         """Return the same sequences with the exclusions of a state."""
         return replace(self, documents=self.documents.resumed(exclusions, epoch))
 
-    def count(self, exclusions: Exclusions) -> int:
-        """Return how many sequences an epoch has."""
-        if self.pack.strategy == "best_fit":
-            raise ConfigError(
-                'a mixture takes pack strategies "concat", "windows" and "pad", of which each round has the same '
-                'number of sequences, got "best_fit"'
-            )
-        return self._stream(0, exclusions).count if self.documents.count(exclusions) else 0
+    def count(self, turns: TurnsOf) -> int:
+        """Return how many sequences the first round has; only of best fit does the order decide that."""
+        if not self.documents.count(turns):
+            return 0
+        return (
+            self.by_turn(turns).count if self.pack.strategy == "best_fit" else self._stream(0, turns.exclusions).count
+        )
 
-    def by_turn(
-        self, name: str, number: int, columns: pa.Schema, exclusions: Exclusions, seed: int, epoch: int
-    ) -> PackedStream:
+    def by_turn(self, turns: TurnsOf) -> PackedStream:
         """Return the sequences as a source of a mixture; see `TableItems.by_turn`."""
+        name, number, columns, exclusions, seed, epoch = turns
         constants = {SOURCE_COLUMN: number}
         made = partial(PackedStream, self.tokens, columns, seed=seed, epoch=epoch, source=name, constants=constants)
         return self._kept((epoch, exclusions.digest, seed, name, number), exclusions, made)

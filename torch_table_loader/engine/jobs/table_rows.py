@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,26 @@ if TYPE_CHECKING:
     from torch_table_loader.source.plan_cache import PlanCache
 
     Ints: TypeAlias = NDArray[np.int64]
+
+
+class TurnsOf(NamedTuple):
+    """What decides which items of a source come in an epoch of a mixture.
+
+    Args:
+        name: of the source.
+        number: of the source, as the column `source` counts.
+        columns: of the mixture.
+        exclusions: rows that are left out.
+        seed: the mixture's.
+        epoch: from 0.
+    """
+
+    name: str
+    number: int
+    columns: pa.Schema
+    exclusions: Exclusions
+    seed: int
+    epoch: int
 
 
 class TableItems(Items):
@@ -99,23 +119,12 @@ class TableItems(Items):
         """Return the same with the exclusions of a state."""
 
     @abstractmethod
-    def count(self, exclusions: Exclusions) -> int:
-        """Return how many items an epoch has that leaves some rows out."""
+    def count(self, turns: TurnsOf) -> int:
+        """Return how many items the first round of a source of a mixture has."""
 
     @abstractmethod
-    def by_turn(
-        self, name: str, number: int, columns: pa.Schema, exclusions: Exclusions, seed: int, epoch: int
-    ) -> TurnStream:
-        """Return the items as a source of a mixture, which goes round as often as it is asked to.
-
-        Args:
-            name: of the source.
-            number: of the source, as the column `source` counts.
-            columns: of the mixture.
-            exclusions: rows that are left out.
-            seed: the mixture's.
-            epoch: from 0.
-        """
+    def by_turn(self, turns: TurnsOf) -> TurnStream:
+        """Return the items as a source of a mixture, which goes round as often as it is asked to."""
 
     @property
     @abstractmethod
@@ -330,21 +339,13 @@ class TableRows(TableItems):
         """Return the same rows with the exclusions of a state."""
         return replace(self, exclusions=ExclusionState(exclusions, epoch))
 
-    def count(self, exclusions: Exclusions) -> int:
+    def count(self, turns: TurnsOf) -> int:
         """Return how many rows are left."""
-        return self.remaining(exclusions).num_rows
+        return self.remaining(turns.exclusions).num_rows
 
-    def by_turn(
-        self,
-        name: str,
-        number: int,  # noqa: ARG002 the mixture marks rows itself
-        columns: pa.Schema,  # noqa: ARG002 the mixture chooses
-        exclusions: Exclusions,
-        seed: int,
-        epoch: int,
-    ) -> RowStream:
-        """Return the rows as a source of a mixture; see `TableItems.by_turn`."""
-        order = SourceOrder(self.remaining(exclusions), seed, name, epoch)
+    def by_turn(self, turns: TurnsOf) -> RowStream:
+        """Return the rows as a source of a mixture, which marks them itself; see `TableItems.by_turn`."""
+        order = SourceOrder(self.remaining(turns.exclusions), turns.seed, turns.name, turns.epoch)
         return RowStream(order, self.store, self.options.row_id)
 
     def remaining(self, exclusions: Exclusions) -> Remaining:

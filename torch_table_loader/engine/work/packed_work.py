@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -116,7 +117,10 @@ class PackedStream(TurnStream):
         self._seed, self._epoch, self._source = seed, epoch, source
         self._constants = constants or {}
         self._anchors: dict[int, Anchor] = {}
-        self._ends: Ints | None = None
+        self._ends: dict[int, Ints] = {}
+        """Of rounds of best fit, which are counted once."""
+        self._rounds: list[tuple[int, int]] = [(0, 0)]
+        """The first sequence and the number of rounds that are known, rising."""
         self._orders: dict[int, SequenceOrder] = {}
 
     @property
@@ -133,6 +137,9 @@ class PackedStream(TurnStream):
     def anchor(self, turn: int) -> list[int]:
         """Return the round of a sequence, and the place in it from which a walk finds the sequence."""
         with PERMUTING.lock:
+            if self._walks_rounds:
+                first, number = self._round_of(turn)
+                return [number, first, self._order(number).count]
             number, place = (0, turn) if self._source is None else divmod(turn, max(1, self._order(0).count))
             found = self._order(number).anchor(place)
         return [] if found is None else [number, *found]
@@ -148,6 +155,9 @@ class PackedStream(TurnStream):
             raise ResumeError(f"the state's anchor must be three integers, got {anchor!r}; pass state_dict() unchanged")
         number, place, before = anchor
         with PERMUTING.lock:
+            if self._walks_rounds:
+                self._begin_round(number, place, before)
+                return
             self._order(number).begin_at(Anchor(place, before))
         self._anchors[number] = Anchor(place, before)
 
@@ -176,7 +186,7 @@ class PackedStream(TurnStream):
         with PERMUTING.lock:
             if self._source is None or not len(turns):
                 return self._order(0).slices(turns)
-            numbers, places = np.divmod(turns, self._order(0).count)
+            numbers, places = self._places(turns)
             parts, whose = [], []
             for number in np.unique(numbers).tolist():
                 mine = np.flatnonzero(numbers == number)
@@ -203,6 +213,43 @@ class PackedStream(TurnStream):
         return found
 
     @property
+    def _walks_rounds(self) -> bool:
+        """Whether rounds differ in how many sequences they have."""
+        return self._source is not None and self.tokens.pack.strategy == "best_fit"
+
+    def _places(self, turns: Ints) -> tuple[Ints, Ints]:
+        """Return the rounds of some sequences and their places there; the caller has the lock."""
+        if not self._walks_rounds:
+            return np.divmod(turns, self._order(0).count)
+        numbers, places, order = np.empty_like(turns), np.empty_like(turns), np.argsort(turns, kind="stable")
+        at, rising = 0, turns[order]
+        while at < len(order):
+            first, number = self._round_of(int(rising[at]))
+            stop = int(np.searchsorted(rising, first + self._order(number).count))
+            numbers[order[at:stop]], places[order[at:stop]] = number, rising[at:stop] - first
+            at = stop
+        return numbers, places
+
+    def _round_of(self, turn: int) -> tuple[int, int]:
+        """Return the first sequence of a sequence's round, and the round's number; the caller has the lock."""
+        at = bisect_right(self._rounds, turn, key=lambda known: known[0]) - 1
+        first, number = self._rounds[at]
+        while turn >= first + (count := self._order(number).count):
+            first, number, at = first + count, number + 1, at + 1
+            self._rounds.insert(at, (first, number))
+        return first, number
+
+    def _begin_round(self, number: int, first: int, count: int) -> None:
+        """Take a round from a saved state as known; the caller has the lock."""
+        if self._order(number).count != count or first < number:
+            raise ResumeError(
+                f"the state says that round {number} of the epoch's sequences begins behind {first} and has {count}, "
+                f"and it has {self._order(number).count} here; pass state_dict() unchanged"
+            )
+        if number:
+            self._rounds = [(0, 0), (first, number)]
+
+    @property
     def _cut(self) -> list[pa.Field]:
         return list(self._schema)[: len(self.tokens.pack.cut_columns)]
 
@@ -211,7 +258,7 @@ class PackedStream(TurnStream):
         if (known := self._orders.get(number)) is not None:
             return known
         purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
-        made = self._made(derive_key(self._seed, self._epoch, purpose))
+        made = self._made(derive_key(self._seed, self._epoch, purpose), number)
         if number in self._anchors:
             made.begin_at(self._anchors[number])
         if len(self._orders) > _KEPT_ORDERS:
@@ -219,7 +266,7 @@ class PackedStream(TurnStream):
         self._orders[number] = made
         return made
 
-    def _made(self, key: Key) -> SequenceOrder:
+    def _made(self, key: Key, number: int) -> SequenceOrder:
         pack, offsets = self.tokens.pack, self.tokens.columns.offsets
         if pack.strategy == "windows":
             return WindowOrder(pack, offsets, key)
@@ -227,8 +274,8 @@ class PackedStream(TurnStream):
             return ConcatOrder(pack, offsets, self._remaining, key)
         if pack.strategy == "pad":
             return PadOrder(pack, offsets, self._remaining, key, self.tokens.pieces)
-        order = BestFitOrder(pack, offsets, self._remaining, key, self._ends)
-        self._ends = order.ends
+        order = BestFitOrder(pack, offsets, self._remaining, key, self._ends.get(number))
+        self._ends[number] = order.ends
         return order
 
     def _values(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:

@@ -1,0 +1,212 @@
+"""Turns of several sources such that every prefix has each source's share, but for less than one turn.
+
+After n turns, source i of weight ``w_i`` (they sum to one) has had ``floor(n * w_i)`` of them, or one more where that
+is not whole. So its j-th turn has a window: it is not among the first ``floor((j - 1) / w_i)`` turns of all, and among
+the first ``ceil(j / w_i)``. Turns that fit into all windows exist for any weights (Tijdeman 1980; in real-time
+scheduling these are the Pfair windows of Baruah et al. 1996), and earliest deadline first finds them.
+
+To find turns far from the start without those before, turns are cut into blocks, none shorter than a window, and what
+comes before a border of blocks is computed alone. Of the turns whose windows lie across it, some wait. However far one
+looks ahead, enough of them must not wait for the others to meet their deadlines, a chain of bounds on sets that contain
+each other; so the sets that may wait are the independent sets of a matroid. Those that begin last are taken first,
+which leaves for the time before the border the turns that fit there best. The bounds are those that a fluid, which
+gives each source exactly its share, would obey, and so are those of the time before the border. Both are chains, so the
+system is totally unimodular: since the fluid is a solution, there is one in whole turns, and the greedy choice is one.
+
+Inside a block, turns are put by the middles of their windows, or by earliest deadline where that does not fit, and are
+then exchanged at random where the windows let them.
+
+R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980.
+S. Baruah et al., Proportionate progress: a notion of fairness in resource allocation, Algorithmica 15, 1996.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from torch_table_loader.planning.keys import Key, hashes_of, u64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+_LEAST_BLOCK = 256
+_BITS = 22
+"""Of a slot of a block, where a turn is one integer: its source, then its first and its last slot."""
+_LOW = (1 << _BITS) - 1
+_PAIRS_AT_ONCE = 1 << 20
+
+
+class _Border(NamedTuple):
+    """What comes before some blocks.
+
+    Args:
+        had: int64[n, sources] turns of each source.
+        early: int64[n, sources] 1 where the turn across the border is among them.
+        rest: [n, sources] what the source's share has over a whole number of turns, times the sum of weights.
+    """
+
+    had: Ints
+    early: Ints
+    rest: NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The turns of sources with weights.
+
+    Args:
+        weights: integers, at least 0, one of them above; none above 0 is below 1 / 2**21 of all.
+
+    >>> Quotas((3, 1)).had(np.array([0, 1, 2])).tolist()
+    [[0, 0], [192, 64], [384, 128]]
+    """
+
+    weights: tuple[int, ...]
+
+    @property
+    def block_turns(self) -> int:
+        """Turns of a block: a power of two, and at least as many as a window has slots."""
+        longest = sum(self.weights) // min(weight for weight in self.weights if weight) + 2
+        return max(_LEAST_BLOCK, 1 << (longest - 1).bit_length())
+
+    def had(self, blocks: Ints) -> Ints:
+        """Count the turns of each source before some blocks.
+
+        Args:
+            blocks: int64[n].
+
+        Returns:
+            int64[n, sources].
+        """
+        counts = np.zeros((len(blocks), len(self.weights)), dtype=np.int64)
+        counts[:, self._wanted] = self._border(blocks).had
+        return counts
+
+    def arranged(self, blocks: Ints, key: Key) -> NDArray[np.int16]:
+        """Return whose turn it is.
+
+        Args:
+            blocks: int64[n].
+            key: of the exchanges.
+
+        Returns:
+            int16[n, block_turns], each the number of a source.
+        """
+        turns = _exchanged(self._fitted(blocks), blocks, key)
+        sources: NDArray[np.int16] = np.array(self._wanted, dtype=np.int16)[turns >> 2 * _BITS]
+        return sources
+
+    @property
+    def _wanted(self) -> list[int]:
+        return [number for number, weight in enumerate(self.weights) if weight]
+
+    def _scaled(self, blocks: Ints) -> tuple[NDArray[Any], int]:
+        """Return the weights above 0 and their sum, as integers of 64 bits where all that is computed fits these."""
+        above = [weight for weight in self.weights if weight]
+        total, turns = sum(above), self.block_turns
+        most = max((int(blocks.max(initial=0)) + 2) * turns * max(above), len(above) * (turns + 4) * total)
+        return np.array(above, dtype=np.int64 if most < 1 << 62 else object), total
+
+    def _border(self, blocks: Ints) -> _Border:
+        weights, total = self._scaled(blocks)
+        before = blocks.astype(weights.dtype)[:, None] * self.block_turns * weights
+        had, rest = before // total, before % total
+        early = np.empty(rest.shape, dtype=np.int64)
+        step = max(1, _PAIRS_AT_ONCE // len(weights) ** 2)
+        for first in range(0, len(blocks), step):
+            part = slice(first, first + step)
+            early[part] = _early(rest[part], weights, total)
+        return _Border((had + early).astype(np.int64), early, rest)
+
+    def _fitted(self, blocks: Ints) -> Ints:
+        """Return turns that fit their windows, each as one integer; int64[n, block_turns]."""
+        weights, total = self._scaled(blocks)
+        size = self.block_turns
+        (had, early, rest), after = self._border(blocks), self._border(blocks + 1).had
+        counts = (after - had).reshape(-1)
+        ends = np.cumsum(counts)
+        number = np.arange(len(blocks) * size) - np.repeat(ends - counts, counts) + 1
+        source = np.repeat(np.tile(np.arange(len(weights)), len(blocks)), counts)
+        at = (np.repeat(early.reshape(-1), counts) + number).astype(weights.dtype) * total
+        at -= np.repeat(rest.reshape(-1), counts)
+        last = np.minimum(-(-at // weights[source]), size).astype(np.int64)
+        first = np.maximum((at - total) // weights[source] + 1, 1).astype(np.int64)
+        turns = (source << 2 * _BITS | first << _BITS | last).reshape(-1, size)
+        middles = (first + last).reshape(-1, size) << _BITS | np.arange(size)
+        fitted = np.take_along_axis(turns, np.sort(middles, axis=1) & _LOW, axis=1)
+        for wrong in np.flatnonzero(~_fit(fitted)).tolist():
+            fitted[wrong] = list(_earliest_deadline(turns[wrong]))
+        return fitted
+
+
+def _early(rest: NDArray[Any], weights: NDArray[Any], total: int) -> Ints:
+    """Choose the turns across borders that come before them; 1 for each, int64[n, sources].
+
+    Args:
+        rest: see `_Border`.
+        weights: [sources], all above 0.
+        total: their sum.
+    """
+    across = rest > 0
+    early = rest.sum(axis=1) // total
+    due = -(-(total - rest) // weights)
+    open_after = due[:, None] > due[:, :, None]  # [n, at whose deadline, which source]
+    fluid = np.where(open_after, rest[:, None] + due[:, :, None] * weights, 0).sum(axis=2)
+    needed = -((fluid - early[:, None] * total) // total)
+    room = ((across[:, None] & ~open_after).sum(axis=2) - needed).astype(np.int64)
+    wait = across.sum(axis=1) - early.astype(np.int64)
+    due = due.astype(np.int64)
+    age = np.where(across, -(-rest // weights), 1 << 61).astype(np.int64)
+    waits, rows = np.zeros(rest.shape, dtype=np.bool_), np.arange(len(rest))
+    for turn in np.lexsort((-due, age), axis=1).T:
+        bounds = due >= due[rows, turn][:, None]
+        fits: NDArray[np.bool_] = ((room > 0) | ~bounds).all(axis=1)
+        takes = across[rows, turn] & (wait > 0) & fits
+        waits[rows, turn] = takes
+        wait -= takes
+        room -= bounds & takes[:, None]
+    return (across & ~waits).astype(np.int64)
+
+
+def _fit(turns: Ints) -> NDArray[np.bool_]:
+    """Return of each block whether all its turns lie in their windows."""
+    slots = np.arange(1, turns.shape[1] + 1)
+    outside = (turns >> _BITS & _LOW > slots) | (slots > turns & _LOW)
+    return np.asarray(np.count_nonzero(outside, axis=1) == 0)
+
+
+def _earliest_deadline(turns: Ints) -> Iterator[int]:
+    """Yield the turns of a block such that all fit: of those that may come, always the one that is due first."""
+    coming = sorted(turns.tolist(), key=lambda turn: -(turn >> _BITS & _LOW))
+    ready: list[tuple[int, int]] = []
+    for slot in range(1, len(turns) + 1):
+        while coming and coming[-1] >> _BITS & _LOW <= slot:
+            turn = coming.pop()
+            heapq.heappush(ready, (turn & _LOW, turn))
+        yield heapq.heappop(ready)[1]
+
+
+def _exchanged(turns: Ints, blocks: Ints, key: Key) -> Ints:
+    """Exchange pairs of turns that fit either way, with even chances: at each distance, in both ways to pair slots."""
+    size = turns.shape[1]
+    coins = hashes_of((blocks[:, None] * size + np.arange(size)).astype(np.uint64), key)
+    distances = [1 << bit for bit in reversed(range(size.bit_length() - 1))]
+    for bit, (distance, way) in enumerate((distance, way) for distance in distances for way in (0, 1)):
+        part = slice(way * distance, size - way * distance)
+        inside = size - 2 * way * distance
+        if not inside:
+            continue
+        pairs = turns[:, part].reshape(len(turns), -1, 2, distance)
+        one, two = pairs[:, :, 0], pairs[:, :, 1]
+        slots = np.arange(way * distance + 1, size - way * distance + 1).reshape(-1, 2, distance)
+        coin = coins[:, part].reshape(pairs.shape)[:, :, 0] >> u64(bit) & u64(1)
+        may = (one & _LOW >= slots[:, 1]) & (two >> _BITS & _LOW <= slots[:, 0]) & (coin > 0)
+        turns[:, part] = np.stack((np.where(may, two, one), np.where(may, one, two)), axis=2).reshape(-1, inside)
+    return turns

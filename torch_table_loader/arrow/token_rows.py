@@ -141,6 +141,29 @@ def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
     return _parts(struct, ends - length + row, length)
 
 
+def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
+    """Return runs of values one after another; not copied where they are so already.
+
+    Arrow copies them all in one call without Python's lock, which a copy for each run would take and leave in turn.
+
+    Args:
+        values: numbers or booleans, flat.
+        at: int64[n], the first value of each run.
+        length: int64[n], its values; runs may overlap.
+
+    >>> runs_of(np.array([1, 2, 3, 4]), np.array([2, 0]), np.array([2, 3])).tolist()
+    [3, 4, 1, 2, 3]
+    """
+    if not len(at):
+        return values[:0]
+    if (at[1:] == at[:-1] + length[:-1]).all():
+        return values[at[0] : at[-1] + length[-1]]
+    plain = values.view(np.uint8) if values.dtype == np.bool_ else values
+    runs = pa.LargeListViewArray.from_arrays(pa.array(at), pa.array(length), pa.array(plain)).flatten()
+    found: NDArray[Any] = runs.to_numpy().view(values.dtype)
+    return found
+
+
 def _parts(struct: pa.StructArray, at: Ints, length: Ints) -> Parts:
     columns = struct.field("columns") if struct.type.num_fields > 3 else None
     return Parts(at, length, struct.field("start").to_numpy(), struct.field("next").to_numpy(), columns)

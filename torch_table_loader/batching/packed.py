@@ -15,6 +15,7 @@ from torch_table_loader.arrow.token_rows import (
     columns_of_parts,
     parts_of_sequences,
     parts_of_tokens,
+    runs_of,
     tokens_are_rows,
 )
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
@@ -204,6 +205,9 @@ def _padded(lists: pa.LargeListArray, width: int) -> NDArray[Any]:
     lengths = np.diff(offsets)
     if len(values) == len(lists) * width:
         return cast("NDArray[Any]", values)
-    out = new_array((len(lists), width), values.dtype)
-    out[np.arange(width) < lengths[:, None]] = values
-    return out.reshape(-1)
+    if len(values) < width:
+        values = np.concatenate([values, np.zeros(width, dtype=values.dtype)])
+    runs = np.zeros((2, len(lists), 2), dtype=np.int64)  # of each list its values, and any others for what it lacks
+    runs[0, :, 0] = offsets[:-1] - offsets[0]
+    runs[1] = np.stack([lengths, width - lengths], axis=1)
+    return runs_of(values, *runs.reshape(2, -1))

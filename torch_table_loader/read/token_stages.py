@@ -17,6 +17,7 @@ from torch_table_loader.arrow.token_rows import (
     Parts,
     rows_of_sequences,
     rows_of_tokens,
+    runs_of,
     schema_of_sequences,
     schema_of_tokens,
 )
@@ -317,7 +318,7 @@ class SequenceRows(StagedRows):
             behind[cut] = self._stage.targets(found.values, at[cut] + length[cut])
         parts = self._stage.parts(self._batch, found.kept[document], begun - found.added[document], length, behind)
         offsets = np.concatenate(([0], np.cumsum(length)))[part_offsets]
-        values = [_gathered(column, at, length) for column in found.values]
+        values = [runs_of(column, at, length) for column in found.values]
         return rows_of_sequences(values, offsets, parts, part_offsets, self._stage.schema(self._batch.schema))
 
 
@@ -357,16 +358,6 @@ def stage_of(pack: Pack, table: pa.Schema) -> TokenStage:
     if pack.strategy not in stages:
         raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; or take strategy="concat"')
     return stages[pack.strategy](pack, table)
-
-
-def _gathered(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
-    """Return runs of values one after another; not copied where they are so already."""
-    if not len(at):
-        return values[:0]
-    if (at[1:] == at[:-1] + length[:-1]).all():
-        return values[at[0] : at[-1] + length[-1]]
-    stops = at + length
-    return np.concatenate([values[start:stop] for start, stop in zip(at.tolist(), stops.tolist(), strict=True)])
 
 
 def _lengths_of(lists: pa.Array) -> Ints:

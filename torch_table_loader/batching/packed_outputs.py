@@ -97,7 +97,9 @@ class Layout:
         gaps = np.flatnonzero(sizes)
         begins, sizes = begins[gaps], sizes[gaps]
         ends = np.cumsum(sizes)
-        return np.arange(int(sizes.sum())) + np.repeat(begins - ends + sizes, sizes)
+        found: Ints = np.arange(int(sizes.sum()))
+        found += (begins - ends + sizes).repeat(sizes)
+        return found
 
     def edges(self) -> Ints:
         """Return where parts and runs of padding begin, sequences never sharing one, and the number of tokens."""

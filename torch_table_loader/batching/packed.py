@@ -15,7 +15,7 @@ from torch_table_loader.arrow.token_rows import (
     columns_of_parts,
     parts_of_sequences,
     parts_of_tokens,
-    runs_of,
+    sequences_of,
     tokens_are_rows,
 )
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
@@ -202,12 +202,6 @@ def _padded(lists: pa.LargeListArray, width: int) -> NDArray[Any]:
     """Return lists as one flat array, each from a multiple of `width` on."""
     offsets = lists.offsets.to_numpy()
     values = lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy(zero_copy_only=False)
-    lengths = np.diff(offsets)
     if len(values) == len(lists) * width:
         return cast("NDArray[Any]", values)
-    if len(values) < width:
-        values = np.concatenate([values, np.zeros(width, dtype=values.dtype)])
-    runs = np.zeros((2, len(lists), 2), dtype=np.int64)  # of each list its values, and any others for what it lacks
-    runs[0, :, 0] = offsets[:-1] - offsets[0]
-    runs[1] = np.stack([lengths, width - lengths], axis=1)
-    return runs_of(values, *runs.reshape(2, -1))
+    return sequences_of(values, offsets[:-1] - offsets[0], np.diff(offsets), np.arange(len(offsets)), width)

@@ -139,6 +139,7 @@ def write(
     outcomes: Sequence[Outcome],
     sweeps: Mapping[tuple[str, str, int], Mapping[str, float | str]],
     rounds: int,
+    packed: tuple[Sequence[Row], Sequence[Outcome]] = ((), ()),
     row_mode: tuple[Sequence[Row], Sequence[Outcome]] = ((), ()),
     distant: tuple[Sequence[FarRow], Sequence[Outcome]] = ((), ()),
 ) -> None:
@@ -150,6 +151,7 @@ def write(
         outcomes: the other numbers.
         sweeps: rows per second of each rival's settings.
         rounds: pairs behind each median.
+        packed: duels and other numbers of documents that become sequences.
         row_mode: duels and other numbers of ``shuffle="rows"``.
         distant: readers and other numbers of tables on an object store.
     """
@@ -159,6 +161,7 @@ def write(
         *_tensors([row for row in rows if _is_tensors(row)]),
         *_iceberg([row for row in rows if _is_iceberg(row)]),
         *_numbers(outcomes),
+        *_packing(*packed),
         *_row_mode(*row_mode),
         *_distant(*distant),
         *_settings(sweeps),
@@ -174,9 +177,24 @@ def write_distant(path: Path, rows: Sequence[FarRow], outcomes: Sequence[Outcome
         rows: of `write`.
         outcomes: of `write`.
     """
+    _put_section(path, _DISTANT, _distant(rows, outcomes))
+
+
+def write_packing(path: Path, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
+    """Write the section of sequences of tokens into a report, and leave its other sections as they are.
+
+    Args:
+        path: a Markdown file, or where one is to be.
+        rows: of `write`.
+        outcomes: of `write`.
+    """
+    _put_section(path, _PACKING, _packing(rows, outcomes))
+
+
+def _put_section(path: Path, title: str, lines: Sequence[str]) -> None:
     head, *sections = path.read_text().split("\n## ") if path.exists() else ("# What was measured\n",)
-    section = "\n".join(_distant(rows, outcomes)).removeprefix("## ")
-    others = [each for each in sections if not each.startswith(_DISTANT)]
+    section = "\n".join(lines).removeprefix("## ")
+    others = [each for each in sections if not each.startswith(title)]
     at = next((place for place, each in enumerate(others) if each.startswith(_SETTINGS)), len(others))
     _put(path, "\n## ".join((head, *others[:at], section, *others[at:])))
 
@@ -254,6 +272,28 @@ def _iceberg(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _packing(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[str]:
+    if not (rows or outcomes):
+        return []
+    now = dt.datetime.now(tz=dt.UTC)
+    packages = ("torch", "pyarrow", "numpy", "torch-dataloader-utils")
+    return [
+        f"## {_PACKING}",
+        "",
+        f"{now:%Y-%m-%d %H:%M} UTC, by `{shlex.join(['python', '-m', 'bench.run', *sys.argv[1:]])}`. {_machine()}",
+        f"{_load()} {', '.join(f'{name} {_version(name)}' for name in packages)}.",
+        "",
+        "The documents of D become batches of 8 sequences of 4,096 tokens; rates are tokens a second. `tokens` is the",
+        "floor: two threads decode the column of lists and drop it. A token is 4 bytes there. All tensors have 28 a",
+        "token (ids, labels and positions of int64, document ids of int32), ids and labels 16, ids 8; windows come",
+        "from a warm row store in memory. Packed by hand is a packer over the rows of torch-dataloader-utils, written",
+        "in Python as its user would, which makes the same tensors.",
+        "",
+        *_duels(rows),
+        *_numbers(outcomes),
+    ]
+
+
 def _row_mode(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[str]:
     if not (rows or outcomes):
         return []
@@ -273,6 +313,7 @@ def _row_mode(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[str]:
 
 TENSORS = "Tensor shards"
 _DISTANT, _SETTINGS = "Distant tables", "Settings of the others that were tried"
+_PACKING = "Sequences of tokens"
 _FAR = (
     *("table", "reader", "constructing, s", "first batch, s", "epoch, s", "share of the line"),
     *("GET + HEAD + LIST, constructing", "of the epoch", "bytes / needed", "most in flight", "CPU s", "peak, MiB"),
@@ -353,6 +394,11 @@ def _version(package: str) -> str:
         return "(not installed)"
 
 
+def _load() -> str:
+    """Say how many processes wanted a core: others may work on the machine."""
+    return "Load averages {:.1f}, {:.1f} and {:.1f}.".format(*os.getloadavg())
+
+
 def _machine() -> str:
     model = next(
         (
@@ -367,4 +413,4 @@ def _machine() -> str:
     return f"{cores} cores of {model}, {memory:.0f} GiB, {platform.system()} {platform.release()}."
 
 
-__all__ = ["FarRow", "Outcome", "Row", "duel_row", "write", "write_distant"]
+__all__ = ["FarRow", "Outcome", "Row", "duel_row", "write", "write_distant", "write_packing"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +38,76 @@ def torch_dataloader_utils(table: BenchTable, batch_size: int) -> Mapping[str, R
         "num_workers=2 split_bytes=4GiB": setting(num_workers=2, split_bytes="4GiB"),
         "num_workers=2 split_bytes=8MiB": setting(num_workers=2, split_bytes="8MiB"),
     }
+
+
+def packed_by_hand(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
+    """torch-dataloader-utils 0.2.0 and a packer over its rows, as one writes it: the same tensors of 4,096 tokens.
+
+    Its runs return the tokens that came, those of the last batches too, which have fewer sequences or padding.
+    """
+    from torch_dataloader_utils.dataset.structured import StructuredDataset
+
+    def setting(**options: Any) -> Run:
+        def run() -> int:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                loader, _ = StructuredDataset.create_dataloader(
+                    str(table.folder), "parquet", batch_size=256, columns=["tokens"], **options
+                )
+                documents = (document for rows in loader for document in rows["tokens"])
+                return sum(int((batch["doc_ids"] >= 0).sum()) for batch in _packed(documents, batch_size))
+
+        return run
+
+    return {
+        "num_workers=0": setting(num_workers=0),
+        "num_workers=2": setting(num_workers=2),
+        "num_workers=2 split_bytes=8MiB": setting(num_workers=2, split_bytes="8MiB"),
+    }
+
+
+def _packed(documents: Iterable[list[int]], batch_size: int, seq_len: int = 4096) -> Iterator[dict[str, Any]]:
+    """Cut documents, one behind the other, into batches of sequences with what a loss and attention need."""
+    most = batch_size * seq_len
+    fills = {"input_ids": 0, "labels": -100, "position_ids": 0, "doc_ids": -1}
+    waiting: dict[str, list[int]] = {name: [] for name in fills}
+
+    def add(document: list[int]) -> None:
+        """Add a part of a document that lies in one sequence."""
+        number = waiting["doc_ids"][-1] + 1 if waiting["doc_ids"] else 0
+        waiting["input_ids"] += document
+        waiting["labels"] += [-100, *document[1:]]
+        waiting["position_ids"] += range(len(document))
+        waiting["doc_ids"] += [number] * len(document)
+
+    def batch() -> dict[str, Any]:
+        import torch
+
+        doc_ids = waiting["doc_ids"]
+        starts = [place for place in range(len(doc_ids)) if waiting["position_ids"][place] == 0]
+        ends = [*starts[1:], len(doc_ids)]
+        missing = -len(doc_ids) % seq_len
+        found: dict[str, Any] = {
+            name: torch.tensor(values + [fills[name]] * missing).view(-1, seq_len) for name, values in waiting.items()
+        }
+        found["doc_ids"] = found["doc_ids"].int()
+        edges = starts + ([len(doc_ids)] if missing else []) + [len(doc_ids) + missing]
+        found["cu_seqlens"] = torch.tensor(edges, dtype=torch.int32)
+        found["max_seqlen"] = max(end - start for start, end in zip(starts, ends, strict=True))
+        for values in waiting.values():
+            values.clear()
+        return found
+
+    for document in documents:
+        rest = document
+        while rest:
+            room = seq_len - len(waiting["input_ids"]) % seq_len
+            add(rest[:room])
+            rest = rest[room:]
+            if len(waiting["input_ids"]) == most:
+                yield batch()
+    if waiting["input_ids"]:
+        yield batch()
 
 
 def hugging_face(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
@@ -113,6 +183,7 @@ def lance(table: BenchTable, batch_size: int) -> Mapping[str, Run]:
 
 RIVALS: dict[str, Callable[[BenchTable, int], Mapping[str, Run]]] = {
     "torch-dataloader-utils": torch_dataloader_utils,
+    "torch-dataloader-utils, packed by hand": packed_by_hand,
     "datasets": hugging_face,
     "polars": polars,
     "lance": lance,
@@ -153,4 +224,4 @@ def lance_folder(table: BenchTable) -> str:
     return str(folder)
 
 
-__all__ = ["RIVALS", "Run", "hugging_face", "lance", "polars", "torch_dataloader_utils"]
+__all__ = ["RIVALS", "Run", "hugging_face", "lance", "packed_by_hand", "polars", "torch_dataloader_utils"]

@@ -7,7 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from bench import bars, distant, tensors
 from bench.bars import DELTA_DUELS, DUELS, ICEBERG_DUELS, PACKED_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
-from bench.report import TENSORS, FarRow, Outcome, Row, duel_row, write, write_distant
+from bench.report import TENSORS, FarRow, Outcome, Row, duel_row, write, write_distant, write_packing
 from bench.tables import build
 
 _WHAT = (
@@ -56,6 +56,14 @@ class Bench:
         options = ("--left", duel.left, "--right", right, "--rounds", str(self._rounds))
         sides = self._child("bench.duel", *self._table(duel.table, duel.batch_size), *options)
         return duel_row(duel, right, _pairs(sides))
+
+    def duels(self, kinds: Mapping[str, tuple[Sequence[Duel], list[Row]]], only: str | None) -> None:
+        """Measure the duels of some kinds; each kind has a list for its rows."""
+        duels = [(duel, found) for each, found in kinds.values() for duel in chosen(each, only)]
+        for duel, found in (bar := tqdm(duels, unit="duel", disable=None if duels else True)):
+            bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")
+            found.append(self.duel(duel))
+            tqdm.write(found[-1].line())
 
     def sweep(self, rival: str, table: str, batch_size: int) -> dict[str, float | str]:
         """Give a rival's rows per second by setting, measured once."""
@@ -99,13 +107,23 @@ class Bench:
         ]
 
     def packing(self) -> list[Outcome]:
-        """Pack documents of tokens."""
+        """Pack documents of tokens, and compare the peaks of epochs of packed sequences."""
         outcomes: list[Outcome] = []
         for block, (micros, fill) in self._child("bench.packing").items():
             what = f"best fit of blocks of {int(block):,} documents into 4,096 tokens"
             outcomes += [
                 Outcome(f"{what}, µs a document", micros, bars.PACKING_MICROS),
                 Outcome(f"{what}, share of real tokens", fill, bars.PACKING_FILL[block], at_least=True),
+            ]
+        epochs = 30
+        for setting in ("concat", "best fit"):
+            options = ("--who", f"packed:{setting}", "--epochs", str(epochs))
+            peaks = self._child("bench.memory", *self._table("D", 8), *options)["peaks"]
+            growth = statistics.median(peaks[-5:]) / statistics.median(peaks[1:6])
+            name = f"D, {setting}: peak of epochs {epochs - 4} to {epochs} over that of epochs 2 to 6"
+            outcomes += [
+                Outcome(name, growth, bars.MEMORY_GROWTH),
+                Outcome(f"D, {setting}: peak, MiB", max(peaks), None),
             ]
         return outcomes
 
@@ -277,19 +295,19 @@ def main() -> None:
     bench = Bench(options.root, options.rounds)
     rows: list[Row] = []
     outcomes: list[Outcome] = []
-    kinds = {"duels": DUELS, "iceberg": ICEBERG_DUELS, "delta": DELTA_DUELS, "packing": PACKED_DUELS}
-    duels = tuple(duel for kind, each in kinds.items() if kind in what for duel in each)
-    if duels:
-        for duel in (bar := tqdm(chosen(duels, options.only), unit="duel", disable=None)):
-            bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")
-            rows.append(bench.duel(duel))
-            tqdm.write(rows[-1].line())
+    packed: tuple[list[Row], list[Outcome]] = ([], [])
+    kinds = {
+        "duels": (DUELS, rows),
+        "iceberg": (ICEBERG_DUELS, rows),
+        "delta": (DELTA_DUELS, rows),
+        "packing": (PACKED_DUELS, packed[0]),
+    }
+    bench.duels({kind: each for kind, each in kinds.items() if kind in what}, options.only)
     for row in bench.races(what):
         rows.append(row)
         tqdm.write(row.line())
     for name, measure in (
         ("planning", bench.planning),
-        ("packing", bench.packing),
         ("first-batch", bench.first_batch),
         ("resume", bench.resume),
         ("memory", bench.memory),
@@ -298,19 +316,22 @@ def main() -> None:
     ):
         if name in what:
             outcomes += measure()
+    packed[1].extend(bench.packing() if "packing" in what else ())
     row_mode: tuple[list[Row], list[Outcome]] = bench.rows() if "rows" in what else ([], [])
     far: tuple[list[FarRow], list[Outcome]] = bench.distant(options.against) if "distant" in what else ([], [])
-    outcomes_of_all = (*outcomes, *row_mode[1], *far[1])
+    outcomes_of_all = (*outcomes, *packed[1], *row_mode[1], *far[1])
     for reader in far[0]:
         print(reader.line())
     for outcome in outcomes_of_all:
         print(outcome.line())
     if set(what) == {"distant"}:
         write_distant(options.out, *far)
+    elif set(what) == {"packing"}:
+        write_packing(options.out, *packed)
     else:
-        write(options.out, rows, outcomes, bench.sweeps, options.rounds, row_mode, far)
+        write(options.out, rows, outcomes, bench.sweeps, options.rounds, packed, row_mode, far)
     print(f"written: {options.out}")
-    if False in {*(row.met for row in (*rows, *row_mode[0])), *(entry.met for entry in outcomes_of_all)}:
+    if False in {*(row.met for row in (*rows, *packed[0], *row_mode[0])), *(entry.met for entry in outcomes_of_all)}:
         sys.exit(1)
 
 

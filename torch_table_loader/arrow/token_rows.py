@@ -4,7 +4,8 @@ Both forms have one column for each column that is cut as the tokens are, the to
 
 * **Tokens as rows**, where documents are cut anywhere: flat values, and `documents` as run-ends of a struct, one run
   for each part of a document.
-* **Sequences as rows**: lists of values, none longer than a sequence, and `documents` as lists of the struct.
+* **Sequences as rows**: lists of values, none longer than a sequence (what stands behind the last part is padding), and
+  `documents` as lists of the struct.
 
 The struct is ``<length: int64, start: int64, next: int64, columns: struct<...>>``: tokens of the part, the place of its
 first token among those that its document stores, the token behind its last (−100 where it ends the document, or where
@@ -102,7 +103,7 @@ def rows_of_sequences(
     """Return sequences as rows.
 
     Args:
-        values: of each column that is cut, one a token, padding left out.
+        values: of each column that is cut, one a token; padding behind a sequence may stand there, or be left out.
         offsets: int64[rows + 1], where the tokens of each sequence begin.
         parts: of all sequences; `at` does not matter.
         part_offsets: int64[rows + 1], where the parts of each sequence begin.
@@ -139,6 +140,48 @@ def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
     before = np.concatenate(([0], ends))[offsets[:-1] - offsets[0]]
     row = np.repeat(np.arange(len(documents)) * width - before, counts)
     return _parts(struct, ends - length + row, length)
+
+
+def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
+    """Return runs of values one after another; not copied where they are so already.
+
+    Arrow copies them all in one call without Python's lock, which a copy for each run would take and leave in turn.
+
+    Args:
+        values: numbers or booleans, flat.
+        at: int64[n], the first value of each run.
+        length: int64[n], its values; runs may overlap.
+
+    >>> runs_of(np.array([1, 2, 3, 4]), np.array([2, 0]), np.array([2, 3])).tolist()
+    [3, 4, 1, 2, 3]
+    """
+    if not len(at):
+        return values[:0]
+    if (at[1:] == at[:-1] + length[:-1]).all():
+        return values[at[0] : at[-1] + length[-1]]
+    plain = values.view(np.uint8) if values.dtype == np.bool_ else values
+    runs = pa.LargeListViewArray.from_arrays(pa.array(at), pa.array(length), pa.array(plain)).flatten()
+    found: NDArray[Any] = runs.to_numpy().view(values.dtype)
+    return found
+
+
+def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, width: int) -> NDArray[Any]:
+    """Return runs of values as sequences of one width, each filled up with any values; see `runs_of`.
+
+    Args:
+        values: numbers or booleans, flat.
+        at: int64[n], the first value of each run.
+        length: int64[n], its values.
+        offsets: int64[sequences + 1], where the runs of each sequence begin.
+        width: values of a sequence, at least those of its runs.
+    """
+    ends = np.concatenate(([0], np.cumsum(length)))[offsets]
+    missing = width - np.diff(ends)
+    if missing.any():
+        at, length = np.insert(at, offsets[1:], 0), np.insert(length, offsets[1:], missing)
+        if len(values) < width:
+            values = np.concatenate([values, np.zeros(width, dtype=values.dtype)])
+    return runs_of(values, at, length)
 
 
 def _parts(struct: pa.StructArray, at: Ints, length: Ints) -> Parts:

@@ -15,6 +15,7 @@ from torch_table_loader.arrow.token_rows import (
     columns_of_parts,
     parts_of_sequences,
     parts_of_tokens,
+    sequences_of,
     tokens_are_rows,
 )
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
@@ -201,9 +202,6 @@ def _padded(lists: pa.LargeListArray, width: int) -> NDArray[Any]:
     """Return lists as one flat array, each from a multiple of `width` on."""
     offsets = lists.offsets.to_numpy()
     values = lists.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])).to_numpy(zero_copy_only=False)
-    lengths = np.diff(offsets)
     if len(values) == len(lists) * width:
         return cast("NDArray[Any]", values)
-    out = new_array((len(lists), width), values.dtype)
-    out[np.arange(width) < lengths[:, None]] = values
-    return out.reshape(-1)
+    return sequences_of(values, offsets[:-1] - offsets[0], np.diff(offsets), np.arange(len(offsets)), width)

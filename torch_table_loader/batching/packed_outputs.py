@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-_LONG_PART = 64
-"""Tokens of a part from which on it costs less to fill parts one by one than all tokens at once."""
+_BLOCK_TOKENS = 1 << 15
+"""Tokens that are worked on at a time, at least: what is made of them on the way stays in the processor's cache."""
 
 Documents = Callable[[pa.RecordBatch], dict[str, Any]]
 """Makes tensors of columns of documents, by name."""
@@ -81,42 +81,25 @@ class Layout:
             self.behind[cut] = target(self.at[cut] + self.length[cut])
         self.ends = self.at + self.length
 
-    @property
-    def full(self) -> bool:
-        """Whether there is no padding."""
-        return int(self.length.sum()) == self.num_tokens
+    def blocks(self) -> Iterator[tuple[int, int, slice]]:
+        """Yield runs of whole sequences: the first token, the token behind the last, and the parts."""
+        size = -(-_BLOCK_TOKENS // self.seq_len) * self.seq_len
+        bounds = [*range(0, self.num_tokens, size), self.num_tokens]
+        for (start, stop), (first, last) in zip(
+            pairwise(bounds), pairwise(np.searchsorted(self.at, bounds).tolist()), strict=True
+        ):
+            yield start, stop, slice(first, last)
 
-    def spread(self, values: Ints, padding: int, dtype: Any) -> NDArray[Any]:
-        """Return each part's value at each of its tokens, and another where there is padding."""
-        if len(values) * _LONG_PART > self.num_tokens:
-            runs = self._beside(values, padding).astype(dtype)
-            return np.repeat(runs, self._runs())
-        found = new_array((self.num_tokens,), dtype)
-        if not self.full:
-            found[:] = padding
-        for start, stop, value in zip(self.at.tolist(), self.ends.tolist(), values.tolist(), strict=True):
-            found[start:stop] = value
+    def padding(self) -> Ints:
+        """Return the places of padding."""
+        begins = np.concatenate(([0], self.ends))
+        sizes = np.append(self.at, self.num_tokens) - begins
+        gaps = np.flatnonzero(sizes)
+        begins, sizes = begins[gaps], sizes[gaps]
+        ends = np.cumsum(sizes)
+        found: Ints = np.arange(int(sizes.sum()))
+        found += (begins - ends + sizes).repeat(sizes)
         return found
-
-    def positions(self) -> Ints:
-        """Return the place of each token in its part; 0 where there is padding."""
-        if len(self.at) * _LONG_PART > self.num_tokens:
-            places = np.arange(self.num_tokens)
-            places -= self.spread(self.at, 0, np.int64)
-            if not self.full:
-                places[self.padding()] = 0
-            return places
-        found: Ints = new_array((self.num_tokens,), np.int64)
-        if not self.full:
-            found[:] = 0
-        rising = np.arange(int(self.length.max(initial=0)))
-        for start, stop in zip(self.at.tolist(), self.ends.tolist(), strict=True):
-            found[start:stop] = rising[: stop - start]
-        return found
-
-    def padding(self) -> NDArray[np.bool_]:
-        """Return which tokens are padding."""
-        return np.repeat(np.arange(2 * len(self.at) + 1) % 2 == 0, self._runs())
 
     def edges(self) -> Ints:
         """Return where parts and runs of padding begin, sequences never sharing one, and the number of tokens."""
@@ -124,20 +107,6 @@ class Layout:
         found: Ints = np.concatenate([self.at, self.ends, rows])
         found.sort()  # np.unique hashes, which takes longer
         return found[np.diff(found, prepend=-1) > 0]
-
-    def _runs(self) -> Ints:
-        """Return the tokens of the padding before each part, the part, and the padding at the end, alternating."""
-        gaps = np.diff(self.at, prepend=0)
-        gaps[1:] -= self.length[:-1]
-        runs = self._beside(self.length, 0)
-        runs[0::2] = [*gaps, self.num_tokens - (int(self.ends[-1]) if len(self.ends) else 0)]
-        return runs
-
-    @staticmethod
-    def _beside(values: Ints, between: int) -> Ints:
-        found = np.full(2 * len(values) + 1, between, dtype=np.int64)
-        found[1::2] = values
-        return found
 
 
 class Sequences:
@@ -156,6 +125,7 @@ class Sequences:
         self._names = names
         self._documents = documents
         self._numpy = numpy
+        self._wanted = frozenset(pack.tensors)
         self._loss = names.index(pack.loss_mask) if pack.loss_mask is not None else None
 
     def batches(self, tokens: Sequence[NDArray[Any]], parts: Parts, batch_tokens: int) -> list[dict[str, Any]]:
@@ -179,82 +149,102 @@ class Sequences:
             return found
 
         layout = Layout(parts, seq_len, num_tokens, target)
-        flat = self._flat(tokens, layout)
-        starts = range(0, num_tokens, batch_tokens)
-        bounds = np.searchsorted(layout.at, [*starts, num_tokens]).tolist()
-        has_edges = not {"cu_seqlens", "max_seqlen"}.isdisjoint(self._pack.tensors)
-        edges = self._edges(layout, [*starts, num_tokens]) if has_edges else [(None, 0)] * len(starts)
-        if "doc_ids" in self._pack.tensors:
-            before = np.repeat(bounds[:-1], np.diff(bounds))
-            flat["doc_ids"] = layout.spread(np.arange(len(layout.at)) - before, -1, np.int32)
-        found = []
-        for place, start in enumerate(starts):
-            stop = min(start + batch_tokens, num_tokens)
-            own = {name: values[start:stop] for name, values in flat.items()}
-            batch = {name: self._out(value) for name, value in self._named(own, *edges[place]).items()}
-            if parts.columns is not None:
-                batch |= self._of_documents(parts.columns, layout, bounds[place], bounds[place + 1], start, stop)
-            found.append(batch)
-        return found
+        bounds = [*range(0, num_tokens, batch_tokens), num_tokens]
+        firsts = np.searchsorted(layout.at, bounds)
+        cut: dict[str, Sequence[Any]] = {
+            name: self._cut(values, batch_tokens)
+            for name, values in self._named(self._flat(tokens, layout, firsts)).items()
+        }
+        if not {"cu_seqlens", "max_seqlen"}.isdisjoint(self._wanted):
+            cut |= self._edges(layout, bounds)
+        batches = [dict(zip(cut, batch, strict=True)) for batch in zip(*cut.values(), strict=True)]
+        if parts.columns is not None:
+            for batch, (first, last), (start, stop) in zip(
+                batches, pairwise(firsts.tolist()), pairwise(bounds), strict=True
+            ):
+                batch.update(self._of_documents(parts.columns, layout, first, last, start, stop))
+        return batches
 
-    def _flat(self, tokens: Sequence[NDArray[Any]], layout: Layout) -> dict[str, NDArray[Any]]:
-        """Return what each token has, by the names of this library; `doc_ids` depend on the batch."""
-        pack, wanted = self._pack, self._pack.tensors
-        ids = self._filled(tokens[0], layout, pack.pad_id, np.int64)
-        flat = {"input_ids": ids}
+    def _flat(self, tokens: Sequence[NDArray[Any]], layout: Layout, firsts: Ints) -> dict[str, NDArray[Any]]:
+        """Return what each token has, by the names of this library.
+
+        Args:
+            tokens: of each column that is cut.
+            layout: of all batches.
+            firsts: the first part of each batch, and the number of parts.
+        """
+        wanted, number = self._wanted, np.arange(len(layout.at))
+        flat: dict[str, NDArray[Any]] = {}
+        fills: dict[str, int] = {"input_ids": self._pack.pad_id, "labels": IGNORED, "doc_ids": -1}
+        copied: list[tuple[NDArray[Any], NDArray[Any], int]] = []
+        spread: list[tuple[NDArray[Any], NDArray[Any]]] = []
+
+        def new(name: str, dtype: Any) -> NDArray[Any]:
+            flat[name] = new_array((layout.num_tokens,), dtype)
+            return flat[name]
+
+        copied.append((new("input_ids", np.int64), tokens[0], 0))
         if "labels" in wanted:
-            flat["labels"] = self._labels(tokens, ids, layout)
-        if "position_ids" in wanted:
-            flat["position_ids"] = layout.positions()
+            copied.append((new("labels", np.int64), tokens[0], self._shift))
+        positions = new("position_ids", np.int64) if "position_ids" in wanted else None
         if "segment_ids" in wanted:
             sequence = layout.at // layout.seq_len
-            first = np.searchsorted(sequence, sequence)
-            flat["segment_ids"] = layout.spread(np.arange(1, len(layout.at) + 1) - first, 0, np.int32)
+            segments = number + 1 - np.searchsorted(sequence, sequence)
+            spread.append((new("segment_ids", np.int32), segments.astype(np.int32)))
         for name, values in zip(self._names[1:], tokens[1:], strict=True):
-            if name != pack.loss_mask:
-                flat[name] = self._filled(values, layout, 0, values.dtype)
+            if name != self._pack.loss_mask:
+                copied.append((new(name, values.dtype), values, 0))
+        if "doc_ids" in wanted:
+            of_batch = number - np.repeat(firsts[:-1], np.diff(firsts))
+            spread.append((new("doc_ids", np.int32), of_batch.astype(np.int32)))
+        _fill(layout, copied, spread, positions)
+        if "labels" in wanted:
+            self._mask(flat["labels"], tokens, layout)
+        padding = layout.padding()
+        if len(padding):
+            for name, values in flat.items():
+                values[padding] = fills.get(name, 0)
         return flat
 
-    def _named(self, flat: Mapping[str, NDArray[Any]], edges: NDArray[Any] | None, longest: int) -> dict[str, Any]:
-        """Return what the output has of a batch, by the names that it has for it."""
-        output = self._pack.output
-        if output == "flash":
-            found: dict[str, Any] = {name: values[None] for name, values in flat.items()}
-            for side in ("q", "k"):
-                found[f"cu_seq_lens_{side}"], found[f"max_length_{side}"] = edges, longest
-            return found
-        found = {name: values.reshape(-1, self._pack.seq_len) for name, values in flat.items()}
-        if output == "megatron":
-            found = {"tokens": found.pop("input_ids"), **found}
-            if "labels" in found:
-                trained = found["labels"] != IGNORED
-                found["labels"] = np.where(trained, found["labels"], 0)
-                found["loss_mask"] = trained.astype(np.float32)
-        if "cu_seqlens" in self._pack.tensors:
-            found["cu_seqlens"] = edges
-        if "max_seqlen" in self._pack.tensors:
-            found["max_seqlen"] = longest
-        return found
+    @property
+    def _shift(self) -> int:
+        """How many tokens behind a token its label is."""
+        return 0 if self._pack.labels == "hf" else 1
 
-    def _labels(self, tokens: Sequence[NDArray[Any]], ids: Ints, layout: Layout) -> Ints:
-        """Return the label of each token, −100 where the loss leaves it out."""
-        labels: Ints = new_array(ids.shape, np.int64)
-        labels[:] = ids
+    def _mask(self, labels: NDArray[Any], tokens: Sequence[NDArray[Any]], layout: Layout) -> None:
+        """Put −100 where the loss leaves a token out, and see to the labels at the edges of parts."""
         if self._loss is not None:
-            mask = tokens[self._loss]
+            mask = tokens[self._loss][self._shift :]
             labels[: len(mask)][mask == 0] = IGNORED
-        if not layout.full:
-            labels[layout.padding()] = IGNORED
-        if self._pack.labels == "hf":
+        if self._shift:
+            labels[layout.ends - 1] = layout.behind
+        else:
             labels[layout.at] = IGNORED
-            return labels
-        labels[:-1] = labels[1:].copy()
-        labels[layout.ends - 1] = layout.behind
-        if not layout.full:
-            labels[layout.padding()] = IGNORED
-        return labels
 
-    def _edges(self, layout: Layout, bounds: Sequence[int]) -> list[tuple[NDArray[Any], int]]:
+    def _named(self, flat: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return what the output has of all tokens, by the names that it has for it."""
+        if self._pack.output == "megatron":
+            flat = {"tokens": flat.pop("input_ids"), **flat}
+            if "labels" in flat:
+                trained = flat["labels"] != IGNORED
+                flat["labels"] = np.where(trained, flat["labels"], 0)
+                flat["loss_mask"] = trained.astype(np.float32)
+        return flat
+
+    def _cut(self, values: NDArray[Any], batch_tokens: int) -> Sequence[Any]:
+        """Return one array or tensor a batch: a row a sequence, or one row where attention takes a flat batch."""
+        flat = self._pack.output == "flash"
+        width, rows = (None, batch_tokens) if flat else (self._pack.seq_len, batch_tokens // self._pack.seq_len)
+        if width is not None:
+            values = values.reshape(-1, width)
+        cut: Sequence[Any]
+        if self._numpy:
+            cut = [values[start : start + rows] for start in range(0, len(values), rows)]
+        else:
+            cut = torch.unsafe_split(torch.from_numpy(values), rows)
+        return [batch[None] for batch in cut] if flat else cut
+
+    def _edges(self, layout: Layout, bounds: Sequence[int]) -> dict[str, Sequence[Any]]:
         """Return for each batch where documents begin, as attention over a flat batch takes it, and the longest."""
         found, most = layout.edges(), self._pack.max_docs_per_row
         if most is not None:
@@ -265,25 +255,26 @@ class Sequences:
                     f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; make it larger, or "
                     'take strategy="best_fit", which heeds it'
                 )
-        batches = []
-        for (start, stop), (first, last) in zip(
-            pairwise(bounds), pairwise(np.searchsorted(found, bounds).tolist()), strict=True
-        ):
-            own = found[first : last + 1] - start
-            longest = int(np.diff(own).max())
+        firsts = np.searchsorted(found, bounds)
+        longest = np.maximum.reduceat(np.diff(found), firsts[:-1]).tolist()
+        edges = []
+        for (start, stop), (first, last) in zip(pairwise(bounds), pairwise(firsts.tolist()), strict=True):
+            size = last - first + 1
             if most is not None:  # padding may stand behind the documents of each sequence
                 size = (stop - start) // layout.seq_len * (most + 1) + 1
-                own = np.concatenate([own, np.full(size - len(own), stop - start)])
-            batches.append((own.astype(np.int32), longest))
-        return batches
-
-    def _filled(self, values: NDArray[Any], layout: Layout, padding: int, dtype: Any) -> NDArray[Any]:
-        """Return the values of all tokens, with padding."""
-        found = new_array((layout.num_tokens,), dtype)
-        found[: len(values)] = values
-        if not layout.full:
-            found[layout.padding()] = padding
-        return found
+            own = np.empty(size, dtype=np.int32)
+            own[: last - first] = found[first:last] - start
+            own[last - first :] = stop - start
+            edges.append(self._out(own))
+        if self._pack.output == "flash":
+            return {
+                "cu_seq_lens_q": edges,
+                "max_length_q": longest,
+                "cu_seq_lens_k": [edge[:] for edge in edges],
+                "max_length_k": longest,
+            }
+        both: dict[str, Sequence[Any]] = {"cu_seqlens": edges, "max_seqlen": longest}
+        return {name: values for name, values in both.items() if name in self._wanted}
 
     def _of_documents(
         self, columns: pa.StructArray, layout: Layout, first: int, last: int, start: int, stop: int
@@ -347,3 +338,37 @@ class Sequences:
         if self._numpy or not isinstance(value, np.ndarray):
             return value
         return torch.from_numpy(value)
+
+
+def _fill(
+    layout: Layout,
+    copied: Sequence[tuple[NDArray[Any], NDArray[Any], int]],
+    spread: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+    positions: NDArray[Any] | None,
+) -> None:
+    """Write what tokens have, block by block; what stands in padding is undefined.
+
+    Args:
+        layout: of all batches.
+        copied: arrays, the values of which tokens they take, and how many tokens behind.
+        spread: arrays, and what each part has at each of its tokens.
+        positions: takes the place of each token in its part.
+    """
+    rising = np.arange(0)
+    for start, stop, parts in layout.blocks():
+        for out, values, shift in copied:
+            given = values[start + shift : stop + shift]
+            out[start : start + len(given)] = given
+        at = layout.at[parts]
+        if not len(at):
+            continue
+        begin = int(at[0])  # what is before it is padding, and a part is taken to go on until the next one begins
+        counts = np.empty_like(at)
+        np.subtract(at[1:], at[:-1], out=counts[:-1])
+        counts[-1] = stop - at[-1]
+        for out, of_parts in spread:
+            out[begin:stop] = of_parts[parts].repeat(counts)
+        if positions is not None:
+            if len(rising) < stop - begin:
+                rising = np.arange(stop - start)
+            np.subtract(rising[: stop - begin], (at - begin).repeat(counts), out=positions[begin:stop])

@@ -146,69 +146,46 @@ def _at_least_one(name: str, value: int) -> int:
 def _place(lengths: list[int], seq_len: int, most: int) -> list[int]:
     """Return the pack of each document.
 
+    Open packs stand by their free tokens: a stack for each number (`top`, and what is `below` each pack), and a bit set
+    of the numbers whose stack is not empty. It is cut into words of about ``sqrt(seq_len)`` bits, and `summary` has a
+    bit for each word that is not 0: the smallest number that is large enough is found by looking at two words.
+
     Args:
         lengths: from the longest to the shortest.
         seq_len: the most tokens of a pack.
         most: the most documents of a pack.
     """
-    least = lengths[-1] if lengths else 1
-    packs = _OpenPacks(seq_len, len(lengths))
-    take, put = packs.take, packs.put
-    pack_of, documents = [0] * len(lengths), [0] * len(lengths)
-    opened = 0
+    shift = (seq_len.bit_length() + 1) // 2
+    mask = (1 << shift) - 1
+    words, summary = [0] * ((seq_len >> shift) + 1), 0
+    top: dict[int, int] = {}
+    below, documents, pack_of = [-1] * len(lengths), [0] * len(lengths), [0] * len(lengths)
+    least, opened = lengths[-1] if lengths else 1, 0
     for turn, length in enumerate(lengths):
-        free, pack = take(length)
-        if pack < 0:
+        number = length >> shift
+        enough = words[number] >> (length & mask) << (length & mask)
+        if not enough and (further := summary >> (number + 1)):
+            number += (further & -further).bit_length()
+            enough = words[number]
+        if enough:
+            bit = enough & -enough
+            free = (number << shift) + bit.bit_length() - 1
+            pack = top[free]
+            if below[pack] >= 0:
+                top[free] = below[pack]
+            else:
+                del top[free]
+                words[number] ^= bit
+                if not words[number]:
+                    summary ^= 1 << number
+        else:
             free, pack, opened = seq_len, opened, opened + 1
         pack_of[turn] = pack
         documents[pack] += 1
-        if free - length >= least and documents[pack] < most:
-            put(pack, free - length)
+        free -= length
+        if free >= least and documents[pack] < most:
+            below[pack], top[free] = top.get(free, -1), pack
+            number = free >> shift
+            words[number] |= 1 << (free & mask)
+            summary |= 1 << number
     return pack_of
-
-
-class _OpenPacks:
-    """Packs by their free tokens: a stack for each number, and a bit set of the numbers whose stack is not empty.
-
-    The bit set is cut into words of about ``sqrt(seq_len)`` bits, and `summary` has a bit for each word that is not 0:
-    the smallest number that is large enough is found by looking at two words.
-    """
-
-    __slots__ = ("below", "mask", "shift", "summary", "top", "words")
-
-    def __init__(self, seq_len: int, packs: int) -> None:
-        self.shift = (seq_len.bit_length() + 1) // 2
-        self.mask = (1 << self.shift) - 1
-        self.words, self.summary = [0] * ((seq_len >> self.shift) + 1), 0
-        self.top: dict[int, int] = {}
-        self.below = [-1] * packs
-
-    def take(self, need: int) -> tuple[int, int]:
-        """Take the pack with the least free tokens that are enough; return these and the pack, or -1 twice."""
-        number = need >> self.shift
-        word = self.words[number] >> (need & self.mask)
-        if word:
-            free = need + (word & -word).bit_length() - 1
-        else:
-            further = self.summary >> (number + 1)
-            if not further:
-                return -1, -1
-            number += (further & -further).bit_length()
-            word = self.words[number]
-            free = (number << self.shift) + (word & -word).bit_length() - 1
-        pack = self.top[free]
-        if self.below[pack] >= 0:
-            self.top[free] = self.below[pack]
-        else:
-            del self.top[free]
-            self.words[number] ^= 1 << (free & self.mask)
-            if not self.words[number]:
-                self.summary ^= 1 << number
-        return free, pack
-
-    def put(self, pack: int, free: int) -> None:
-        """Add a pack with so many free tokens."""
-        self.below[pack], self.top[free] = self.top.get(free, -1), pack
-        number = free >> self.shift
-        self.words[number] |= 1 << (free & self.mask)
-        self.summary |= 1 << number

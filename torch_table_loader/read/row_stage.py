@@ -117,4 +117,4 @@ class RowBlocks:
     def rest(self) -> list[pa.RecordBatch]:
         """Return what waits as one block, if anything does; nothing waits then."""
         waiting, self._waiting, self._num_rows = self._waiting, [], 0
-        return [pa.concat_batches(waiting)] if waiting else []
+        return [pa.concat_batches(waiting)] if len(waiting) > 1 else waiting

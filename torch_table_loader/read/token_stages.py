@@ -19,17 +19,23 @@ from torch_table_loader.arrow.token_rows import (
     rows_of_tokens,
     schema_of_sequences,
     schema_of_tokens,
+    sequences_of,
 )
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.pack import IGNORED, Pack
-from torch_table_loader.planning.packing import Pieces, best_fit, split_long
+from torch_table_loader.planning.packing import Packed, Pieces, best_fit, split_long
+from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.row_stage import RowStage, StagedRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+
+
+_PACKS = LRUCache(8 * 1024 * 1024)
+"""Packs of the blocks that were packed last, by the lengths of their documents."""
 
 
 class Documents(NamedTuple):
@@ -316,8 +322,9 @@ class SequenceRows(StagedRows):
             cut = np.flatnonzero(begun + length < np.diff(found.offsets)[document])
             behind[cut] = self._stage.targets(found.values, at[cut] + length[cut])
         parts = self._stage.parts(self._batch, found.kept[document], begun - found.added[document], length, behind)
-        offsets = np.concatenate(([0], np.cumsum(length)))[part_offsets]
-        values = [_gathered(column, at, length) for column in found.values]
+        width = self._stage.pack.seq_len
+        values = [sequences_of(column, at, length, part_offsets, width) for column in found.values]
+        offsets = np.arange(len(part_offsets)) * width
         return rows_of_sequences(values, offsets, parts, part_offsets, self._stage.schema(self._batch.schema))
 
 
@@ -338,8 +345,14 @@ class BestFitAsRows(SequencesAsRows):
         return self.pack.block_docs
 
     def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
-        """Pack by best fit."""
-        packed = best_fit(lengths, self.pack.seq_len, self.pack.max_docs_per_row)
+        """Pack by best fit; blocks come again, since they are counted before they are read, and read in each epoch."""
+
+        def make() -> tuple[Packed, int]:
+            packed = best_fit(lengths, self.pack.seq_len, self.pack.max_docs_per_row)
+            return packed, len(given) + packed.order.nbytes + packed.offsets.nbytes
+
+        given = lengths.astype(np.int32).tobytes()  # none is longer than a sequence
+        packed: Packed = _PACKS.get((given, self.pack.seq_len, self.pack.max_docs_per_row), make)
         return packed.order, packed.offsets
 
 
@@ -357,16 +370,6 @@ def stage_of(pack: Pack, table: pa.Schema) -> TokenStage:
     if pack.strategy not in stages:
         raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; or take strategy="concat"')
     return stages[pack.strategy](pack, table)
-
-
-def _gathered(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
-    """Return runs of values one after another; not copied where they are so already."""
-    if not len(at):
-        return values[:0]
-    if (at[1:] == at[:-1] + length[:-1]).all():
-        return values[at[0] : at[-1] + length[-1]]
-    stops = at + length
-    return np.concatenate([values[start:stop] for start, stop in zip(at.tolist(), stops.tolist(), strict=True)])
 
 
 def _lengths_of(lists: pa.Array) -> Ints:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar,
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, Split, Traffic
 
@@ -381,6 +382,25 @@ class ListCountingReader(FormatReader, Protocol):
 
         Returns:
             Both for each row group; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class ListMeasuringReader(FormatReader, Protocol):
+    """A format reader that knows how long each list of a column is, so that packing need not look at any."""
+
+    def list_lengths(self, meta: FileMeta, column: str) -> NDArray[Any] | None:
+        """Return how many values the list of each row of a file has.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            meta: what `inspect` said.
+            column: a list column, as the file spells its name.
+
+        Returns:
+            Integers, only to be read; None where the file does not say.
         """
         ...
 

@@ -11,8 +11,10 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import new_array
+from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
 from torch_table_loader.pack import IGNORED
+from torch_table_loader.planning.pack_counts import PackCounts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -158,7 +160,7 @@ class Sequences:
         self._numpy = numpy
         self._loss = names.index(pack.loss_mask) if pack.loss_mask is not None else None
 
-    def batches(self, tokens: Sequence[NDArray[Any]], parts: Parts, batch_tokens: int) -> list[dict[str, Any]]:
+    def batches(self, tokens: Sequence[NDArray[Any]], parts: Parts, batch_tokens: int) -> Batches:
         """Return batches by name. Their tensors view arrays of all of them, as other batches of a read do.
 
         Args:
@@ -195,7 +197,7 @@ class Sequences:
             if parts.columns is not None:
                 batch |= self._of_documents(parts.columns, layout, bounds[place], bounds[place + 1], start, stop)
             found.append(batch)
-        return found
+        return Batches(found, _counts(layout, bounds, starts))
 
     def _flat(self, tokens: Sequence[NDArray[Any]], layout: Layout) -> dict[str, NDArray[Any]]:
         """Return what each token has, by the names of this library; `doc_ids` depend on the batch."""
@@ -347,3 +349,13 @@ class Sequences:
         if self._numpy or not isinstance(value, np.ndarray):
             return value
         return torch.from_numpy(value)
+
+
+def _counts(layout: Layout, bounds: Sequence[int], starts: range) -> list[PackCounts]:
+    """Return what each batch is made of; what became of documents beyond it nobody knows here."""
+    tokens = np.diff(np.concatenate(([0], np.cumsum(layout.length)))[bounds]).tolist()
+    seq_len, unknown = layout.seq_len, (None, None, None)
+    return [
+        PackCounts(seq_len, (min(start + starts.step, layout.num_tokens) - start) // seq_len, own, parts, *unknown)
+        for start, own, parts in zip(starts, tokens, np.diff(bounds).tolist(), strict=True)
+    ]

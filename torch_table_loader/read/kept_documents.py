@@ -16,6 +16,8 @@ from torch_table_loader.read.token_stages import TokenStage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.pack_counts import PackCounts
+
     Ints = NDArray[np.int64]
 
 
@@ -44,9 +46,9 @@ class KeptDocuments(TokenStage):
         lists = [pa.field(field.name, pa.large_list(kept_type(field.type)), nullable=False) for field in self._cut]
         return pa.schema([*lists, *self._columns(given)])
 
-    def count(self, batch: pa.RecordBatch) -> int:
+    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
         """Return how many rows there are."""
-        return int(batch.num_rows)
+        return len(whole), None
 
     def rows(self, batch: pa.RecordBatch) -> KeptRows:
         """Return the rows as they are kept."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.rows_of import RowSpan, SourceRow
 
@@ -133,6 +134,10 @@ class Items(ABC):
     @abstractmethod
     def notes(self, position: SamplePosition) -> list[str]:
         """What `explain()` says of the stores and the order, at the start of an epoch."""
+
+    def packing(self, position: SamplePosition) -> PackCounts | None:  # noqa: ARG002 rows are not packed
+        """Return what packing makes of the documents of an epoch; None where rows are not packed, or nobody knows."""
+        return None
 
     @abstractmethod
     def close_clients(self) -> None:
@@ -273,6 +278,7 @@ class IndexedJob(Job):
             rows_in_flight=self.items.copies * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.items.held_bytes,
             notes=[*self.items.notes(position), *self._notes_of_steps(plan)],
+            packing=self.items.packing(position),
         )
 
     def _notes_of_steps(self, plan: GlobalBatches) -> list[str]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.rows_of import RowSpan
     from torch_table_loader.source.plan_cache import PlanCache
@@ -73,7 +74,7 @@ class PackedItems(TableItems):
         kept: list[KeptDocuments] = []
 
         def form(table: pa.Schema) -> KeptDocuments:
-            kept.append(KeptDocuments(pack, table))
+            kept.append(KeptDocuments(pack, table, options.columns or ()))
             return kept[0]
 
         documents = TableRows.survey(source, _of_documents(options, pack), cache, form)
@@ -250,6 +251,10 @@ class PackedItems(TableItems):
             f"{left:,} of {self.live_rows:,} live documents are in the epoch; the others are excluded",
             *([self.store.note] if self.store.note else []),
         ]
+
+    def packing(self, position: SamplePosition) -> PackCounts:
+        """Return what packing makes of the documents of an epoch; its order is walked for that."""
+        return self.stream(position).counts()
 
     @property
     def _windows(self) -> Windows:

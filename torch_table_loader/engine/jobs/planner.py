@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.consumption import PlacedPlan
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.layout import TableLayout
+    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Stage
     from torch_table_loader.planning.strategies import Strategy
@@ -98,6 +99,10 @@ class Planner:
         """Count the live rows of a row group before a row; see `LiveCounter.live_before`."""
         assert self._counter is not None  # noqa: S101 without a filter every row lives
         return self._counter.live_before(group, row)
+
+    def packed(self, segments: SegmentTable) -> PackCounts | None:
+        """Return what packing makes of some splits; see `LiveCounter.packed`."""
+        return None if self._counter is None else self._counter.packed(segments)
 
     def digest(self) -> str:
         """Hash how the table is split (by a generator: in epoch 0, for one rank with one lane)."""

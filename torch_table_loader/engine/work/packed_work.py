@@ -14,6 +14,7 @@ from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.pack import IGNORED
 from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.sequence_orders import (
     BestFitOrder,
     ConcatOrder,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 T = TypeVar("T")
+
+_COUNTED_SEQUENCES = 1 << 16
 
 _KEPT_ORDERS = 2
 """Orders of a source that are kept, where it goes round more than once: a gather may cross from one into the next."""
@@ -160,6 +163,35 @@ class PackedStream(TurnStream):
         """Yield the sequences of blocks that come after each other, each as one array a column."""
         for turns, note in blocks:
             yield self.gather(self.slices(turns)), note
+
+    def counts(self) -> PackCounts:
+        """Return what packing makes of the documents of an epoch; its order is walked to the end."""
+        pack, seq_len = self.tokens.pack, self.tokens.pack.seq_len
+        made = PackCounts(seq_len, *self._too_long())
+        for first in range(0, self.count, _COUNTED_SEQUENCES):
+            slices = self.slices(np.arange(first, min(first + _COUNTED_SEQUENCES, self.count), dtype=np.int64))
+            tokens, parts, cut = int(slices.length.sum()), len(slices.document), 0
+            if pack.strategy == "concat":  # the part that begins a document has not all of it
+                whole = self.tokens.columns.lengths(slices.document)
+                cut = int(np.count_nonzero((slices.start == 0) & (slices.length < whole)))
+            made += PackCounts(seq_len, len(slices.offsets) - 1, tokens, parts, cut)
+        return made
+
+    def _too_long(self) -> tuple[int, ...]:
+        """Return the fields of `PackCounts` with the documents that are cut or left out since they are too long."""
+        pack, offsets = self.tokens.pack, self.tokens.columns.offsets
+        if pack.strategy == "concat":
+            return ()
+        if pack.strategy == "windows":
+            begins, ends = offsets[:-1], offsets[1:]
+            stride = pack.stride or pack.seq_len
+            nearest = np.minimum(begins // stride, self.count - 1)  # the last window that has the first token
+            beyond = ends > nearest * stride + pack.seq_len
+            return (0, 0, 0, int(np.count_nonzero(beyond)))
+        long = np.diff(offsets) > pack.seq_len
+        number = int(np.count_nonzero(long)) - int(np.count_nonzero(long[self._remaining.gone]))
+        hows = ("split", "truncate", "drop")
+        return (0, 0, 0, *(number if pack.long_docs == how else 0 for how in hows))
 
     def found(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the row ids of the documents under some sequences, and how many each sequence has."""

@@ -255,8 +255,8 @@ class IndexedJob(Job):
     def rows_of(self, position: SamplePosition, step: int) -> Sequence[RowSpan | SourceRow]:
         """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         position = self.current(position)
-        places, real = self._batches(position).step(step)
-        return self.items.locate(position, places[:real])
+        places, padding = self.items.stream(position).dealt(self._batches(position), [step])
+        return self.items.locate(position, places[~padding])
 
     def outline(self, epoch: int) -> Outline:
         """Return what an epoch will be."""

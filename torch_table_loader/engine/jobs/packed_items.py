@@ -129,6 +129,11 @@ class PackedItems(TableItems):
         return {**bound, "options": {**bound["options"], **packed}}
 
     @property
+    def compared(self) -> dict[str, Any]:
+        """All that decides the order, and who takes what of a global batch, by name: what ranks compare."""
+        return {**super().compared, "balance": self.pack.balance}
+
+    @property
     def length(self) -> int:
         """Sequences of the first epoch, where nothing is excluded."""
         return self._stream(0, Exclusions()).count
@@ -204,6 +209,11 @@ class PackedItems(TableItems):
             raise ConfigError(
                 'a mixture takes pack strategies "concat", "windows" and "pad", of which each round has the same '
                 'number of sequences, got "best_fit"'
+            )
+        if self.pack.balance is not None:
+            raise ConfigError(
+                f"a mixture deals sequences in turn, got balance={self.pack.balance!r}; leave balance out of the packs "
+                "of its sources"
             )
         return self._stream(0, exclusions).count if self.documents.count(exclusions) else 0
 

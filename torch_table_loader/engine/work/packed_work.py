@@ -13,6 +13,8 @@ from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.pack import IGNORED
+from torch_table_loader.planning.balance import attention_costs, balanced
+from torch_table_loader.planning.global_batches import StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.sequence_orders import (
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.keys import Key
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -163,6 +166,20 @@ class PackedStream(TurnStream):
         """Yield the sequences of blocks that come after each other, each as one array a column."""
         for turns, note in blocks:
             yield self.gather(self.slices(turns)), note
+
+    def dealt(self, plan: GlobalBatches, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return the places that a rank takes in some steps; a full global batch is dealt by what attention costs."""
+        if self.tokens.pack.balance is None or plan.topology.num_ranks == 1:
+            return super().dealt(plan, steps)
+        return concat_places([self._balanced(plan, number) for number in steps])
+
+    def _balanced(self, plan: GlobalBatches, step: int) -> StepPlaces:
+        if step >= plan.full_steps:
+            return plan.step(step)
+        places = plan.global_batch(step)
+        slices = self.slices(places)
+        own = balanced(attention_costs(slices.length, slices.offsets), plan.topology.num_ranks)[plan.rank]
+        return StepPlaces(places[own], len(own))
 
     def counts(self) -> PackCounts:
         """Return what packing makes of the documents of an epoch; its order is walked to the end."""

@@ -24,6 +24,11 @@ def cut_field(table: pa.Schema, name: str) -> pa.Field:
     if name not in table.names:
         raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
     kind = plain_type(table.field(name).type)
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        raise ConfigError(
+            f"Pack: column {name!r} is text, whose tokens nobody has counted; write a table of tokens once with "
+            "torch-table-loader tokenize, and read that"
+        )
     is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
     value = plain_type(kind.value_type) if is_list else None
     if value is None or not (pt.is_integer(value) or pt.is_floating(value) or pt.is_boolean(value)):

@@ -19,7 +19,7 @@ from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
 from torch_table_loader.engine.jobs.table_rows import ExclusionState, TableItems, TableRows
 from torch_table_loader.engine.state import check_state, write_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
-from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
 from torch_table_loader.planning.token_windows import Windows, cut
@@ -157,21 +157,33 @@ class PackedItems(TableItems):
         versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
         consumed = position.consumed
         count = SampleCount(position.epoch, consumed, versions, position.ended)
-        anchor = self._stream(position.epoch, versions.running).anchor(consumed) if consumed else []
-        return write_state(self.identity, {**count.to_state(), "anchor": anchor})
+        anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
+        return write_state(self.identity, {**count.to_state(), "anchor": anchor, "origin": position.origin})
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[PackedItems, SamplePosition]:
         """Return the sequences with the state's exclusions, and the position."""
+        pack, options = self.pack, state.get("options", {})
+        seq_len = options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
+        if seq_len != pack.seq_len and isinstance(seq_len, int) and seq_len > 0:
+            state = {**state, "options": {**options, "seq_len": pack.seq_len}}  # its place is a token
         check_state(self.identity, self.table, state, self.options.filters)
-        count = SampleCount.from_state(state)
+        count, origin = SampleCount.from_state(state), _origin_of(state)
         items = self.resumed(count.exclusions, count.epoch)
-        stream = items._stream(count.epoch, count.exclusions.running)
-        count.check(stream.count)
+        versions, running, taken = {"": count.exclusions}, count.exclusions.running, count.consumed
+        stream = items._stream(count.epoch, running, origin)
+        if seq_len != pack.seq_len:
+            before = stream.with_length(seq_len)
+            count.check(before.count)
+            origin, taken = before.tokens_before(taken), 0
+            stream = items._stream(count.epoch, running, origin)
+        else:
+            count.check(stream.count)
         if anchor := state.get("anchor", []):
             stream.begin_at(anchor)
-        versions = {"": count.exclusions}
-        stage = Stage(topology)
-        return items, SamplePosition(count.epoch, stage, total=stream.count, start=count.consumed, exclusions=versions)
+        position = SamplePosition(
+            count.epoch, Stage(topology), total=stream.count, start=taken, exclusions=versions, origin=origin
+        )
+        return items, position
 
     def exclude(self, row_ids: Any) -> Exclusions:
         """Return the exclusions with some documents more.
@@ -189,7 +201,7 @@ class PackedItems(TableItems):
 
     def stream(self, position: SamplePosition) -> PackedStream:
         """Return the sequences of an epoch by their place in its order."""
-        return self._stream(position.epoch, position.exclusions[""].running)
+        return self._stream(position.epoch, position.exclusions[""].running, position.origin)
 
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
         """Return the file and the row of each document under the sequences at some places."""
@@ -283,10 +295,11 @@ class PackedItems(TableItems):
                 'they are of; take strategy="concat", or filters='
             )
 
-    def _stream(self, epoch: int, exclusions: Exclusions) -> PackedStream:
-        """Return the order of an epoch."""
-        made = partial(PackedStream, self.tokens, self.columns, seed=self.options.shuffle_seed, epoch=epoch)
-        return self._kept((epoch, exclusions.digest), exclusions, made)
+    def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0) -> PackedStream:
+        """Return the order of an epoch, from a token on."""
+        seed = self.options.shuffle_seed
+        made = partial(PackedStream, self.tokens, self.columns, seed=seed, epoch=epoch, origin=origin)
+        return self._kept((epoch, exclusions.digest, origin), exclusions, made)
 
     def _kept(
         self, key: tuple[Any, ...], exclusions: Exclusions, make: Callable[[Remaining], PackedStream]
@@ -318,6 +331,18 @@ class PackedItems(TableItems):
             f"row {span.row_start} of {span.file!r} has {lengths[longest]} tokens, more than seq_len={pack.seq_len}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
         )
+
+
+def _origin_of(state: Mapping[str, Any]) -> int:
+    """Return the tokens that were taken as sequences of another length.
+
+    Raises:
+        ResumeError: that is no number.
+    """
+    origin = state.get("origin", 0)
+    if isinstance(origin, bool) or not isinstance(origin, int) or origin < 0:
+        raise ResumeError(f"the state's origin must be a number of tokens, got {origin!r}; pass state_dict() unchanged")
+    return origin
 
 
 def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:

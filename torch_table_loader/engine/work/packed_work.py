@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -102,6 +103,7 @@ class PackedStream(TurnStream):
         epoch: from 0.
         source: the name of a source of a mixture, which goes round and round; None for a table alone.
         constants: columns of documents that have one value.
+        origin: tokens of the epoch that come before its first sequence; only of "concat".
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class PackedStream(TurnStream):
         epoch: int,
         source: str | None = None,
         constants: dict[str, int] | None = None,
+        origin: int = 0,
     ) -> None:
         """Order nothing yet."""
         self.tokens = tokens
@@ -121,6 +124,7 @@ class PackedStream(TurnStream):
         self._remaining = remaining
         self._seed, self._epoch, self._source = seed, epoch, source
         self._constants = constants or {}
+        self._origin = origin
         self._anchors: dict[int, Anchor] = {}
         self._ends: Ints | None = None
         self._orders: dict[int, SequenceOrder] = {}
@@ -135,6 +139,12 @@ class PackedStream(TurnStream):
         """Sequences of a round."""
         with PERMUTING.lock:
             return self._order(0).count
+
+    def with_length(self, seq_len: int) -> ConcatOrder:
+        """Return the epoch's order as sequences of another length from the same token on; only of "concat"."""
+        order = self._made(derive_key(self._seed, self._epoch, "rows"), replace(self.tokens.pack, seq_len=seq_len))
+        assert isinstance(order, ConcatOrder)  # noqa: S101 asked only then
+        return order
 
     def anchor(self, turn: int) -> list[int]:
         """Return the round of a sequence, and the place in it from which a walk finds the sequence."""
@@ -260,7 +270,7 @@ class PackedStream(TurnStream):
         if (known := self._orders.get(number)) is not None:
             return known
         purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
-        made = self._made(derive_key(self._seed, self._epoch, purpose))
+        made = self._made(derive_key(self._seed, self._epoch, purpose), self.tokens.pack)
         if number in self._anchors:
             made.begin_at(self._anchors[number])
         if len(self._orders) > _KEPT_ORDERS:
@@ -268,12 +278,12 @@ class PackedStream(TurnStream):
         self._orders[number] = made
         return made
 
-    def _made(self, key: Key) -> SequenceOrder:
-        pack, offsets = self.tokens.pack, self.tokens.columns.offsets
+    def _made(self, key: Key, pack: Pack) -> SequenceOrder:
+        offsets = self.tokens.columns.offsets
         if pack.strategy == "windows":
             return WindowOrder(pack, offsets, key)
         if pack.strategy == "concat":
-            return ConcatOrder(pack, offsets, self._remaining, key)
+            return ConcatOrder(pack, offsets, self._remaining, key, self._origin)
         if pack.strategy == "pad":
             return PadOrder(pack, offsets, self._remaining, key, self.tokens.pieces)
         order = BestFitOrder(pack, offsets, self._remaining, key, self._ends)

@@ -93,7 +93,7 @@ class PackCounts:
         if self.parts_per_sequence is not None:
             shown.append(f"{self.parts_per_sequence:.2f} documents a sequence")
         named = {"split": self.split, "truncated": self.truncated, "dropped": self.dropped}
-        return ", ".join([*shown, *(f"{count:,} documents {name}" for name, count in named.items() if count)])
+        return ", ".join([*shown, *(f"{count:,} {name}" for name, count in named.items() if count)])
 
 
 def sum_of(counts: Iterable[PackCounts | None]) -> PackCounts | None:

@@ -406,6 +406,26 @@ class ListMeasuringReader(FormatReader, Protocol):
 
 
 @runtime_checkable
+class ListBoundsReader(FormatReader, Protocol):
+    """A format reader that knows between which bounds integers in lists lie, so that a store may keep them small."""
+
+    def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
+        """Return a number that no integer in the lists of a column is below, and one that none is above.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            file: which.
+            meta: what `inspect` said.
+            column: a column of lists of integers, as the file spells its name.
+
+        Returns:
+            Both; ``(0, 0)`` where there is none; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
 class RangedReader(FormatReader, Protocol):
     """A format reader that can say which bytes of a file it will read: far away they are fetched before it does."""
 

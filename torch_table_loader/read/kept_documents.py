@@ -10,12 +10,16 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.arrays import plain, relisted
+from torch_table_loader.errors import TableError
 from torch_table_loader.read.row_stage import StagedRows
 from torch_table_loader.read.token_stages import TokenStage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from torch_table_loader.pack import Pack
     from torch_table_loader.planning.pack_counts import PackCounts
 
     Ints = NDArray[np.int64]
@@ -27,6 +31,23 @@ class KeptDocuments(TokenStage):
     Begin and end tokens are put in, and spans moved by them, so that offsets count what is kept. A document that is
     too short, or null, is an empty list: rows are what they were.
     """
+
+    def __init__(
+        self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), bounds: tuple[int, int] | None = None
+    ) -> None:
+        """Check the columns.
+
+        Args:
+            pack: what the caller asked for.
+            table: the table's schema.
+            asked: columns that the caller named.
+            bounds: between which the stored tokens lie; None where nobody knows.
+        """
+        super().__init__(pack, table, asked)
+        self._kept_as = [kept_type(field.type) for field in self._cut]
+        if bounds is not None:
+            added = [token for token in (pack.bos_id, pack.eos_id, pack.sep_id) if token is not None]
+            self._kept_as[0] = _narrowest(self._cut[0].type, min(bounds[0], *added, bounds[1]), max(*bounds, *added))
 
     @property
     def key(self) -> str:
@@ -43,7 +64,10 @@ class KeptDocuments(TokenStage):
 
     def schema(self, given: pa.Schema) -> pa.Schema:
         """Return the schema of what is kept."""
-        lists = [pa.field(field.name, pa.large_list(kept_type(field.type)), nullable=False) for field in self._cut]
+        lists = [
+            pa.field(field.name, pa.large_list(kind), nullable=False)
+            for field, kind in zip(self._cut, self._kept_as, strict=True)
+        ]
         return pa.schema([*lists, *self._columns(given)])
 
     def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
@@ -59,7 +83,7 @@ class KeptDocuments(TokenStage):
         offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))))
         schema = self.schema(batch.schema)
         lists = [
-            pa.LargeListArray.from_arrays(offsets, pa.array(_bytes(values), field.type.value_type))
+            pa.LargeListArray.from_arrays(offsets, _kept(values, field))
             for values, field in zip(found.values, schema, strict=False)
         ]
         names = schema.names[len(lists) :]
@@ -96,8 +120,35 @@ def kept_type(kind: pa.DataType) -> pa.DataType:
     return pa.uint8() if pt.is_boolean(kind) else kind
 
 
-def _bytes(values: NDArray[Any]) -> NDArray[Any]:
-    return values.view(np.uint8) if values.dtype == np.bool_ else values
+def _narrowest(kind: pa.DataType, low: int, high: int) -> pa.DataType:
+    """Return the smallest type that has all numbers of a range, if it is smaller than a type.
+
+    >>> _narrowest(pa.int32(), 0, 50_000), _narrowest(pa.int32(), -1, 9), _narrowest(pa.uint16(), 0, 70_000)
+    (DataType(uint16), DataType(int32), DataType(uint16))
+    """
+    for small in (pa.uint8(), pa.uint16(), pa.uint32()):
+        if low >= 0 and high < 2**small.bit_width and small.bit_width < kind.bit_width:
+            return small
+    return kind
+
+
+def _kept(values: NDArray[Any], field: pa.Field) -> pa.Array:
+    """Return values in the type in which they are kept.
+
+    Raises:
+        TableError: a token is not within the bounds that the files' statistics have.
+    """
+    kind = field.type.value_type
+    if values.dtype == np.bool_:
+        return pa.array(values.view(np.uint8), kind)
+    if values.dtype.itemsize * 8 > kind.bit_width and len(values):
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= 2**kind.bit_width:
+            raise TableError(
+                f"column {field.name!r} has tokens from {low} to {high}, and by the statistics of its files all are "
+                f"below {2**kind.bit_width} and none is below 0; the files are damaged: write them again"
+            )
+    return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind)
 
 
 def _moved(spans: pa.Array, by: Ints) -> pa.Array:

@@ -23,7 +23,7 @@ from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
 from torch_table_loader.planning.token_windows import Windows, cut
-from torch_table_loader.read.kept_documents import KeptDocuments
+from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,8 +73,8 @@ class PackedItems(TableItems):
         assert pack is not None  # noqa: S101 asked only then
         kept: list[KeptDocuments] = []
 
-        def form(table: pa.Schema) -> KeptDocuments:
-            kept.append(KeptDocuments(pack, table, options.columns or ()))
+        def form(table: Table) -> KeptDocuments:
+            kept.append(KeptDocuments(pack, table.schema, options.columns or (), table.list_bounds(pack.tokens)))
             return kept[0]
 
         documents = TableRows.survey(source, _of_documents(options, pack), cache, form)
@@ -118,7 +118,7 @@ class PackedItems(TableItems):
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The table and options that a state is bound to."""
-        pack, bound = self.pack, self.documents.identity
+        pack, bound = self.pack, replace(self.documents, columns=self._documents_as_delivered).identity
         packed: dict[str, Any] = {"stage": f"{pack.strategy}-{self.store.spec.made}", "seq_len": pack.seq_len}
         if pack.strategy == "windows":
             packed["stride"] = pack.stride or pack.seq_len
@@ -127,6 +127,14 @@ class PackedItems(TableItems):
         if pack.strategy == "best_fit":
             packed |= {"block_docs": pack.block_docs, "max_docs_per_row": pack.max_docs_per_row}
         return {**bound, "options": {**bound["options"], **packed}}
+
+    @property
+    def _documents_as_delivered(self) -> pa.Schema:
+        """The documents with tokens of their own type, whatever the store keeps them in."""
+        fields = list(self.documents.columns)
+        for place, own in enumerate(list(self.columns)[: len(self.pack.cut_columns)]):
+            fields[place] = fields[place].with_type(pa.large_list(kept_type(own.type.value_type)))
+        return pa.schema(fields)
 
     @property
     def compared(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -64,6 +64,9 @@ class Pack:
             and forms of "hf", "flash", "flex", "megatron" or "segment_ids". What is left out costs no time.
         max_docs_per_row: most documents of a sequence; `cu_seqlens` then has the same size in every batch.
         block_docs: documents that "best_fit" packs together.
+        tokenizer: makes the tokens, where `tokens` is a column of text; needs ``shuffle="rows"``, whose store keeps
+            what it made. "bytes", "tiktoken:NAME", a tokenizer.json or its folder, "module:attribute", or a function
+            that takes a list of strings and returns a list of ids for each.
         lengths: an integer column that says how many tokens each document has. It is read instead of the tokens where
             documents are counted before training, and compared with the tokens when these are read.
         balance: "attention" deals the sequences of each global batch to the ranks so that the sums of their documents'
@@ -94,6 +97,7 @@ class Pack:
     output: PackOutput | Sequence[str] | None = None
     max_docs_per_row: int | None = None
     block_docs: int = 4096
+    tokenizer: str | Callable[[list[str]], Sequence[Sequence[int]]] | None = None
     lengths: str | None = None
     balance: PackBalance | None = None
     stride: int | None = None
@@ -181,6 +185,15 @@ class Pack:
             )
         if self.labels is None and self.loss_mask is not None:
             raise ConfigError("Pack: loss_mask hides labels, but labels=None; leave one of them out")
+        if self.tokenizer is not None:
+            if not (isinstance(self.tokenizer, str) or callable(self.tokenizer)):
+                raise ConfigTypeError(f"Pack: tokenizer must be a name or a function, got {self.tokenizer!r}")
+            named = {"aligned": self.aligned, "spans": self.spans, "loss_mask": self.loss_mask, "lengths": self.lengths}
+            if given := [name for name, value in named.items() if value]:
+                raise ConfigError(
+                    f"Pack: {given[0]} speaks of tokens that the table has, and a tokenizer makes them of text; leave "
+                    f"{given[0]} out, or write a table of tokens with torch-table-loader tokenize"
+                )
         if self.lengths is not None and (self.bos_id is not None or self.eos_id is not None):
             raise ConfigError(
                 f"Pack: lengths={self.lengths!r} counts documents without a look at their tokens, and bos_id and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from torch_table_loader.arrow.arrays import plain, relisted
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.row_stage import StagedRows
 from torch_table_loader.read.token_stages import TokenStage
+from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
+
+_TEXTS = 256
+"""That a tokenizer takes at once: enough to keep it busy, and few enough where they are books."""
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +49,11 @@ class KeptDocuments(TokenStage):
             bounds: between which the stored tokens lie; None where nobody knows.
         """
         super().__init__(pack, table, asked)
+        self._lock = threading.Lock()
+        self._tokenizer = None if pack.tokenizer is None else load_tokenizer(pack.tokenizer)
+        if self._tokenizer is not None:
+            most = self._tokenizer.vocabulary
+            bounds = None if most is None else (0, most - 1)
         self._kept_as = [kept_type(field.type) for field in self._cut]
         if bounds is not None:
             added = [token for token in (pack.bos_id, pack.eos_id, pack.sep_id) if token is not None]
@@ -55,7 +65,8 @@ class KeptDocuments(TokenStage):
         pack = self.pack
         ends = (pack.bos_id, pack.eos_id, pack.sep_id)
         moved = "" if pack.bos_id is None else ".".join(pack.spans)
-        return f"documents-{'.'.join(pack.cut_columns)}-{pack.loss_mask}-{ends}-{pack.min_length}-{moved}"
+        made = "" if self._tokenizer is None else f"-{self._tokenizer.name}"
+        return f"documents-{'.'.join(pack.cut_columns)}-{pack.loss_mask}-{ends}-{pack.min_length}-{moved}{made}"
 
     @property
     def token_fields(self) -> list[pa.Field]:
@@ -69,6 +80,41 @@ class KeptDocuments(TokenStage):
             for field, kind in zip(self._cut, self._kept_as, strict=True)
         ]
         return pa.schema([*lists, *self._columns(given)])
+
+    def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Return the columns that are cut; of text, its tokens."""
+        if self._tokenizer is None:
+            return super()._lists(batch)
+        texts = plain(batch.column(self.pack.tokens)).to_pylist()
+        return [pa.concat_arrays([self._tokens_of(texts, first) for first in range(0, len(texts), _TEXTS) or [0]])]
+
+    def _tokens_of(self, texts: Sequence[str | None], first: int) -> pa.Array:
+        """Return the tokens of some texts as lists; a null has none."""
+        own = texts[first : first + _TEXTS]
+        rows = [row for row, text in enumerate(own) if text is not None]
+        tokenizer = self._tokenizer
+        assert tokenizer is not None  # noqa: S101 asked only then
+        try:
+            with self._lock:  # few tokenizers bear two threads at once
+                ids, made = tokenizer.ids([own[row] or "" for row in rows], "uint32", "take another tokenizer")
+        except RowFaultError as error:
+            row = first + rows[error.row]
+            raise TableError(f"column {self.pack.tokens!r}, row {row} of this batch: {error.message}") from error
+        offsets = np.zeros(len(own) + 1, dtype=np.int64)
+        offsets[1:][rows] = made
+        return pa.LargeListArray.from_arrays(pa.array(np.cumsum(offsets)), pa.array(ids.astype(np.uint32)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what each process makes for itself: a tokenizer that has a name, and the lock."""
+        named = isinstance(self.pack.tokenizer, str)
+        return {**vars(self), "_lock": None, **({"_tokenizer": None} if named else {})}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load the tokenizer."""
+        vars(self).update(state)
+        self._lock = threading.Lock()
+        if isinstance(self.pack.tokenizer, str):
+            self._tokenizer = load_tokenizer(self.pack.tokenizer)
 
     def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
         """Return how many rows there are."""

@@ -204,8 +204,7 @@ class TaskReader:
 
     def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
         """Return what `count` does, and what packing makes of each segment; None where nobody says."""
-        found = self._to_count(task)
-        if isinstance(found, list):
+        if isinstance(found := self._to_count(task), list):
             return found
         parts = self._masked(found.plan, found.segments, storage, counting=True)
         made = ((found.owners[part.piece.segment], (part.num_live, part.counts)) for part in parts)
@@ -248,13 +247,11 @@ class TaskReader:
         reads = self._plan(file_index, (stage.measured_by,)).conformer.reads
         if not reads or len(plan.conformer.reads) != len(stage.reads):  # a column that the file lacks is null
             return None
-        if isinstance(reader, ListMeasuringReader):
-            lengths = reader.list_lengths(plan.meta, reads[0])
-            if lengths is not None:
-                return [measured(stage, lengths[each.row_start : each.row_stop]) for each in segments]
-        if stage.counted_by is None or not isinstance(reader, ListCountingReader):
-            return None
-        if any((each.row_start, each.row_stop) != tuple(starts[each.group : each.group + 2]) for each in segments):
+        lengths = reader.list_lengths(plan.meta, reads[0]) if isinstance(reader, ListMeasuringReader) else None
+        if lengths is not None:
+            return [measured(stage, lengths[each.row_start : each.row_stop]) for each in segments]
+        whole = all((each.row_start, each.row_stop) == tuple(starts[each.group : each.group + 2]) for each in segments)
+        if stage.counted_by is None or not isinstance(reader, ListCountingReader) or not whole:
             return None
         found = reader.list_values(plan.meta, reads[0])
         return found and [(stage.known_count(found[0][each.group], found[1][each.group]), None) for each in segments]

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import did_you_mean
@@ -19,15 +20,29 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-def cut_field(table: pa.Schema, name: str) -> pa.Field:
-    """Return a list column as the field of one of its values."""
+def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
+    """Return a list column as the field of one of its values.
+
+    Args:
+        table: its schema.
+        name: of the column.
+        text: whether it has text, of which a tokenizer makes ids.
+
+    Raises:
+        ConfigError: the table has no such column, or it has something else.
+    """
     if name not in table.names:
         raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
     kind = plain_type(table.field(name).type)
-    if pt.is_string(kind) or pt.is_large_string(kind):
+    is_text = pt.is_string(kind) or pt.is_large_string(kind)
+    if text and is_text:
+        return pa.field(name, pa.uint32(), nullable=False)
+    if text:
+        raise ConfigError(f"Pack: column {name!r} must be text for a tokenizer, got {kind}; leave tokenizer out")
+    if is_text:
         raise ConfigError(
             f"Pack: column {name!r} is text, whose tokens nobody has counted; write a table of tokens once with "
-            "torch-table-loader tokenize, and read that"
+            'torch-table-loader tokenize, and read that, or pass tokenizer= and shuffle="rows"'
         )
     is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
     value = plain_type(kind.value_type) if is_list else None
@@ -89,3 +104,43 @@ def check_counted(name: str, column: pa.Array, lengths: Ints) -> None:
             f"column {name!r} says {said[row]} tokens in row {row} of this batch, and the document has "
             f"{lengths[row]}; mend the table, or leave lengths out"
         )
+
+
+def check_spans(name: str, lists: pa.Array, lengths: Ints) -> None:
+    """Refuse spans that are not inside their document."""
+    lists = plain(lists)
+    inside = lists.flatten()
+    row = np.repeat(np.arange(len(lengths)), lengths_of(lists))
+    start, end = (inside.field(field).fill_null(-1).to_numpy(zero_copy_only=False) for field in ("start", "end"))
+    wrong = np.flatnonzero((start < 0) | (end < start) | (end > lengths[row]))
+    if len(wrong):
+        first = wrong[0]
+        raise TableError(
+            f"column {name!r}: a span must lie inside its document, from 0 to its number of tokens, got {start[first]} "
+            f"to {end[first]} in row {row[first]} of this batch, which has {lengths[row[first]]} tokens"
+        )
+
+
+def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> None:
+    """Refuse lists of another length than the tokens', and nulls among the values."""
+    own = lengths_of(column)
+    if name != tokens and not np.array_equal(own, lengths):
+        row = int(np.flatnonzero(own != lengths)[0])
+        raise TableError(
+            f"columns {tokens!r} and {name!r} must be lists of one length in each row, got {int(lengths[row])} and "
+            f"{int(own[row])} in row {row} of this batch; leave {name!r} out of aligned, or mend the table"
+        )
+    values = column.flatten()
+    if values.null_count:
+        place = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
+        row = int(np.searchsorted(np.cumsum(own), place, side="right"))
+        raise TableError(
+            f"column {name!r} has a null inside the list of row {row} of this batch; a token must have a value: leave "
+            "such rows out with filters=, or mend the table"
+        )
+
+
+def lengths_of(lists: pa.Array) -> Ints:
+    """Return how long each list is; a null has no length."""
+    found: Ints = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found

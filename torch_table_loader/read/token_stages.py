@@ -19,17 +19,20 @@ from torch_table_loader.arrow.token_rows import (
     schema_of_sequences,
     schema_of_tokens,
 )
-from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.pack import IGNORED, Pack
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.packing import Pieces, best_fit, split_long
 from torch_table_loader.read.row_stage import RowStage, StagedRows
 from torch_table_loader.read.token_fields import (
+    check_aligned,
     check_count_type,
     check_counted,
     check_span_type,
+    check_spans,
     counts_of,
     cut_field,
+    lengths_of,
     wide_enough,
 )
 
@@ -71,7 +74,7 @@ class TokenStage(RowStage):
         """Check the columns."""
         self.pack = pack
         self._not_delivered = {*pack.cut_columns, *({pack.lengths} - set(asked))}
-        self._cut = [cut_field(table, name) for name in pack.cut_columns]
+        self._cut = [cut_field(table, name, text=pack.tokenizer is not None) for name in pack.cut_columns]
         ids = self._cut[0]
         if not pt.is_integer(ids.type):
             raise ConfigError(f"Pack: tokens={pack.tokens!r} must be a list of integers, got a list of {ids.type}")
@@ -131,16 +134,20 @@ class TokenStage(RowStage):
         pack = self.pack
         return pack.bos_id is not None or pack.eos_id is not None or pack.sep_id is not None
 
+    def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Return the columns that are cut."""
+        return [plain(batch.column(name)) for name in self.pack.cut_columns]
+
     def _lengths(self, batch: pa.RecordBatch) -> tuple[Ints, list[pa.Array], Ints, Ints]:
         """Return the tokens of each row as stored, the lists, and which rows lack a begin or an end token.
 
         Raises:
             TableError: lists of one row have different lengths, or a null inside.
         """
-        lists = [plain(batch.column(name)) for name in self.pack.cut_columns]
-        lengths = _lengths_of(lists[0])
+        lists = self._lists(batch)
+        lengths = lengths_of(lists[0])
         for name, column in zip(self.pack.cut_columns, lists, strict=True):
-            _check_aligned(self.pack.tokens, lengths, name, column)
+            check_aligned(self.pack.tokens, lengths, name, column)
         none = np.zeros(len(lengths), dtype=np.int64)
         if not self._may_lack_ends:
             return lengths, lists, none, none
@@ -172,7 +179,7 @@ class TokenStage(RowStage):
         if self._adds:
             stored = self._with_ends(stored, offsets, begin[kept] > 0, end[kept] > 0)
         for name in self.pack.spans:
-            _check_spans(name, batch.column(name), lengths)
+            check_spans(name, batch.column(name), lengths)
         return Documents(kept, offsets, begin[kept], stored)
 
     def _with_ends(
@@ -402,6 +409,11 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenSt
     }
     if pack.strategy not in stages:
         raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; or take strategy="concat"')
+    if pack.tokenizer is not None:
+        raise ConfigError(
+            'Pack: tokenizer needs shuffle="rows", whose store keeps the tokens: a stream that makes them while it is '
+            "read would not know how many there are; or write a table of tokens with torch-table-loader tokenize"
+        )
     if pack.balance is not None:
         raise ConfigError(
             f'Pack: balance={pack.balance!r} needs shuffle="rows": ranks of a stream read files of their own, and none '
@@ -420,45 +432,6 @@ def _gathered(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
     return np.concatenate([values[start:stop] for start, stop in zip(at.tolist(), stops.tolist(), strict=True)])
 
 
-def _lengths_of(lists: pa.Array) -> Ints:
-    found: Ints = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
-
-
 def _values(lists: pa.Array) -> NDArray[Any]:
     found: NDArray[Any] = lists.flatten().to_numpy(zero_copy_only=False)
     return found
-
-
-def _check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> None:
-    """Refuse lists of another length than the tokens', and nulls among the values."""
-    own = _lengths_of(column)
-    if name != tokens and not np.array_equal(own, lengths):
-        row = int(np.flatnonzero(own != lengths)[0])
-        raise TableError(
-            f"columns {tokens!r} and {name!r} must be lists of one length in each row, got {int(lengths[row])} and "
-            f"{int(own[row])} in row {row} of this batch; leave {name!r} out of aligned, or mend the table"
-        )
-    values = column.flatten()
-    if values.null_count:
-        place = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
-        row = int(np.searchsorted(np.cumsum(own), place, side="right"))
-        raise TableError(
-            f"column {name!r} has a null inside the list of row {row} of this batch; a token must have a value: leave "
-            "such rows out with filters=, or mend the table"
-        )
-
-
-def _check_spans(name: str, lists: pa.Array, lengths: Ints) -> None:
-    """Refuse spans that are not inside their document."""
-    lists = plain(lists)
-    inside = lists.flatten()
-    row = np.repeat(np.arange(len(lengths)), _lengths_of(lists))
-    start, end = (inside.field(field).fill_null(-1).to_numpy(zero_copy_only=False) for field in ("start", "end"))
-    wrong = np.flatnonzero((start < 0) | (end < start) | (end > lengths[row]))
-    if len(wrong):
-        first = wrong[0]
-        raise TableError(
-            f"column {name!r}: a span must lie inside its document, from 0 to its number of tokens, got {start[first]} "
-            f"to {end[first]} in row {row[first]} of this batch, which has {lengths[row[first]]} tokens"
-        )

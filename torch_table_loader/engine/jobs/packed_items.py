@@ -74,7 +74,8 @@ class PackedItems(TableItems):
         kept: list[KeptDocuments] = []
 
         def form(table: Table) -> KeptDocuments:
-            kept.append(KeptDocuments(pack, table.schema, options.columns or (), table.list_bounds(pack.tokens)))
+            bounds = table.list_bounds(pack.tokens) if pack.tokenizer is None else None
+            kept.append(KeptDocuments(pack, table.schema, options.columns or (), bounds))
             return kept[0]
 
         documents = TableRows.survey(source, _of_documents(options, pack), cache, form)

@@ -100,8 +100,8 @@ def test_another_world_delivers_the_rest(table: Path, strategy: Any, one: Any, t
 def test_it_says_which_rows_a_batch_has(table: Path) -> None:
     loader = make(table, Pack(seq_len=SEQ_LEN, balance="attention"), num_ranks=3, rank=1, batch_size=3)
     for step, batch in enumerate(islice(loader, 4)):
-        spans = [span.row_start for span in loader.rows_of(step)]
-        assert spans == batch["documents"]["id"].tolist()
+        spans: Any = loader.rows_of(step)
+        assert [span.row_start for span in spans] == batch["documents"]["id"].tolist()
 
 
 def test_a_mixture_refuses_it(table: Path) -> None:

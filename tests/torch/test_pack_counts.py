@@ -20,7 +20,7 @@ from tests.token_files import LAYOUTS
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.planning.pack_counts import PackCounts
-from torch_table_loader.read.parquet import ParquetReader
+from torch_table_loader.read.parquet import ParquetFile
 from torch_table_loader.read.token_files import TokenReader
 
 LENGTHS = [5, 0, 17, 1, None, 40, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6]
@@ -158,17 +158,15 @@ def test_what_packing_makes_is_kept_in_the_plan_cache(table: Path, tmp_path: Pat
 
 def test_a_column_of_lengths_is_read_instead_of_tokens(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[str, ...]] = []
-    opens = ParquetReader.open
+    batches_of = ParquetFile.batches
 
-    def noted(reader: ParquetReader, *args: Any) -> Any:
-        handle = opens(reader, *args)
-        batches = handle.batches
-        handle.batches = lambda groups, columns, rows: (read.append(tuple(columns)), batches(groups, columns, rows))[1]
-        return handle
+    def noted(handle: ParquetFile, groups: range, columns: Any, max_rows: int) -> Any:
+        read.append(tuple(columns))
+        return batches_of(handle, groups, columns, max_rows)
 
     pack = Pack(seq_len=9, strategy="best_fit", lengths="num_tokens", sep_id=3)
     with monkeypatch.context() as patched:
-        patched.setattr(ParquetReader, "open", noted)
+        patched.setattr(ParquetFile, "batches", noted)
         loader, _ = opened(table, pack, batch_size=2, num_workers=0, filters=pc.field("id") != 5)
         steps = len(loader)
     assert read
@@ -264,7 +262,7 @@ def test_token_files_are_counted_by_their_index(
 def test_an_index_that_counts_wrong_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suffix, writer = LAYOUTS["datatrove"]
     writer(tmp_path / f"x{suffix}", [[1, 2, 3]] * 6)
-    lengths = TokenReader.list_lengths
+    lengths: Any = TokenReader.list_lengths
     monkeypatch.setattr(TokenReader, "list_lengths", lambda *args: lengths(*args) * 2)
     pack = Pack(seq_len=3, tokens="tokens", strategy="pad")
     with pytest.raises(TableError, match="as was counted"), meant_warnings():

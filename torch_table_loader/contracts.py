@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard, TypeVar,
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from torch_table_loader.records import DataFile, DataFileInfo, FileMeta, FileVersion, LeftOut, Split, Traffic
 
@@ -445,6 +446,45 @@ class SalvagingReader(FormatReader, Protocol):
 
         Raises:
             TableError: as `inspect`, of damage that leaves nothing to read.
+        """
+        ...
+
+
+@runtime_checkable
+class ListMeasuringReader(FormatReader, Protocol):
+    """A format reader that knows how long each list of a column is, so that packing need not look at any."""
+
+    def list_lengths(self, meta: FileMeta, column: str) -> NDArray[Any] | None:
+        """Return how many values the list of each row of a file has.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            meta: what `inspect` said.
+            column: a list column, as the file spells its name.
+
+        Returns:
+            Integers, only to be read; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class ListBoundsReader(FormatReader, Protocol):
+    """A format reader that knows between which bounds integers in lists lie, so that a store may keep them small."""
+
+    def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
+        """Return a number that no integer in the lists of a column is below, and one that none is above.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            file: which.
+            meta: what `inspect` said.
+            column: a column of lists of integers, as the file spells its name.
+
+        Returns:
+            Both; ``(0, 0)`` where there is none; None where the file does not say.
         """
         ...
 

@@ -10,6 +10,7 @@ from torch_table_loader.engine.sizes import collated_ahead
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import FetchLoad, Job
+    from torch_table_loader.planning.pack_counts import PackCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Explanation:
         notes: what was pruned and why, and what was not.
         fetch: what is fetched from an object store; None where the files are on this machine, or where footers are
             read with them.
+        packing: what packing makes of the epoch's documents, over all ranks and before `drop_last` and padding of
+            ranks; None where rows are not packed.
     """
 
     files: int
@@ -105,6 +108,7 @@ class Explanation:
     footer_bytes: int
     notes: tuple[str, ...]
     fetch: FetchPlan | None = None
+    packing: PackCounts | None = None
 
     def __str__(self) -> str:
         """Lay the plan out for reading."""
@@ -122,6 +126,7 @@ class Explanation:
             f"epoch {self.epoch}    rank {self.rank} of {self.num_ranks}: {steps} steps of {self.batch_size:,} rows",
             f"memory     {self.memory_bound:,} bytes of rows in flight at most{collated}; {footers} of footers",
             *self._fetch_lines(),
+            *([] if self.packing is None else [f"packing    {self.packing}"]),
             f"workers    {len(self.workers)}, served by {self.servers} threads or processes",
         ]
         lines += [
@@ -179,6 +184,7 @@ def explain(job: Job, epoch: int) -> Explanation:
         footer_bytes=sum(table.footer_bytes for table in tables),
         notes=(*outline.notes, *(told(table.left_out) for table in tables if table.left_out)),
         fetch=None if outline.fetch is None else _fetch_plan(outline.fetch, job),
+        packing=outline.packing,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch_table_loader.fetch.fetch_stats import FetchStats
+from torch_table_loader.planning.pack_counts import PackCounts, sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,8 @@ class Metrics:
         seconds_total: time since the iterator began.
         workers: one entry a worker; they run ahead of the trainer.
         fetch: what was fetched from an object store; a copy that counts no further.
+        packing: what packing made the batches of, those that are copied to a device ahead of the trainer included: its
+            sequences, tokens and parts of documents; None where rows are not packed.
     """
 
     epoch: int
@@ -57,6 +60,7 @@ class Metrics:
     seconds_total: float
     workers: tuple[LaneMetrics, ...]
     fetch: FetchStats = field(default_factory=FetchStats)
+    packing: PackCounts | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -81,6 +85,7 @@ class Metrics:
                 for new, old in zip(self.workers, earlier.workers, strict=True)
             ),
             fetch=FetchStats.sum_of([self.fetch, earlier.fetch]),
+            packing=sum_of(each for each in (self.packing, earlier.packing) if each is not None),
         )
 
     def __str__(self) -> str:
@@ -96,6 +101,8 @@ class Metrics:
             f"{w.seconds_working:.2f} s working"
             for w in self.workers
         ]
+        if self.packing is not None:
+            lines.append(f"  packed: {self.packing}")
         if (fetch := self.fetch).requests or fetch.cached_bytes:
             lines.append(
                 f"  fetched: {fetch.num_bytes:,} bytes in {fetch.requests:,} requests, {fetch.retries:,} retries, "
@@ -198,5 +205,6 @@ class Progress:
                 for worker, clock in enumerate(leg.clocks)
             ),
             fetch=replace(leg.fetched),
+            packing=leg.stats.packed,
         )
         return since if leg.earlier is None else since.after(leg.earlier)

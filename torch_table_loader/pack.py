@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -13,6 +13,7 @@ PackStrategy = Literal["concat", "pad", "best_fit", "windows"]
 LongDocs = Literal["split", "truncate", "drop", "error"]
 LabelStyle = Literal["hf", "shifted"]
 PackOutput = Literal["hf", "flash", "flex", "megatron", "segment_ids"]
+PackBalance = Literal["attention"]
 
 TENSORS = ("input_ids", "labels", "position_ids", "doc_ids", "cu_seqlens", "max_seqlen")
 """What a batch has by the names of this library."""
@@ -63,6 +64,13 @@ class Pack:
             and forms of "hf", "flash", "flex", "megatron" or "segment_ids". What is left out costs no time.
         max_docs_per_row: most documents of a sequence; `cu_seqlens` then has the same size in every batch.
         block_docs: documents that "best_fit" packs together.
+        tokenizer: makes the tokens, where `tokens` is a column of text; needs ``shuffle="rows"``, whose store keeps
+            what it made. "bytes", "tiktoken:NAME", a tokenizer.json or its folder, "module:attribute", or a function
+            that takes a list of strings and returns a list of ids for each.
+        lengths: an integer column that says how many tokens each document has. It is read instead of the tokens where
+            documents are counted before training, and compared with the tokens when these are read.
+        balance: "attention" deals the sequences of each global batch to the ranks so that the sums of their documents'
+            squared lengths are about equal; needs ``shuffle="rows"``. None deals them in turn.
         stride: with "windows", tokens from one sequence's begin to the next's; None for `seq_len`.
 
     Raises:
@@ -89,6 +97,9 @@ class Pack:
     output: PackOutput | Sequence[str] | None = None
     max_docs_per_row: int | None = None
     block_docs: int = 4096
+    tokenizer: str | Callable[[list[str]], Sequence[Sequence[int]]] | None = None
+    lengths: str | None = None
+    balance: PackBalance | None = None
     stride: int | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +109,7 @@ class Pack:
             ("strategy", get_args(PackStrategy)),
             ("long_docs", get_args(LongDocs)),
             ("labels", (None, *get_args(LabelStyle))),
+            ("balance", (None, *get_args(PackBalance))),
         ):
             value = getattr(self, name)
             if value not in allowed:
@@ -128,11 +140,12 @@ class Pack:
             if isinstance(given, str) or not all(isinstance(entry, str) for entry in given):
                 raise ConfigTypeError(f"Pack: {name} must be a list of column names, got {given!r}")
             object.__setattr__(self, name, tuple(given))
-        for name in ("tokens", "loss_mask"):
+        for name in ("tokens", "loss_mask", "lengths"):
             given = getattr(self, name)
-            if not (isinstance(given, str) or (given is None and name == "loss_mask")):
+            if not (isinstance(given, str) or (given is None and name != "tokens")):
                 raise ConfigTypeError(f"Pack: {name} must be a column name, got {given!r}")
-        names = [self.tokens, *self.aligned, *self.spans, *([] if self.loss_mask is None else [self.loss_mask])]
+        single = [name for name in (self.loss_mask, self.lengths) if name is not None]
+        names = [self.tokens, *self.aligned, *self.spans, *single]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"Pack: column {twice[0]!r} is named twice; name each once")
         if hidden := [name for name in self.aligned if name in _TAKEN]:
@@ -172,6 +185,20 @@ class Pack:
             )
         if self.labels is None and self.loss_mask is not None:
             raise ConfigError("Pack: loss_mask hides labels, but labels=None; leave one of them out")
+        if self.tokenizer is not None:
+            if not (isinstance(self.tokenizer, str) or callable(self.tokenizer)):
+                raise ConfigTypeError(f"Pack: tokenizer must be a name or a function, got {self.tokenizer!r}")
+            named = {"aligned": self.aligned, "spans": self.spans, "loss_mask": self.loss_mask, "lengths": self.lengths}
+            if given := [name for name, value in named.items() if value]:
+                raise ConfigError(
+                    f"Pack: {given[0]} speaks of tokens that the table has, and a tokenizer makes them of text; leave "
+                    f"{given[0]} out, or write a table of tokens with torch-table-loader tokenize"
+                )
+        if self.lengths is not None and (self.bos_id is not None or self.eos_id is not None):
+            raise ConfigError(
+                f"Pack: lengths={self.lengths!r} counts documents without a look at their tokens, and bos_id and "
+                "eos_id are added only where they lack; leave lengths out, or take sep_id, which every document gets"
+            )
         if self.output == "megatron" and self.labels == "hf":
             object.__setattr__(self, "labels", "shifted")
 

@@ -344,10 +344,44 @@ def test_it_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any
             assert [check(batch, pack, wholes) for batch in other] == whole[taken:], "without an anchor it walks"
 
 
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    stages=st.lists(st.tuples(st.integers(1, 30), WORLDS, st.integers(0, 3)), min_size=2, max_size=4),
+    labels=st.sampled_from(["hf", "shifted"]),
+)
+def test_documents_put_behind_one_another_go_on_as_sequences_of_another_length(
+    table: Path, stages: list[tuple[int, dict[str, Any], int]], labels: Any
+) -> None:
+    state, found = None, []
+    for number, (seq_len, world, steps) in enumerate(stages):
+        last = number == len(stages) - 1
+        pack = Pack(seq_len=seq_len, eos_id=EOS, labels=labels)
+        got, state = run(table, pack, {**world, "even_ranks": "pad"}, state, None if last else steps)
+        found += got
+    assert sorted(place for sequence in found for place in sequence) == sorted(tokens_of(wholes_of(pack)))
+
+
+def test_the_epoch_after_begins_anew_with_the_length_that_is_asked_for(table: Path) -> None:
+    first = make(table, Pack(seq_len=8), batch_size=2, num_workers=0)
+    list(islice(first, 3))
+    loader = make(table, Pack(seq_len=5), batch_size=2, num_workers=0)
+    loader.load_state_dict(copied(first.state_dict()))
+    left = -(-(len(tokens_of(wholes_of(Pack(seq_len=5)))) - 48) // 5)
+    assert len(loader) == -(-left // 2) == len(list(loader))
+    other = make(table, Pack(seq_len=5), batch_size=2, num_workers=0)
+    loader.set_epoch(1)
+    other.set_epoch(1)
+    assert [batch["input_ids"].tolist() for batch in loader] == [batch["input_ids"].tolist() for batch in other]
+
+
 def test_a_state_of_another_length_or_order_is_refused_by_name(table: Path) -> None:
-    state = make(table, Pack(seq_len=8)).state_dict()
+    state = make(table, Pack(seq_len=8, strategy="pad")).state_dict()
     with pytest.raises(ResumeError, match="seq_len was 8 and is 5"):
-        make(table, Pack(seq_len=5)).load_state_dict(state)
+        make(table, Pack(seq_len=5, strategy="pad")).load_state_dict(state)
+    state = make(table, Pack(seq_len=8)).state_dict()
+    for name, value in (("origin", -1), ("origin", "3"), ("origin", 10**9)):
+        with pytest.raises(ResumeError):
+            make(table, Pack(seq_len=5)).load_state_dict({**state, name: value})
     with pytest.raises(ResumeError, match="stage was 'concat-"):
         make(table, Pack(seq_len=8, strategy="windows")).load_state_dict(state)
     with pytest.raises(ResumeError, match="stage"):

@@ -341,6 +341,8 @@ def test_what_does_not_fit_is_refused(given_options: dict[str, Any], message: st
         ({"pack": {"seq_len": 4}}, "must be a Pack"),
         ({"pack": Pack(seq_len=4, strategy="windows")}, 'needs shuffle="rows"'),
         ({"pack": Pack(seq_len=4, tokens="tokens")}, "no column 'tokens'"),
+        ({"pack": Pack(seq_len=4, tokens="title")}, "is text.*torch-table-loader tokenize"),
+        ({"pack": Pack(seq_len=4, tokens="title"), "shuffle": "rows"}, "is text.*torch-table-loader tokenize"),
         ({"pack": Pack(seq_len=4, spans=["weight"])}, "list<struct<start, end"),
     ],
 )

@@ -11,8 +11,10 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import new_array
+from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
 from torch_table_loader.pack import IGNORED
+from torch_table_loader.planning.pack_counts import PackCounts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,7 +130,7 @@ class Sequences:
         self._wanted = frozenset(pack.tensors)
         self._loss = names.index(pack.loss_mask) if pack.loss_mask is not None else None
 
-    def batches(self, tokens: Sequence[NDArray[Any]], parts: Parts, batch_tokens: int) -> list[dict[str, Any]]:
+    def batches(self, tokens: Sequence[NDArray[Any]], parts: Parts, batch_tokens: int) -> Batches:
         """Return batches by name. Their tensors view arrays of all of them, as other batches of a read do.
 
         Args:
@@ -163,7 +165,7 @@ class Sequences:
                 batches, pairwise(firsts.tolist()), pairwise(bounds), strict=True
             ):
                 batch.update(self._of_documents(parts.columns, layout, first, last, start, stop))
-        return batches
+        return Batches(batches, _counts(layout, firsts.tolist(), range(0, num_tokens, batch_tokens)))
 
     def _flat(self, tokens: Sequence[NDArray[Any]], layout: Layout, firsts: Ints) -> dict[str, NDArray[Any]]:
         """Return what each token has, by the names of this library.
@@ -372,3 +374,13 @@ def _fill(
             if len(rising) < stop - begin:
                 rising = np.arange(stop - start)
             np.subtract(rising[: stop - begin], (at - begin).repeat(counts), out=positions[begin:stop])
+
+
+def _counts(layout: Layout, bounds: Sequence[int], starts: range) -> list[PackCounts]:
+    """Return what each batch is made of; what became of documents beyond it nobody knows here."""
+    tokens = np.diff(np.concatenate(([0], np.cumsum(layout.length)))[bounds]).tolist()
+    seq_len, unknown = layout.seq_len, (None, None, None)
+    return [
+        PackCounts(seq_len, (min(start + starts.step, layout.num_tokens) - start) // seq_len, own, parts, *unknown)
+        for start, own, parts in zip(starts, tokens, np.diff(bounds).tolist(), strict=True)
+    ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch_table_loader.arrow.buffers import aligned, new_array
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from torch_table_loader.planning.pack_counts import PackCounts
 
 Allocate = Callable[[int], torch.Tensor]
 """Makes a flat uint8 tensor of so many bytes, for example in shared memory."""
@@ -33,6 +36,43 @@ class Block:
     data: torch.Tensor
     num_rows: int
     sizes: tuple[int, ...]
+
+
+class Batches(list[Any]):
+    """Finished batches.
+
+    Args:
+        batches: of the output form.
+        counts: what packing made each of; empty where rows are not packed.
+    """
+
+    __slots__ = ("counts",)
+
+    def __init__(self, batches: Iterable[Any] = (), counts: Sequence[PackCounts] = ()) -> None:
+        """Keep them."""
+        super().__init__(batches)
+        self.counts = counts
+
+    @classmethod
+    def joined(cls, runs: Sequence[list[Any]]) -> Batches:
+        """Return the batches of several runs."""
+        return cls(chain.from_iterable(runs), [count for run in runs for count in counts_of(run)])
+
+
+def each_alone(batches: list[Any]) -> Iterator[list[Any]]:
+    """Yield batches one by one."""
+    counts = counts_of(batches)
+    yield from (Batches([batch], counts[place : place + 1]) for place, batch in enumerate(batches))
+
+
+def counted(batches: list[Any]) -> Iterator[tuple[Any, PackCounts | None]]:
+    """Yield batches, each with what packing made it of; None where rows are not packed."""
+    return zip_longest(batches, counts_of(batches))
+
+
+def counts_of(batches: list[Any]) -> Sequence[PackCounts]:
+    """Return what packing made some batches of; empty where rows are not packed."""
+    return batches.counts if isinstance(batches, Batches) else ()
 
 
 class Rows(ABC):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.planning.pack_counts import PackCounts, sum_of
 from torch_table_loader.records import ReadTask, Segment
 from torch_table_loader.source.plan_cache import CacheEntry
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.read.counted import Counted
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -40,6 +43,7 @@ class LiveCounter:
         threads: int,
         progress: Progress,
         fetching: FetchSettings,
+        seq_len: int = 0,
     ) -> None:
         """Prepare.
 
@@ -51,7 +55,10 @@ class LiveCounter:
             threads: how many read.
             progress: shows how the pass goes.
             fetching: how files that are far away are fetched.
+            seq_len: tokens of a sequence, where rows are packed.
         """
+        self._seq_len = seq_len
+        self._packed: dict[tuple[int, int, int], PackCounts] = {}
         self._table = table
         self._reader = reader
         self._key = filter_key
@@ -81,10 +88,17 @@ class LiveCounter:
         touched[segments.group[(live < 0) & of_wanted]] = True
         missing = np.flatnonzero((live < 0) & touched[segments.group])
         for part, counts in self._read(segments, missing):
-            live[part] = counts
+            live[part] = [count for count, _ in counts]
             self._remember(segments, part, counts)
         self._save(segments, missing)
         return segments.counted(live)
+
+    def packed(self, segments: SegmentTable) -> PackCounts | None:
+        """Add up what packing makes of the rows of some splits; None where that was not counted."""
+        rows, kept = self._table.layout.group_rows, self._table.layout.group_kept
+        parts = (self._part(segments, at) for at in range(len(segments.group)))
+        found = [self._packed.get(part) for part in parts if kept[part[0]] and rows[part[0]]]
+        return sum_of(found) if found else PackCounts(self._seq_len)
 
     def live_before(self, group: int, row: int) -> int:
         """Add up what was counted of a row group before a row.
@@ -122,7 +136,7 @@ class LiveCounter:
 
     def _read(
         self, segments: SegmentTable, missing: NDArray[np.int64]
-    ) -> Iterable[tuple[NDArray[np.int64], list[int]]]:
+    ) -> Iterable[tuple[NDArray[np.int64], list[Counted]]]:
         """Count the missing segments file by file, in parallel."""
         if not len(missing):
             return
@@ -140,18 +154,20 @@ class LiveCounter:
             )
             return ReadTask(number, tuple(Segment(*row, -1) for row in rows))
 
-        def count(place: int) -> tuple[NDArray[np.int64], list[int]]:
+        def count(place: int) -> tuple[NDArray[np.int64], list[Counted]]:
             with tasks.storage_of(place) as storage:
-                return parts[place], reader.count(task_of(parts[place]), storage)
+                return parts[place], reader.counted(task_of(parts[place]), storage)
 
         needs = (partial(reader.needs_of_count, task_of(part)) for part in parts)
         tasks = TasksAhead(reader.storage, needs, self._fetching)
         with closing(tasks), ThreadPoolExecutor(self._threads, "table-loader-count") as pool:
             yield from self._progress(pool.map(count, range(len(parts))), len(parts))
 
-    def _remember(self, segments: SegmentTable, part: NDArray[np.int64], counts: list[int]) -> None:
+    def _remember(self, segments: SegmentTable, part: NDArray[np.int64], counts: list[Counted]) -> None:
         rows = self._table.layout.group_rows
-        for at, count in zip(part.tolist(), counts, strict=True):
+        for at, (count, packed) in zip(part.tolist(), counts, strict=True):
+            if packed is not None:
+                self._packed[self._part(segments, at)] = packed
             group = int(segments.group[at])
             if segments.row_stop[at] - segments.row_start[at] == rows[group]:
                 self._group_live[group] = count
@@ -173,6 +189,26 @@ class LiveCounter:
             if entry is not None and self._key in entry.counts:
                 groups = layout.groups_of(number)
                 self._group_live[groups.start : groups.stop] = entry.counts[self._key]
+                self._load_packed(groups, entry.counts)
+
+    def _load_packed(self, groups: range, counts: Mapping[str, tuple[int, ...]]) -> None:
+        """Load what packing makes of the row groups of a file, where the cache has it."""
+        if not all(name in counts for name in self._packed_keys):
+            return
+        each = zip(*(counts[name] for name in (self._key, *self._packed_keys)), strict=True)
+        for group, numbers in zip(groups, each, strict=True):
+            self._packed[self._whole(group)] = PackCounts(self._seq_len, *numbers)
+
+    @property
+    def _packed_keys(self) -> list[str]:
+        """What the cache calls the fields of what packing makes of a row group; the sequences are those that live."""
+        return [f"{self._key}-{each.name}" for each in fields(PackCounts)[2:]]
+
+    def _whole(self, group: int) -> tuple[int, int, int]:
+        layout = self._table.layout
+        file = int(np.searchsorted(layout.group_offsets, group, side="right")) - 1
+        start = int(layout.group_starts[group] - layout.file_starts[file])
+        return group, start, start + int(layout.group_rows[group])
 
     def _save(self, segments: SegmentTable, counted: NDArray[np.int64]) -> None:
         """Put the files that are now counted whole into the cache."""
@@ -185,5 +221,20 @@ class LiveCounter:
             part = slice(groups.start, groups.stop)
             live = np.where(layout.group_kept[part] & (layout.group_rows[part] > 0), self._group_live[part], 0)
             if (live >= 0).all():
-                entry = CacheEntry(self._table.metas[number], {self._key: tuple(live.tolist())})
-                self._cache.put(layout.files[number], entry)
+                counts = {self._key: tuple(live.tolist()), **self._packed_to_save(groups, live)}
+                self._cache.put(layout.files[number], CacheEntry(self._table.metas[number], counts))
+
+    def _packed_to_save(self, groups: range, live: NDArray[np.int64]) -> dict[str, tuple[int, ...]]:
+        """Return what packing makes of the row groups of a file, by key of the cache; empty where nobody counted."""
+        nothing = PackCounts(self._seq_len)
+        found = [
+            self._packed.get(self._whole(group), None if count else nothing)
+            for group, count in zip(groups, live.tolist(), strict=True)
+        ]
+        if not self._seq_len or None in found:
+            return {}
+        names = [each.name for each in fields(PackCounts)[2:]]
+        return {
+            key: tuple(getattr(each, name) for each in found)
+            for key, name in zip(self._packed_keys, names, strict=True)
+        }

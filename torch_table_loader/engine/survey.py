@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.contracts import NullProvingReader, SettlingReader, SnapshotSource, renewing
+from torch_table_loader.contracts import ListBoundsReader, NullProvingReader, SettlingReader, SnapshotSource, renewing
 from torch_table_loader.engine.salvage import salvage_file, told
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.messages import warn_caller
@@ -177,6 +177,20 @@ class Table:
                         proven |= reader.null_free(self.metas[index], self._in_file(index, sorted(free)), kept)
                 free &= proven
         return free
+
+    def list_bounds(self, column: str) -> tuple[int, int] | None:
+        """Return numbers between which the integers in a column of lists lie; None where statistics do not say."""
+        found: list[tuple[int, int]] = []
+        for index, file in enumerate(() if self.estimated else self.files):
+            reader, names = reader_of(file), self._in_file(index, [column])
+            if not isinstance(reader, ListBoundsReader) or names != [column]:
+                return None
+            with _naming(self.storage, file):
+                bounds = reader.list_bounds(file, self.metas[index], column)
+            if bounds is None:
+                return None
+            found.append(bounds)
+        return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
     def _kept_groups(self, index: int) -> list[bool]:
         groups = self.layout.groups_of(index)

@@ -160,6 +160,11 @@ class GlobalBatches:
         ranks = self.topology.num_ranks
         return StepPlaces(first + ranks * np.arange(self.batch_size, dtype=np.int64), self.batch_size)
 
+    def global_batch(self, number: int) -> NDArray[np.int64]:
+        """Return the places that all ranks together take in a step below `full_steps`."""
+        first = self.start + number * self.global_batch_size
+        return np.arange(first, first + self.global_batch_size, dtype=np.int64)
+
     def places_of(self, steps: list[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Join what several steps take; see `concat_places`.
 

@@ -89,24 +89,29 @@ class ConcatOrder(SequenceOrder):
         offsets: int64[documents + 1], where the tokens of each document of the table begin.
         remaining: the documents that are left.
         key: of the permutation.
+        origin: tokens that come before the first sequence.
     """
 
-    def __init__(self, pack: Pack, offsets: Ints, remaining: Remaining, key: Key) -> None:
+    def __init__(self, pack: Pack, offsets: Ints, remaining: Remaining, key: Key, origin: int = 0) -> None:
         """Count the tokens."""
         documents = _Documents(offsets, remaining, key)
         total = int(offsets[-1]) - int(documents.lengths(remaining.gone).sum())
-        self._seq_len = pack.seq_len
+        self._seq_len, self._origin = pack.seq_len, origin
         self._order = TokenOrder(documents.count, documents, documents.lengths, total)
-        self.count = -(-total // pack.seq_len)
+        self.count = -(-(total - origin) // pack.seq_len)
+
+    def tokens_before(self, place: int) -> int:
+        """Return the tokens of the epoch before a sequence; the place may be the one behind the last."""
+        return min(self._origin + place * self._seq_len, self._order.total)
 
     def slices(self, places: Ints) -> Slices:
         """Return the parts of documents under the sequences at some places."""
-        starts = places * self._seq_len
+        starts = self._origin + places * self._seq_len
         return self._order.slices(starts, np.minimum(starts + self._seq_len, self._order.total))
 
     def anchor(self, place: int) -> Anchor:
         """Return the document at which a sequence begins, and the tokens before that document."""
-        return self._order.anchor(place * self._seq_len)
+        return self._order.anchor(self._origin + place * self._seq_len)
 
     def begin_at(self, anchor: Anchor) -> None:
         """Take a document's place and the tokens before it as known."""

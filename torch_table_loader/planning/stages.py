@@ -251,11 +251,14 @@ class SamplePosition(Position):
         mixture: the order of several sources since the weights changed last; None for one table.
         rows: rows of each source of the mixture in the epoch, in the order of its names.
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
+        origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
+            sequences behind them.
         ended: see `Position`.
     """
 
     total: int = 0
     start: int = 0
+    origin: int = field(default=0, kw_only=True)
     exclusions: Mapping[str, ExclusionVersions] = field(default_factory=dict)
     mixture: Mixture | None = None
     rows: tuple[int, ...] = ()

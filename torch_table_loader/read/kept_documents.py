@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,21 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.arrays import plain, relisted
+from torch_table_loader.errors import TableError
 from torch_table_loader.read.row_stage import StagedRows
 from torch_table_loader.read.token_stages import TokenStage
+from torch_table_loader.read.tokenizers import RowFaultError, load_tokenizer
+
+_TEXTS = 256
+"""That a tokenizer takes at once: enough to keep it busy, and few enough where they are books."""
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.pack_counts import PackCounts
 
     Ints = NDArray[np.int64]
 
@@ -26,13 +37,36 @@ class KeptDocuments(TokenStage):
     too short, or null, is an empty list: rows are what they were.
     """
 
+    def __init__(
+        self, pack: Pack, table: pa.Schema, asked: Sequence[str] = (), bounds: tuple[int, int] | None = None
+    ) -> None:
+        """Check the columns.
+
+        Args:
+            pack: what the caller asked for.
+            table: the table's schema.
+            asked: columns that the caller named.
+            bounds: between which the stored tokens lie; None where nobody knows.
+        """
+        super().__init__(pack, table, asked)
+        self._lock = threading.Lock()
+        self._tokenizer = None if pack.tokenizer is None else load_tokenizer(pack.tokenizer)
+        if self._tokenizer is not None:
+            most = self._tokenizer.vocabulary
+            bounds = None if most is None else (0, most - 1)
+        self._kept_as = [kept_type(field.type) for field in self._cut]
+        if bounds is not None:
+            added = [token for token in (pack.bos_id, pack.eos_id, pack.sep_id) if token is not None]
+            self._kept_as[0] = _narrowest(self._cut[0].type, min(bounds[0], *added, bounds[1]), max(*bounds, *added))
+
     @property
     def key(self) -> str:
         """A name of all that decides what is kept; how it is cut into sequences is no part of it."""
         pack = self.pack
         ends = (pack.bos_id, pack.eos_id, pack.sep_id)
         moved = "" if pack.bos_id is None else ".".join(pack.spans)
-        return f"documents-{'.'.join(pack.cut_columns)}-{pack.loss_mask}-{ends}-{pack.min_length}-{moved}"
+        made = "" if self._tokenizer is None else f"-{self._tokenizer.name}"
+        return f"documents-{'.'.join(pack.cut_columns)}-{pack.loss_mask}-{ends}-{pack.min_length}-{moved}{made}"
 
     @property
     def token_fields(self) -> list[pa.Field]:
@@ -41,12 +75,50 @@ class KeptDocuments(TokenStage):
 
     def schema(self, given: pa.Schema) -> pa.Schema:
         """Return the schema of what is kept."""
-        lists = [pa.field(field.name, pa.large_list(kept_type(field.type)), nullable=False) for field in self._cut]
+        lists = [
+            pa.field(field.name, pa.large_list(kind), nullable=False)
+            for field, kind in zip(self._cut, self._kept_as, strict=True)
+        ]
         return pa.schema([*lists, *self._columns(given)])
 
-    def count(self, batch: pa.RecordBatch) -> int:
+    def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Return the columns that are cut; of text, its tokens."""
+        if self._tokenizer is None:
+            return super()._lists(batch)
+        texts = plain(batch.column(self.pack.tokens)).to_pylist()
+        return [pa.concat_arrays([self._tokens_of(texts, first) for first in range(0, len(texts), _TEXTS) or [0]])]
+
+    def _tokens_of(self, texts: Sequence[str | None], first: int) -> pa.Array:
+        """Return the tokens of some texts as lists; a null has none."""
+        own = texts[first : first + _TEXTS]
+        rows = [row for row, text in enumerate(own) if text is not None]
+        tokenizer = self._tokenizer
+        assert tokenizer is not None  # noqa: S101 asked only then
+        try:
+            with self._lock:  # few tokenizers bear two threads at once
+                ids, made = tokenizer.ids([own[row] or "" for row in rows], "uint32", "take another tokenizer")
+        except RowFaultError as error:
+            row = first + rows[error.row]
+            raise TableError(f"column {self.pack.tokens!r}, row {row} of this batch: {error.message}") from error
+        offsets = np.zeros(len(own) + 1, dtype=np.int64)
+        offsets[1:][rows] = made
+        return pa.LargeListArray.from_arrays(pa.array(np.cumsum(offsets)), pa.array(ids.astype(np.uint32)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what each process makes for itself: a tokenizer that has a name, and the lock."""
+        named = isinstance(self.pack.tokenizer, str)
+        return {**vars(self), "_lock": None, **({"_tokenizer": None} if named else {})}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load the tokenizer."""
+        vars(self).update(state)
+        self._lock = threading.Lock()
+        if isinstance(self.pack.tokenizer, str):
+            self._tokenizer = load_tokenizer(self.pack.tokenizer)
+
+    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
         """Return how many rows there are."""
-        return int(batch.num_rows)
+        return len(whole), None
 
     def rows(self, batch: pa.RecordBatch) -> KeptRows:
         """Return the rows as they are kept."""
@@ -57,7 +129,7 @@ class KeptDocuments(TokenStage):
         offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))))
         schema = self.schema(batch.schema)
         lists = [
-            pa.LargeListArray.from_arrays(offsets, pa.array(_bytes(values), field.type.value_type))
+            pa.LargeListArray.from_arrays(offsets, _kept(values, field))
             for values, field in zip(found.values, schema, strict=False)
         ]
         names = schema.names[len(lists) :]
@@ -94,8 +166,35 @@ def kept_type(kind: pa.DataType) -> pa.DataType:
     return pa.uint8() if pt.is_boolean(kind) else kind
 
 
-def _bytes(values: NDArray[Any]) -> NDArray[Any]:
-    return values.view(np.uint8) if values.dtype == np.bool_ else values
+def _narrowest(kind: pa.DataType, low: int, high: int) -> pa.DataType:
+    """Return the smallest type that has all numbers of a range, if it is smaller than a type.
+
+    >>> _narrowest(pa.int32(), 0, 50_000), _narrowest(pa.int32(), -1, 9), _narrowest(pa.uint16(), 0, 70_000)
+    (DataType(uint16), DataType(int32), DataType(uint16))
+    """
+    for small in (pa.uint8(), pa.uint16(), pa.uint32()):
+        if low >= 0 and high < 2**small.bit_width and small.bit_width < kind.bit_width:
+            return small
+    return kind
+
+
+def _kept(values: NDArray[Any], field: pa.Field) -> pa.Array:
+    """Return values in the type in which they are kept.
+
+    Raises:
+        TableError: a token is not within the bounds that the files' statistics have.
+    """
+    kind = field.type.value_type
+    if values.dtype == np.bool_:
+        return pa.array(values.view(np.uint8), kind)
+    if values.dtype.itemsize * 8 > kind.bit_width and len(values):
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >= 2**kind.bit_width:
+            raise TableError(
+                f"column {field.name!r} has tokens from {low} to {high}, and by the statistics of its files all are "
+                f"below {2**kind.bit_width} and none is below 0; the files are damaged: write them again"
+            )
+    return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind)
 
 
 def _moved(spans: pa.Array, by: Ints) -> pa.Array:

@@ -15,8 +15,10 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import as_reading_error, first_line
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
+    bounds_of,
     check_footer,
     chunk_ranges,
+    leaf_of_lists,
     list_values,
     parse,
     read_footer,
@@ -96,6 +98,17 @@ class ParquetReader:
         if meta.footer is None:
             return None
         return list_values(parse(meta.footer), column)
+
+    def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
+        """Return the bounds of integers in lists: see `contracts.ListBoundsReader`."""
+        if meta.footer is None:
+            return None
+        parsed = parse(meta.footer)
+        leaf = leaf_of_lists(parsed, column)
+        if leaf is None:
+            return None
+        refuse_unsafe(file.name, meta.footer, parsed, [leaf])
+        return bounds_of(parsed, leaf)
 
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
         """Open with the footer that `inspect` read: see `FormatReader.open`."""

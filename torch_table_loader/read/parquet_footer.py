@@ -193,14 +193,13 @@ def list_values(parsed: pq.FileMetaData, column: str) -> tuple[list[int], list[i
     Returns:
         None where the column is something else, or the writer counted no nulls.
     """
-    paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
-    leaves = [place for place, path in enumerate(paths) if column in _prefixes(path)]
-    if len(leaves) != 1 or parsed.schema.column(leaves[0]).max_repetition_level != 1:
+    leaf = leaf_of_lists(parsed, column)
+    if leaf is None:
         return None
     values, lists = [], []
     for number in range(parsed.num_row_groups):
         group = parsed.row_group(number)
-        chunk = group.column(leaves[0])
+        chunk = group.column(leaf)
         if not chunk.is_stats_set or not chunk.statistics.has_null_count:
             return None
         nulls = chunk.statistics.null_count
@@ -209,6 +208,35 @@ def list_values(parsed: pq.FileMetaData, column: str) -> tuple[list[int], list[i
         values.append(chunk.num_values - nulls)
         lists.append(group.num_rows - nulls)
     return values, lists
+
+
+def leaf_of_lists(parsed: pq.FileMetaData, column: str) -> int | None:
+    """Return the place of the leaf of a column of lists of single values; None where it is something else."""
+    paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
+    leaves = [place for place, path in enumerate(paths) if column in _prefixes(path)]
+    return leaves[0] if len(leaves) == 1 and parsed.schema.column(leaves[0]).max_repetition_level == 1 else None
+
+
+def bounds_of(parsed: pq.FileMetaData, leaf: int) -> tuple[int, int] | None:
+    """Return the least and the greatest integer of a leaf; None where the writer did not say.
+
+    Args:
+        parsed: a footer of which `refuse_unsafe` has found that pyarrow may touch the leaf's statistics.
+        leaf: its place.
+    """
+    low, high = [], []
+    for number in range(parsed.num_row_groups):
+        chunk = parsed.row_group(number).column(leaf)
+        if not chunk.is_stats_set:
+            return None
+        known = chunk.statistics
+        if known.has_null_count and known.null_count == chunk.num_values:
+            continue
+        if not known.has_min_max or not isinstance(known.min, int) or not isinstance(known.max, int):
+            return None
+        low.append(known.min)
+        high.append(known.max)
+    return (min(low), max(high)) if low else (0, 0)
 
 
 def _chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:

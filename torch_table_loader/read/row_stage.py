@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.pack_counts import PackCounts
 
 
 class RowStage(ABC):
@@ -32,6 +39,19 @@ class RowStage(ABC):
     @abstractmethod
     def reads(self) -> tuple[str, ...]:
         """The columns that `count` needs."""
+
+    @property
+    def measured_by(self) -> str | None:
+        """The list column whose lengths tell `count_of`; None where rows must be looked at."""
+        return None
+
+    def count_of(self, lengths: NDArray[np.int64]) -> tuple[int, PackCounts | None]:
+        """Return what `counted` does, by how long the lists of `measured_by` are; only where that names a column.
+
+        Args:
+            lengths: of the rows that the stage takes together.
+        """
+        raise NotImplementedError
 
     @property
     def counted_by(self) -> str | None:
@@ -62,6 +82,10 @@ class RowStage(ABC):
         Args:
             batch: rows with at least the columns of `reads`.
         """
+
+    def counted(self, batch: pa.RecordBatch) -> tuple[int, PackCounts | None]:
+        """Return what `count` does, and what packing makes of the rows; None where it does not say."""
+        return self.count(batch), None
 
     @abstractmethod
     def rows(self, batch: pa.RecordBatch) -> StagedRows:

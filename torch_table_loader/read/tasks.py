@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import ROW_ID
-from torch_table_loader.contracts import ListCountingReader, has_ranges, is_far
+from torch_table_loader.contracts import ListCountingReader, ListMeasuringReader, has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
+from torch_table_loader.read.counted import Counted, measured, summed
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
 from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure, reading
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import OpenFile, Storage
+    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.read.row_stage import RowStage, StagedRows
     from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
 
@@ -37,7 +39,8 @@ DEFAULT_MAX_ROWS = 65_536
 class _Masked(NamedTuple):
     """A batch of the table's columns, where it starts in the file, and which of its rows pass (None: all).
 
-    `num_live` counts the rows that pass; behind a stage, those that it makes of them, which `staged` has.
+    `num_live` counts the rows that pass; behind a stage, those that it makes of them, which `staged` has. When
+    rows are counted, `counts` is what packing makes of them, where the stage says it.
     """
 
     piece: Piece
@@ -46,6 +49,7 @@ class _Masked(NamedTuple):
     mask: NDArray[np.bool_] | None
     num_live: int
     staged: StagedRows | None = None
+    counts: PackCounts | None = None
 
 
 class _Reading(NamedTuple):
@@ -196,13 +200,15 @@ class TaskReader:
             TableError: as `read` does.
             StorageError: as `read` does.
         """
-        found = self._to_count(task)
-        if isinstance(found, list):
+        return [live for live, _ in self.counted(task, storage)]
+
+    def counted(self, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
+        """Return what `count` does, and what packing makes of each segment; None where nobody says."""
+        if isinstance(found := self._to_count(task), list):
             return found
-        counts = [0] * len(task.segments)
-        for part in self._masked(found.plan, found.segments, storage, counting=True):
-            counts[found.owners[part.piece.segment]] += part.num_live
-        return counts
+        parts = self._masked(found.plan, found.segments, storage, counting=True)
+        made = ((found.owners[part.piece.segment], (part.num_live, part.counts)) for part in parts)
+        return summed(made, len(task.segments))
 
     def needs_of_count(self, task: ReadTask) -> FileNeeds | None:
         """Return which bytes of its file `count` asks for: see `needs`."""
@@ -220,33 +226,35 @@ class TaskReader:
         segments, skip, take = trim_segments(planned, task.skip, task.take, every_row_lives=not self._masks(plan))
         return _Reading(plan, segments, skip, take, owners) if segments and take else None
 
-    def _to_count(self, task: ReadTask) -> _Reading | list[int]:
+    def _to_count(self, task: ReadTask) -> _Reading | list[Counted]:
         """Return what `count` reads, or the counts where they are known."""
         plan = self._plan(task.file_index, () if self._stage is None else self._stage.reads)
         if plan.empty:
-            return [0] * len(task.segments)
+            return summed((), len(task.segments))
         if self._knows_live(plan):
-            return [plan.live_rows(segment) for segment in task.segments]
+            return [(plan.live_rows(segment), None) for segment in task.segments]
         segments, owners = self._fitted(plan, task.segments)
-        known = self._known_counts(plan, segments)
+        known = self._known_counts(task.file_index, plan, segments)
         if known is not None:
-            counts = [0] * len(task.segments)
-            for owner, count in zip(owners, known, strict=True):
-                counts[owner] += count
-            return counts
+            return summed(zip(owners, known, strict=True), len(task.segments))
         return _Reading(plan, segments, 0, -1, owners)
 
-    def _known_counts(self, plan: FilePlan, segments: Sequence[Segment]) -> list[int] | None:
-        """Return what the stage makes of segments, where all are row groups whose footer tells; else None."""
+    def _known_counts(self, file_index: int, plan: FilePlan, segments: Sequence[Segment]) -> list[Counted] | None:
+        """Return what the stage makes of segments, where the file's metadata tells; else None."""
         stage, reader, starts = self._stage, reader_of(plan.file), plan.group_starts
-        if stage is None or stage.counted_by is None or plan.masks or not isinstance(reader, ListCountingReader):
+        if stage is None or stage.measured_by is None or plan.masks:
             return None
+        reads = self._plan(file_index, (stage.measured_by,)).conformer.reads
+        if not reads or len(plan.conformer.reads) != len(stage.reads):  # a column that the file lacks is null
+            return None
+        lengths = reader.list_lengths(plan.meta, reads[0]) if isinstance(reader, ListMeasuringReader) else None
+        if lengths is not None:
+            return [measured(stage, lengths[each.row_start : each.row_stop]) for each in segments]
         whole = all((each.row_start, each.row_stop) == tuple(starts[each.group : each.group + 2]) for each in segments)
-        reads = plan.conformer.reads
-        if not whole or len(reads) != len(stage.reads):  # a column that the file lacks is null
+        if stage.counted_by is None or not isinstance(reader, ListCountingReader) or not whole:
             return None
-        found = reader.list_values(plan.meta, reads[stage.reads.index(stage.counted_by)])
-        return found and [stage.known_count(found[0][each.group], found[1][each.group]) for each in segments]
+        found = reader.list_values(plan.meta, reads[0])
+        return found and [(stage.known_count(found[0][each.group], found[1][each.group]), None) for each in segments]
 
     def _needs(self, found: _Reading | None) -> FileNeeds | None:
         if found is None:
@@ -356,9 +364,12 @@ class TaskReader:
 
         def made(part: _Masked, batches: Sequence[pa.RecordBatch]) -> Iterator[_Masked]:
             for batch in batches:
-                staged = None if counting else stage.rows(batch)
-                num_live = stage.count(batch) if staged is None else staged.num_rows
-                yield part._replace(batch=batch, mask=None, num_live=num_live, staged=staged)
+                if counting:
+                    num_live, counts = stage.counted(batch)
+                    yield part._replace(batch=batch, mask=None, num_live=num_live, counts=counts)
+                else:
+                    staged = stage.rows(batch)
+                    yield part._replace(batch=batch, mask=None, num_live=staged.num_rows, staged=staged)
 
         for part in walked:
             if last is not None and part.piece.segment != last.piece.segment:

@@ -102,6 +102,10 @@ class TokenReader(WithoutStatistics, ABC):
         """Return all (see `NullProvingReader`): the format has no nulls."""
         return frozenset(columns)
 
+    def list_lengths(self, meta: FileMeta, column: str) -> NDArray[Any] | None:  # noqa: ARG002 they are all as long
+        """Return the tokens of each document, as the index said: see `ListMeasuringReader`."""
+        return document_lengths(meta)
+
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> TokenFile:
         """Open with what the index said: see `FormatReader.open`."""
         return TokenFile(storage, file, meta, self)

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.arrays import plain
-from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.token_rows import (
     Parts,
     rows_of_sequences,
@@ -21,12 +20,23 @@ from torch_table_loader.arrow.token_rows import (
     schema_of_tokens,
     sequences_of,
 )
-from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.messages import did_you_mean
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.pack import IGNORED, Pack
+from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.packing import Packed, Pieces, best_fit, split_long
 from torch_table_loader.read.lru_cache import LRUCache
 from torch_table_loader.read.row_stage import RowStage, StagedRows
+from torch_table_loader.read.token_fields import (
+    check_aligned,
+    check_count_type,
+    check_counted,
+    check_span_type,
+    check_spans,
+    counts_of,
+    cut_field,
+    lengths_of,
+    wide_enough,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,26 +70,55 @@ class TokenStage(RowStage):
     Args:
         pack: what the caller asked for.
         table: the table's schema.
+        asked: columns that the caller named.
 
     Raises:
         ConfigError: a column is missing, or has not the type that its use needs.
     """
 
-    def __init__(self, pack: Pack, table: pa.Schema) -> None:
+    def __init__(self, pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> None:
         """Check the columns."""
         self.pack = pack
-        self._cut = [_cut_field(table, name) for name in pack.cut_columns]
+        self._not_delivered = {*pack.cut_columns, *({pack.lengths} - set(asked))}
+        self._cut = [cut_field(table, name, text=pack.tokenizer is not None) for name in pack.cut_columns]
         ids = self._cut[0]
         if not pt.is_integer(ids.type):
             raise ConfigError(f"Pack: tokens={pack.tokens!r} must be a list of integers, got a list of {ids.type}")
-        self._cut[0] = ids.with_type(_wide_enough(ids.type, (pack.bos_id, pack.eos_id, pack.sep_id)))
+        self._cut[0] = ids.with_type(wide_enough(ids.type, (pack.bos_id, pack.eos_id, pack.sep_id)))
         for name in pack.spans:
-            _check_span_type(table, name)
+            check_span_type(table, name)
+        if pack.lengths is not None:
+            check_count_type(table, pack.lengths)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tokens; with more, the columns that must be as long."""
-        return self.pack.cut_columns
+        """The lengths where they have a column; else the tokens, and with these the columns that must be as long."""
+        return self.pack.cut_columns if self.pack.lengths is None else (self.pack.lengths,)
+
+    @property
+    def measured_by(self) -> str | None:
+        """The tokens, unless it takes a look at them to know whether something is added."""
+        return None if self._may_lack_ends else self.pack.tokens
+
+    def count(self, batch: pa.RecordBatch) -> int:
+        """Return how many rows come out of a batch."""
+        return self.counted(batch)[0]
+
+    def counted(self, batch: pa.RecordBatch) -> tuple[int, PackCounts | None]:
+        """Return how many rows come out of a batch, and what packing makes of it."""
+        if self.pack.lengths is not None:
+            return self.count_of(counts_of(self.pack.lengths, batch.column(self.pack.lengths)))
+        lengths, _, begin, end = self._lengths(batch)
+        return self._made_of(self._token_counts(lengths, begin, end))
+
+    def count_of(self, lengths: Ints) -> tuple[int, PackCounts | None]:
+        """Return what `counted` does, by the tokens of each document as stored."""
+        none = np.zeros(len(lengths), dtype=np.int64)
+        return self._made_of(self._token_counts(lengths, none, none))
+
+    @abstractmethod
+    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
+        """Return what `counted` does, by the tokens of each document as they come out."""
 
     @property
     def key(self) -> str:
@@ -90,12 +129,20 @@ class TokenStage(RowStage):
 
     def _columns(self, given: pa.Schema) -> list[pa.Field]:
         """Return the other columns of documents."""
-        return [field for field in given if field.name not in self.pack.cut_columns]
+        return [field for field in given if field.name not in self._not_delivered]
+
+    @property
+    def _may_lack_ends(self) -> bool:
+        return self.pack.bos_id is not None or self.pack.eos_id is not None
 
     @cached_property
     def _adds(self) -> bool:
         pack = self.pack
         return pack.bos_id is not None or pack.eos_id is not None or pack.sep_id is not None
+
+    def _lists(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Return the columns that are cut."""
+        return [plain(batch.column(name)) for name in self.pack.cut_columns]
 
     def _lengths(self, batch: pa.RecordBatch) -> tuple[Ints, list[pa.Array], Ints, Ints]:
         """Return the tokens of each row as stored, the lists, and which rows lack a begin or an end token.
@@ -103,12 +150,12 @@ class TokenStage(RowStage):
         Raises:
             TableError: lists of one row have different lengths, or a null inside.
         """
-        lists = [plain(batch.column(name)) for name in self.pack.cut_columns]
-        lengths = _lengths_of(lists[0])
+        lists = self._lists(batch)
+        lengths = lengths_of(lists[0])
         for name, column in zip(self.pack.cut_columns, lists, strict=True):
-            _check_aligned(self.pack.tokens, lengths, name, column)
+            check_aligned(self.pack.tokens, lengths, name, column)
         none = np.zeros(len(lengths), dtype=np.int64)
-        if self.pack.bos_id is None and self.pack.eos_id is None:
+        if not self._may_lack_ends:
             return lengths, lists, none, none
         values, ends = _values(lists[0]), np.cumsum(lengths)
         some = lengths > 0
@@ -122,6 +169,8 @@ class TokenStage(RowStage):
     def documents(self, batch: pa.RecordBatch) -> Documents:
         """Return the tokens of the rows that are long enough, begin and end tokens included."""
         lengths, lists, begin, end = self._lengths(batch)
+        if self.pack.lengths is not None:
+            check_counted(self.pack.lengths, batch.column(self.pack.lengths), lengths)
         whole = self._token_counts(lengths, begin, end)
         kept = np.flatnonzero(whole)
         offsets = np.concatenate(([0], np.cumsum(whole[kept])))
@@ -136,7 +185,7 @@ class TokenStage(RowStage):
         if self._adds:
             stored = self._with_ends(stored, offsets, begin[kept] > 0, end[kept] > 0)
         for name in self.pack.spans:
-            _check_spans(name, batch.column(name), lengths)
+            check_spans(name, batch.column(name), lengths)
         return Documents(kept, offsets, begin[kept], stored)
 
     def _with_ends(
@@ -173,7 +222,7 @@ class TokenStage(RowStage):
 
     def parts(self, batch: pa.RecordBatch, rows: Ints, start: Ints, length: Ints, behind: Ints) -> Parts:
         """Return parts with the other columns of their rows."""
-        names = [name for name in batch.schema.names if name not in self.pack.cut_columns]
+        names = [field.name for field in self._columns(batch.schema)]
         columns = None
         if names:
             taken = batch.select(names)
@@ -196,9 +245,7 @@ class TokensAsRows(TokenStage):
     @property
     def counted_by(self) -> str | None:
         """The tokens, unless it takes a look at each document to know whether something is added or left out."""
-        pack = self.pack
-        looks = pack.bos_id is not None or pack.eos_id is not None or pack.min_length > 1
-        return None if looks else pack.tokens
+        return None if self.pack.min_length > 1 else self.measured_by
 
     def known_count(self, values: int, lists: int) -> int:
         """Return the tokens of documents."""
@@ -208,10 +255,9 @@ class TokensAsRows(TokenStage):
         """Return the schema of what comes out; see `arrow.token_rows`."""
         return schema_of_tokens(self._cut, self._columns(given))
 
-    def count(self, batch: pa.RecordBatch) -> int:
-        """Return the tokens of the documents."""
-        lengths, _, begin, end = self._lengths(batch)
-        return int(self._token_counts(lengths, begin, end).sum())
+    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
+        """Return the tokens of the documents; into how many sequences they go is for ranks and lanes to say."""
+        return int(whole.sum()), None
 
     def rows(self, batch: pa.RecordBatch) -> TokenRows:
         """Return the tokens of the documents."""
@@ -278,11 +324,13 @@ class SequencesAsRows(TokenStage):
     def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
         """Return the order of some pieces, and where each sequence begins in it."""
 
-    def count(self, batch: pa.RecordBatch) -> int:
-        """Return how many sequences come out of a batch."""
-        lengths, _, begin, end = self._lengths(batch)
-        whole = self._token_counts(lengths, begin, end)
-        return len(self.packed(self._pieces(whole[whole > 0]).length)[1]) - 1
+    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
+        """Return how many sequences come out of documents, and what packing makes of these."""
+        whole = whole[whole > 0]
+        pieces = self._pieces(whole)
+        sequences = len(self.packed(pieces.length)[1]) - 1
+        counts = PackCounts.of_pieces(self.pack.seq_len, self.pack.long_docs, whole, len(pieces.length), sequences)
+        return sequences, counts
 
     def rows(self, batch: pa.RecordBatch) -> SequenceRows:
         """Return the sequences that come out of a batch."""
@@ -356,8 +404,13 @@ class BestFitAsRows(SequencesAsRows):
         return packed.order, packed.offsets
 
 
-def stage_of(pack: Pack, table: pa.Schema) -> TokenStage:
+def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenStage:
     """Return the stage that a stream of a table's rows passes.
+
+    Args:
+        pack: what the caller asked for.
+        table: the table's schema.
+        asked: columns that the caller named.
 
     Raises:
         ConfigError: the columns do not fit, or the strategy is one of ``shuffle="rows"``.
@@ -369,78 +422,19 @@ def stage_of(pack: Pack, table: pa.Schema) -> TokenStage:
     }
     if pack.strategy not in stages:
         raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; or take strategy="concat"')
-    return stages[pack.strategy](pack, table)
-
-
-def _lengths_of(lists: pa.Array) -> Ints:
-    found: Ints = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    if pack.tokenizer is not None:
+        raise ConfigError(
+            'Pack: tokenizer needs shuffle="rows", whose store keeps the tokens: a stream that makes them while it is '
+            "read would not know how many there are; or write a table of tokens with torch-table-loader tokenize"
+        )
+    if pack.balance is not None:
+        raise ConfigError(
+            f'Pack: balance={pack.balance!r} needs shuffle="rows": ranks of a stream read files of their own, and none '
+            "knows the documents of the others; leave balance out"
+        )
+    return stages[pack.strategy](pack, table, asked)
 
 
 def _values(lists: pa.Array) -> NDArray[Any]:
     found: NDArray[Any] = lists.flatten().to_numpy(zero_copy_only=False)
     return found
-
-
-def _check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> None:
-    """Refuse lists of another length than the tokens', and nulls among the values."""
-    own = _lengths_of(column)
-    if name != tokens and not np.array_equal(own, lengths):
-        row = int(np.flatnonzero(own != lengths)[0])
-        raise TableError(
-            f"columns {tokens!r} and {name!r} must be lists of one length in each row, got {int(lengths[row])} and "
-            f"{int(own[row])} in row {row} of this batch; leave {name!r} out of aligned, or mend the table"
-        )
-    values = column.flatten()
-    if values.null_count:
-        place = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
-        row = int(np.searchsorted(np.cumsum(own), place, side="right"))
-        raise TableError(
-            f"column {name!r} has a null inside the list of row {row} of this batch; a token must have a value: leave "
-            "such rows out with filters=, or mend the table"
-        )
-
-
-def _cut_field(table: pa.Schema, name: str) -> pa.Field:
-    """Return a list column as the field of one of its values."""
-    if name not in table.names:
-        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
-    kind = plain_type(table.field(name).type)
-    is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
-    value = plain_type(kind.value_type) if is_list else None
-    if value is None or not (pt.is_integer(value) or pt.is_floating(value) or pt.is_boolean(value)):
-        raise ConfigError(
-            f"Pack: column {name!r} must be a list of numbers, one for each token, got {table.field(name).type}"
-        )
-    return pa.field(name, value, nullable=False)
-
-
-def _wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
-    """Return the type of the tokens, or int64 where one that is added does not fit."""
-    info = np.iinfo(kind.to_pandas_dtype())
-    fits = all(info.min <= token <= info.max for token in added if token is not None)
-    return kind if fits else pa.int64()
-
-
-def _check_spans(name: str, lists: pa.Array, lengths: Ints) -> None:
-    """Refuse spans that are not inside their document."""
-    lists = plain(lists)
-    inside = lists.flatten()
-    row = np.repeat(np.arange(len(lengths)), _lengths_of(lists))
-    start, end = (inside.field(field).fill_null(-1).to_numpy(zero_copy_only=False) for field in ("start", "end"))
-    wrong = np.flatnonzero((start < 0) | (end < start) | (end > lengths[row]))
-    if len(wrong):
-        first = wrong[0]
-        raise TableError(
-            f"column {name!r}: a span must lie inside its document, from 0 to its number of tokens, got {start[first]} "
-            f"to {end[first]} in row {row[first]} of this batch, which has {lengths[row[first]]} tokens"
-        )
-
-
-def _check_span_type(table: pa.Schema, name: str) -> None:
-    if name not in table.names:
-        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
-    kind = plain_type(table.field(name).type)
-    inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else None
-    if inner is None or not pt.is_struct(inner) or not {"start", "end"} <= {field.name for field in inner}:
-        raise ConfigError(f"Pack: spans column {name!r} must be list<struct<start, end, ...>>, got {kind}")

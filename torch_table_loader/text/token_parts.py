@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +19,13 @@ from torch_table_loader.errors import ConfigError, StorageError, TableError, Tab
 from torch_table_loader.fetch.fetcher import TasksAhead
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean
+from torch_table_loader.read.tokenizers import RowFaultError
 
 if TYPE_CHECKING:
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.read.tokenizers import Tokenizer
     from torch_table_loader.records import ReadTask
-    from torch_table_loader.text.tokenizers import Tokenizer
 
 Nulls = Literal["error", "drop", "empty"]
 IdType = Literal["uint16", "uint32", "int32"]
@@ -114,61 +113,9 @@ class TokenForm:
         return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _ids(self, texts: list[str], tokenizer: Tokenizer) -> pa.Array:
-        try:
-            lists = tokenizer.encode(texts) if texts else []
-        except Exception as error:
-            raise ConfigError(f"the tokenizer {tokenizer.name!r} failed: {type(error).__name__}: {error}") from error
-        sizes = [len(ids) for ids in lists if isinstance(ids, Sized)]
-        if not len(sizes) == len(lists) == len(texts):
-            raise ConfigError(
-                f"the tokenizer {tokenizer.name!r} must return a list of ids for each text, got {len(sizes)} for "
-                f"{len(texts)} texts"
-            )
-        try:
-            # An array takes nothing but integers, where pyarrow would cut the fractions of floats off.
-            ids = np.frombuffer(array("q", chain.from_iterable(lists)), dtype=np.int64)
-        except (TypeError, OverflowError):
-            raise self._fault(lists, tokenizer) from None
-        if len(ids) and not 0 <= ids.min() <= ids.max() <= self._most:
-            raise self._fault(lists, tokenizer)
+        ids, sizes = tokenizer.ids(texts, self.id_type, "pass another dtype")
         offsets = pa.array(np.cumsum([0, *sizes]), type=pa.int32())
         return pa.ListArray.from_arrays(offsets, pa.array(ids.astype(self.id_type)), type=self._list_type)
-
-    @property
-    def _most(self) -> int:
-        """The largest id that the type holds."""
-        return int(np.iinfo(self.id_type).max)
-
-    def _fault(self, lists: Sequence[Sequence[Any]], tokenizer: Tokenizer) -> Exception:
-        """Say which of the lists cannot be kept."""
-        for row, ids in enumerate(lists):
-            for number in ids:
-                if not isinstance(number, SupportsIndex):
-                    return ConfigError(
-                        f"the tokenizer {tokenizer.name!r} must return lists of ids, got {number!r} in one of them"
-                    )
-                if not 0 <= number.__index__() <= self._most:
-                    return RowFaultError(
-                        row,
-                        f"the tokenizer {tokenizer.name!r} made the id {number} of its text, and {self.id_type} holds "
-                        f"0 to {self._most}; pass another dtype",
-                    )
-        raise AssertionError("all ids fit")
-
-
-class RowFaultError(Exception):
-    """What is wrong with a row of a batch; whoever knows where the batch is from says of which row of which file."""
-
-    def __init__(self, row: int, message: str) -> None:
-        """Keep the row.
-
-        Args:
-            row: of the batch.
-            message: what is wrong.
-        """
-        super().__init__(row, message)
-        self.row = row
-        self.message = message
 
 
 class PartCounts(NamedTuple):

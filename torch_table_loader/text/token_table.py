@@ -22,6 +22,7 @@ from torch_table_loader.local_files import new_file, read_regular
 from torch_table_loader.messages import progress_bar
 from torch_table_loader.planning.splits import SegmentTable
 from torch_table_loader.read.filter_key import filter_key
+from torch_table_loader.read.tokenizers import Encode, Tokenizer, load_tokenizer
 from torch_table_loader.source.fingerprint import content_key
 from torch_table_loader.text.token_parts import (
     BATCH_ROWS,
@@ -33,7 +34,6 @@ from torch_table_loader.text.token_parts import (
     PartsWriter,
     TokenForm,
 )
-from torch_table_loader.text.tokenizers import Encode, Tokenizer, load_tokenizer
 from torch_table_loader.units import integer
 
 if TYPE_CHECKING:

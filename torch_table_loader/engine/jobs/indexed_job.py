@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.rows_of import RowSpan, SourceRow
     from torch_table_loader.planning.stages import Extent
@@ -149,6 +150,10 @@ class Items(ABC):
     @abstractmethod
     def notes(self, position: SamplePosition) -> list[str]:
         """What `explain()` says of the stores and the order, at the start of an epoch."""
+
+    def packing(self, position: SamplePosition) -> PackCounts | None:  # noqa: ARG002 rows are not packed
+        """Return what packing makes of the documents of an epoch; None where rows are not packed, or nobody knows."""
+        return None
 
     @abstractmethod
     def close_clients(self) -> None:
@@ -274,8 +279,8 @@ class IndexedJob(Job):
     def rows_of(self, position: SamplePosition, step: int) -> Sequence[RowSpan | SourceRow]:
         """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         position = self.current(position)
-        places, real = self._batches(position).step(step)
-        return self.items.locate(position, places[:real])
+        places, padding = self.items.stream(position).dealt(self._batches(position), [step])
+        return self.items.locate(position, places[~padding])
 
     def outline(self, epoch: int) -> Outline:
         """Return what an epoch will be."""
@@ -297,6 +302,7 @@ class IndexedJob(Job):
             rows_in_flight=self.items.copies * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.items.held_bytes,
             notes=[*self.items.notes(position), *self._notes_of_steps(plan)],
+            packing=self.items.packing(position),
         )
 
     def _notes_of_steps(self, plan: GlobalBatches) -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.survey import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
     from torch_table_loader.planning.stages import Extent, Position
     from torch_table_loader.planning.steps import Steps
@@ -85,6 +86,7 @@ class Outline:
         held_bytes: bytes in memory beside those, such as a row store.
         notes: what was pruned and why, and what was not.
         fetch: what is fetched; None where all is on this machine, or nobody knows before.
+        packing: what packing makes of the epoch's documents, over all ranks; None where rows are not packed.
     """
 
     strategy: str
@@ -98,6 +100,7 @@ class Outline:
     held_bytes: int
     notes: Sequence[str]
     fetch: FetchLoad | None = None
+    packing: PackCounts | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

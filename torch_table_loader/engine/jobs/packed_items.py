@@ -20,11 +20,11 @@ from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TableRows, TurnsOf
 from torch_table_loader.engine.state import check_state, write_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
-from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
 from torch_table_loader.planning.token_windows import Windows, cut
-from torch_table_loader.read.kept_documents import KeptDocuments
+from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.rows_of import RowSpan
     from torch_table_loader.source.plan_cache import PlanCache
@@ -73,8 +74,9 @@ class PackedItems(TableItems):
         assert pack is not None  # noqa: S101 asked only then
         kept: list[KeptDocuments] = []
 
-        def form(table: pa.Schema) -> KeptDocuments:
-            kept.append(KeptDocuments(pack, table))
+        def form(table: Table) -> KeptDocuments:
+            bounds = table.list_bounds(pack.tokens) if pack.tokenizer is None else None
+            kept.append(KeptDocuments(pack, table.schema, options.columns or (), bounds))
             return kept[0]
 
         documents = TableRows.survey(source, _of_documents(options, pack), cache, form)
@@ -118,7 +120,7 @@ class PackedItems(TableItems):
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The table and options that a state is bound to."""
-        pack, bound = self.pack, self.documents.identity
+        pack, bound = self.pack, replace(self.documents, columns=self._documents_as_delivered).identity
         packed: dict[str, Any] = {"stage": f"{pack.strategy}-{self.store.spec.made}", "seq_len": pack.seq_len}
         if pack.strategy == "windows":
             packed["stride"] = pack.stride or pack.seq_len
@@ -127,6 +129,19 @@ class PackedItems(TableItems):
         if pack.strategy == "best_fit":
             packed |= {"block_docs": pack.block_docs, "max_docs_per_row": pack.max_docs_per_row}
         return {**bound, "options": {**bound["options"], **packed}}
+
+    @property
+    def _documents_as_delivered(self) -> pa.Schema:
+        """The documents with tokens of their own type, whatever the store keeps them in."""
+        fields = list(self.documents.columns)
+        for place, own in enumerate(list(self.columns)[: len(self.pack.cut_columns)]):
+            fields[place] = fields[place].with_type(pa.large_list(kept_type(own.type.value_type)))
+        return pa.schema(fields)
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """All that decides the order, and who takes what of a global batch, by name: what ranks compare."""
+        return {**super().compared, "balance": self.pack.balance}
 
     @property
     def length(self) -> int:
@@ -152,21 +167,33 @@ class PackedItems(TableItems):
         versions = ExclusionVersions(position.exclusions[""].running, self.exclusions.newest)
         consumed = position.consumed
         count = SampleCount(position.epoch, consumed, versions, position.ended)
-        anchor = self._stream(position.epoch, versions.running).anchor(consumed) if consumed else []
-        return write_state(self.identity, {**count.to_state(), "anchor": anchor})
+        anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
+        return write_state(self.identity, {**count.to_state(), "anchor": anchor, "origin": position.origin})
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[PackedItems, SamplePosition]:
         """Return the sequences with the state's exclusions, and the position."""
+        pack, options = self.pack, state.get("options", {})
+        seq_len = options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
+        if seq_len != pack.seq_len and isinstance(seq_len, int) and seq_len > 0:
+            state = {**state, "options": {**options, "seq_len": pack.seq_len}}  # its place is a token
         check_state(self.identity, self.table, state, self.options.filters)
-        count = SampleCount.from_state(state)
+        count, origin = SampleCount.from_state(state), _origin_of(state)
         items = self.resumed(count.exclusions, count.epoch)
-        stream = items._stream(count.epoch, count.exclusions.running)
-        count.check(stream.count)
+        versions, running, taken = {"": count.exclusions}, count.exclusions.running, count.consumed
+        stream = items._stream(count.epoch, running, origin)
+        if seq_len != pack.seq_len:
+            before = stream.with_length(seq_len)
+            count.check(before.count)
+            origin, taken = before.tokens_before(taken), 0
+            stream = items._stream(count.epoch, running, origin)
+        else:
+            count.check(stream.count)
         if anchor := state.get("anchor", []):
             stream.begin_at(anchor)
-        versions = {"": count.exclusions}
-        stage = Stage(topology)
-        return items, SamplePosition(count.epoch, stage, total=stream.count, start=count.consumed, exclusions=versions)
+        position = SamplePosition(
+            count.epoch, Stage(topology), total=stream.count, start=taken, exclusions=versions, origin=origin
+        )
+        return items, position
 
     def exclude(self, row_ids: Any) -> Exclusions:
         """Return the exclusions with some documents more.
@@ -184,7 +211,7 @@ class PackedItems(TableItems):
 
     def stream(self, position: SamplePosition) -> PackedStream:
         """Return the sequences of an epoch by their place in its order."""
-        return self._stream(position.epoch, position.exclusions[""].running)
+        return self._stream(position.epoch, position.exclusions[""].running, position.origin)
 
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
         """Return the file and the row of each document under the sequences at some places."""
@@ -200,6 +227,11 @@ class PackedItems(TableItems):
 
     def count(self, turns: TurnsOf) -> int:
         """Return how many sequences the first round has; only of best fit does the order decide that."""
+        if self.pack.balance is not None:
+            raise ConfigError(
+                f"a mixture deals sequences in turn, got balance={self.pack.balance!r}; leave balance out of the packs "
+                "of its sources"
+            )
         if not self.documents.count(turns):
             return 0
         return (
@@ -250,6 +282,10 @@ class PackedItems(TableItems):
             *([self.store.note] if self.store.note else []),
         ]
 
+    def packing(self, position: SamplePosition) -> PackCounts:
+        """Return what packing makes of the documents of an epoch; its order is walked for that."""
+        return self.stream(position).counts()
+
     @property
     def _windows(self) -> Windows:
         pack = self.pack
@@ -267,10 +303,11 @@ class PackedItems(TableItems):
                 'they are of; take strategy="concat", or filters='
             )
 
-    def _stream(self, epoch: int, exclusions: Exclusions) -> PackedStream:
-        """Return the order of an epoch."""
-        made = partial(PackedStream, self.tokens, self.columns, seed=self.options.shuffle_seed, epoch=epoch)
-        return self._kept((epoch, exclusions.digest), exclusions, made)
+    def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0) -> PackedStream:
+        """Return the order of an epoch, from a token on."""
+        seed = self.options.shuffle_seed
+        made = partial(PackedStream, self.tokens, self.columns, seed=seed, epoch=epoch, origin=origin)
+        return self._kept((epoch, exclusions.digest, origin), exclusions, made)
 
     def _kept(
         self, key: tuple[Any, ...], exclusions: Exclusions, make: Callable[[Remaining], PackedStream]
@@ -302,6 +339,18 @@ class PackedItems(TableItems):
             f"row {span.row_start} of {span.file!r} has {lengths[longest]} tokens, more than seq_len={pack.seq_len}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
         )
+
+
+def _origin_of(state: Mapping[str, Any]) -> int:
+    """Return the tokens that were taken as sequences of another length.
+
+    Raises:
+        ResumeError: that is no number.
+    """
+    origin = state.get("origin", 0)
+    if isinstance(origin, bool) or not isinstance(origin, int) or origin < 0:
+        raise ResumeError(f"the state's origin must be a number of tokens, got {origin!r}; pass state_dict() unchanged")
+    return origin
 
 
 def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:

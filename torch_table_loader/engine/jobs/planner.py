@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.consumption import PlacedPlan
     from torch_table_loader.planning.lanes import RankPlan
     from torch_table_loader.planning.layout import TableLayout
+    from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent, Stage
     from torch_table_loader.planning.strategies import Strategy
@@ -131,6 +132,10 @@ class Planner:
         layout = self._layout_of(extent)
         splits = self.strategy.cut(layout) if self.strategy.cuts else self.strategy.deal(layout, 1, 0, 1, 0)[0]
         return splits.digest()
+
+    def packed(self, segments: SegmentTable) -> PackCounts | None:
+        """Return what packing makes of some splits; see `LiveCounter.packed`."""
+        return None if self._counter is None else self._counter.packed(segments)
 
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch under the job's topology."""

@@ -55,8 +55,8 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
 
 
 def packed_columns(pack: Pack, asked: Sequence[str] | None) -> list[str]:
-    """Return what packing reads: the columns that are cut, the spans, and what the caller named beyond."""
-    own = [*pack.cut_columns, *pack.spans]
+    """Return what packing reads: the columns that are cut, spans and lengths, and what the caller named beyond."""
+    own = [*pack.cut_columns, *pack.spans, *([] if pack.lengths is None else [pack.lengths])]
     return [*own, *(name for name in asked or () if name not in own)]
 
 
@@ -134,6 +134,7 @@ def counter_of(
         threads=usable_cpus(),
         progress=progress_bar("counting", show=options.show_progress),
         fetching=fetching,
+        seq_len=0 if options.pack is None or options.pack.strategy == "concat" else options.pack.seq_len,
     )
 
 

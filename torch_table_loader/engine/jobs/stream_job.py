@@ -31,6 +31,7 @@ from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.lanes import RankPlan
+from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.requests import plan_file
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
 from torch_table_loader.planning.runs import Runs
@@ -116,7 +117,7 @@ class StreamJob(Job):
         row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
         largest = int(table.layout.group_rows.max(initial=0))
         if stage is None and options.pack is not None:
-            stage = stage_of(options.pack, table.schema)
+            stage = stage_of(options.pack, table.schema, options.columns or ())
         read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
         reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage)
         codec_of(table, reader.schema, columns, options)
@@ -320,8 +321,25 @@ class StreamJob(Job):
             rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
             held_bytes=self.fetching.ahead_bytes if self.is_far else 0,
             notes=self._notes(),
+            packing=self._packing(start, planned, whole_table=whole_table),
             fetch=self._fetch_load(start) if self.is_far and not self.table.estimated else None,
         )
+
+    def _packing(self, start: StreamPosition, planned: PlannedStream, *, whole_table: bool) -> PackCounts | None:
+        """Return what packing makes of the table in an epoch; sequences of "concat" end where a rank's tokens do."""
+        pack, nobody_knows = self.options.pack, (None, None, None, None, None, None)
+        if pack is None:
+            return None
+        if pack.strategy == "concat":
+            tokens = self.planner.rows_of_ranks(start) if self.planner.counted else None
+            if tokens is None:
+                return PackCounts(pack.seq_len, *nobody_knows)
+            sequences = sum(-(-own // pack.seq_len) for own in tokens)
+            return PackCounts(pack.seq_len, sequences, sum(tokens), None, None)
+        if not whole_table:
+            return PackCounts(pack.seq_len, *nobody_knows)
+        found = self.planner.packed(planned.segments)
+        return found or PackCounts(pack.seq_len, int(planned.segments.live_rows().sum()), *nobody_knows[1:])
 
     @property
     def is_far(self) -> bool:

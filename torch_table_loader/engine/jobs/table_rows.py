@@ -199,7 +199,7 @@ class TableRows(TableItems):
         source: Source,
         options: LoaderOptions,
         cache: PlanCache | None,
-        form: Callable[[pa.Schema], RowStage] | None = None,
+        form: Callable[[Table], RowStage] | None = None,
     ) -> TableRows:
         """Survey the table, check the options against it, and count its live rows.
 
@@ -207,7 +207,7 @@ class TableRows(TableItems):
             source: the table.
             options: the caller's.
             cache: footers and counts that are kept; or None.
-            form: returns what makes one row to keep of each row of a table of a schema; None keeps rows as they are.
+            form: returns what makes one row to keep of each row of a table; None keeps rows as they are.
 
         Raises:
             ConfigError: an option does not fit the table or another option.
@@ -217,7 +217,7 @@ class TableRows(TableItems):
         table = survey(source, options.filters, options.schema, cache, verify_checksums=verify, skip=skip)
         columns = columns_of(table, options)
         schema = pa.schema([table.schema.field(name) for name in columns])
-        stage = None if form is None else form(table.schema)
+        stage = None if form is None else form(table)
         schema = schema if stage is None else stage.schema(schema)
         if options.row_id and ROW_ID in columns:
             raise ConfigError(

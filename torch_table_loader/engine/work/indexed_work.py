@@ -100,6 +100,10 @@ class ItemStream(ABC):
             fetcher: fetches what stores behind URLs have; None where none was begun.
         """
 
+    def dealt(self, plan: GlobalBatches, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return the places that a rank takes in some steps, and which are padding; see `GlobalBatches.places_of`."""
+        return plan.places_of(steps)
+
     @abstractmethod
     def name_of(self, place: int) -> str:
         """Return what a message calls the item at a place."""
@@ -285,7 +289,7 @@ class IndexedWork(LaneWork):
             start: batches of the lane that were delivered before.
             ahead: from `fetch_ahead`.
         """
-        found = map(self.plan.places_of, self.plan.steps_of(lane, start, self.gather_batches))
+        found = (self.items.dealt(self.plan, steps) for steps in self.plan.steps_of(lane, start, self.gather_batches))
         blocks = ((places, (places, padding)) for places, padding in found)
         for columns, (places, padding) in self.items.columns(blocks, ahead):
             if self.marks_padding:

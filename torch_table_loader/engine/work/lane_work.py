@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.batching.rebatching import ExactBatches, as_one
+from torch_table_loader.batching.rows import Batches, counts_of
 from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
@@ -221,10 +222,11 @@ class LaneBatches:
                 return None
             if self._work.collate_fn is not None:
                 number = self._start + self.clock.batches
-                return [self._work.collated(batch, self._lane, number) for batch in self._finish(1)]
+                batches = self._finish(1)
+                return Batches((self._work.collated(each, self._lane, number) for each in batches), counts_of(batches))
             if most is not None:
                 return self._finish(most)
-            return [batch for _ in range(len(self._runs)) for batch in self._finish(None)]
+            return Batches.joined([self._finish(None) for _ in range(len(self._runs))])
         finally:
             self.clock.working += time.perf_counter() - began
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -14,7 +15,10 @@ from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.pack import IGNORED
+from torch_table_loader.planning.balance import attention_costs, balanced
+from torch_table_loader.planning.global_batches import StepPlaces, concat_places
 from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.sequence_orders import (
     BestFitOrder,
     ConcatOrder,
@@ -35,11 +39,14 @@ if TYPE_CHECKING:
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.keys import Key
 
     Ints: TypeAlias = NDArray[np.int64]
 
 T = TypeVar("T")
+
+_COUNTED_SEQUENCES = 1 << 16
 
 _KEPT_ORDERS = 2
 """Orders of a source that are kept, where it goes round more than once: a gather may cross from one into the next."""
@@ -97,6 +104,7 @@ class PackedStream(TurnStream):
         epoch: from 0.
         source: the name of a source of a mixture, which goes round and round; None for a table alone.
         constants: columns of documents that have one value.
+        origin: tokens of the epoch that come before its first sequence; only of "concat".
     """
 
     def __init__(
@@ -109,6 +117,7 @@ class PackedStream(TurnStream):
         epoch: int,
         source: str | None = None,
         constants: dict[str, int] | None = None,
+        origin: int = 0,
     ) -> None:
         """Order nothing yet."""
         self.tokens = tokens
@@ -116,6 +125,7 @@ class PackedStream(TurnStream):
         self._remaining = remaining
         self._seed, self._epoch, self._source = seed, epoch, source
         self._constants = constants or {}
+        self._origin = origin
         self._anchors: dict[int, Anchor] = {}
         self._ends: dict[int, Ints] = {}
         """Of rounds of best fit, which are counted once."""
@@ -133,6 +143,12 @@ class PackedStream(TurnStream):
         """Sequences of a round."""
         with PERMUTING.lock:
             return self._order(0).count
+
+    def with_length(self, seq_len: int) -> ConcatOrder:
+        """Return the epoch's order as sequences of another length from the same token on; only of "concat"."""
+        order = self._made(derive_key(self._seed, self._epoch, "rows"), replace(self.tokens.pack, seq_len=seq_len))
+        assert isinstance(order, ConcatOrder)  # noqa: S101 asked only then
+        return order
 
     def anchor(self, turn: int) -> list[int]:
         """Return the round of a sequence, and the place in it from which a walk finds the sequence."""
@@ -170,6 +186,49 @@ class PackedStream(TurnStream):
         """Yield the sequences of blocks that come after each other, each as one array a column."""
         for turns, note in blocks:
             yield self.gather(self.slices(turns)), note
+
+    def dealt(self, plan: GlobalBatches, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return the places that a rank takes in some steps; a full global batch is dealt by what attention costs."""
+        if self.tokens.pack.balance is None or plan.topology.num_ranks == 1:
+            return super().dealt(plan, steps)
+        return concat_places([self._balanced(plan, number) for number in steps])
+
+    def _balanced(self, plan: GlobalBatches, step: int) -> StepPlaces:
+        if step >= plan.full_steps:
+            return plan.step(step)
+        places = plan.global_batch(step)
+        slices = self.slices(places)
+        own = balanced(attention_costs(slices.length, slices.offsets), plan.topology.num_ranks)[plan.rank]
+        return StepPlaces(places[own], len(own))
+
+    def counts(self) -> PackCounts:
+        """Return what packing makes of the documents of an epoch; its order is walked to the end."""
+        pack, seq_len = self.tokens.pack, self.tokens.pack.seq_len
+        made = PackCounts(seq_len, *self._too_long())
+        for first in range(0, self.count, _COUNTED_SEQUENCES):
+            slices = self.slices(np.arange(first, min(first + _COUNTED_SEQUENCES, self.count), dtype=np.int64))
+            tokens, parts, cut = int(slices.length.sum()), len(slices.document), 0
+            if pack.strategy == "concat":  # the part that begins a document has not all of it
+                whole = self.tokens.columns.lengths(slices.document)
+                cut = int(np.count_nonzero((slices.start == 0) & (slices.length < whole)))
+            made += PackCounts(seq_len, len(slices.offsets) - 1, tokens, parts, cut)
+        return made
+
+    def _too_long(self) -> tuple[int, ...]:
+        """Return the fields of `PackCounts` with the documents that are cut or left out since they are too long."""
+        pack, offsets = self.tokens.pack, self.tokens.columns.offsets
+        if pack.strategy == "concat":
+            return ()
+        if pack.strategy == "windows":
+            begins, ends = offsets[:-1], offsets[1:]
+            stride = pack.stride or pack.seq_len
+            nearest = np.minimum(begins // stride, self.count - 1)  # the last window that has the first token
+            beyond = ends > nearest * stride + pack.seq_len
+            return (0, 0, 0, int(np.count_nonzero(beyond)))
+        long = np.diff(offsets) > pack.seq_len
+        number = int(np.count_nonzero(long)) - int(np.count_nonzero(long[self._remaining.gone]))
+        hows = ("split", "truncate", "drop")
+        return (0, 0, 0, *(number if pack.long_docs == how else 0 for how in hows))
 
     def found(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the row ids of the documents under some sequences, and how many each sequence has."""
@@ -258,7 +317,7 @@ class PackedStream(TurnStream):
         if (known := self._orders.get(number)) is not None:
             return known
         purpose = "rows" if self._source is None else f"mixture source {number} {self._source}"
-        made = self._made(derive_key(self._seed, self._epoch, purpose), number)
+        made = self._made(derive_key(self._seed, self._epoch, purpose), self.tokens.pack, number)
         if number in self._anchors:
             made.begin_at(self._anchors[number])
         if len(self._orders) > _KEPT_ORDERS:
@@ -266,12 +325,12 @@ class PackedStream(TurnStream):
         self._orders[number] = made
         return made
 
-    def _made(self, key: Key, number: int) -> SequenceOrder:
-        pack, offsets = self.tokens.pack, self.tokens.columns.offsets
+    def _made(self, key: Key, pack: Pack, number: int = 0) -> SequenceOrder:
+        offsets = self.tokens.columns.offsets
         if pack.strategy == "windows":
             return WindowOrder(pack, offsets, key)
         if pack.strategy == "concat":
-            return ConcatOrder(pack, offsets, self._remaining, key)
+            return ConcatOrder(pack, offsets, self._remaining, key, self._origin)
         if pack.strategy == "pad":
             return PadOrder(pack, offsets, self._remaining, key, self.tokens.pieces)
         order = BestFitOrder(pack, offsets, self._remaining, key, self._ends.get(number))

@@ -7,14 +7,20 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torch_table_loader.batching.rows import counted
 from torch_table_loader.errors import TableError
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
     from torch_table_loader.engine.workers.executor import LaneExecutor
     from torch_table_loader.fetch.fetch_stats import FetchStats
+    from torch_table_loader.planning.pack_counts import PackCounts
+
+
+Made: TypeAlias = "tuple[Any, PackCounts | None]"
+"""A batch, and what packing made it of; None where rows are not packed."""
 
 
 @dataclass(slots=True)
@@ -25,11 +31,19 @@ class ConsumerStats:
         waited: seconds that it waited for a block.
         short: rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this is 0.
         taken: batches, by the trainer or by what copies them to a device ahead of it.
+        packed: what packing made those batches of; None where rows are not packed.
     """
 
     waited: float = 0.0
     short: int = 0
     taken: int = 0
+    packed: PackCounts | None = None
+
+    def take(self, counts: PackCounts | None) -> None:
+        """Note that a batch was taken."""
+        self.taken += 1
+        if counts is not None:
+            self.packed = counts if self.packed is None else self.packed + counts
 
 
 class LaneMerger(Iterator[Any]):
@@ -51,15 +65,15 @@ class LaneMerger(Iterator[Any]):
         self._num_joined = 0
         self._work = work
         self._executor = executor
-        self._ready: list[deque[Any]] = [deque() for _ in range(work.lanes)]
+        self._ready: list[deque[Made]] = [deque() for _ in range(work.lanes)]
         self._open = deque(range(work.lanes))
-        self._joined: deque[Any] | None = None
+        self._joined: deque[Made] | None = None
         self._schedule = work.plan.schedule(start) if work.plan.counted else None
         # No generator of ours may hold self: in a cycle it would wait for the collector, and so would the workers.
         self._close = weakref.finalize(self, executor.close)
         for _ in range(0 if work.plan.counted else start):
             next(self, None)
-        self.stats.taken = 0
+        self.stats.taken, self.stats.packed = 0, None
 
     @property
     def clocks(self) -> Sequence[LaneClock]:
@@ -80,10 +94,10 @@ class LaneMerger(Iterator[Any]):
             if self._close.detach() is not None:
                 self._executor.close(is_over=True)
             raise StopIteration
-        batch = ready.popleft()
+        batch, counts = ready.popleft()
         if ready is self._joined:
             batch = self._last(batch, len(ready))
-        self.stats.taken += 1
+        self.stats.take(counts)
         return batch
 
     def _last(self, batch: Any, left: int) -> Any:
@@ -102,7 +116,7 @@ class LaneMerger(Iterator[Any]):
         self._close()
         self._ready = [deque() for _ in self._ready]
 
-    def _ready_of(self, lane: int | None) -> deque[Any] | None:
+    def _ready_of(self, lane: int | None) -> deque[Made] | None:
         """Return the batches of the lane whose turn it is; None at the plan's end."""
         if lane is None:
             return None
@@ -115,7 +129,7 @@ class LaneMerger(Iterator[Any]):
             )
         return ready
 
-    def _rotated(self) -> deque[Any] | None:
+    def _rotated(self) -> deque[Made] | None:
         """Take lanes in turn until each is done; then join what they left over."""
         while self._open:
             lane = self._open[0]
@@ -127,7 +141,7 @@ class LaneMerger(Iterator[Any]):
             try:
                 rests = [rest for lane in range(self._work.lanes) if (rest := self._executor.rest(lane)) is not None]
                 batches, self._short_at_end = self._work.last_batches(rests)
-                self._joined, self._num_joined = deque(batches), len(batches)
+                self._joined, self._num_joined = deque(counted(batches)), len(batches)
             except BaseException:
                 self.close()
                 raise
@@ -143,5 +157,5 @@ class LaneMerger(Iterator[Any]):
         self.stats.waited += time.perf_counter() - began
         if block is None:
             return False
-        self._ready[lane].extend(block)
+        self._ready[lane].extend(counted(block))
         return True

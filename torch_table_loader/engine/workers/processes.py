@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from torch_table_loader.batching.rows import Batches, counts_of
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock
 from torch_table_loader.engine.workers.executor import LaneExecutor
 from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.fetch.fetcher import Fetcher
+    from torch_table_loader.planning.pack_counts import PackCounts
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class _Message:
     worker: int = 0
     fetched: FetchStats | None = None
     """What its worker has fetched so far, where files are far away."""
+    counts: Sequence[PackCounts] = ()
+    """What packing made the batches of, where rows are packed."""
 
 
 class _WorkerLanes(IterableDataset[_Message | None]):
@@ -99,7 +103,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
         if work.collate_fn is not None:
             batches = LaneBatches(work, lane, self._begun[lane], ahead)
             while (block := batches.next_block()) is not None:
-                yield _Message(lane, batches.clock, batch=list(map(pickled_batch, block)))
+                yield _Message(lane, batches.clock, batch=list(map(pickled_batch, block)), counts=counts_of(block))
         else:
             batches = LaneBatches(work, lane, self._begun[lane], ahead, unit=work.block_batches)
             while (run := batches.next_run(work.block_batches)) is not None:
@@ -222,4 +226,4 @@ class ProcessExecutor(LaneExecutor):
         elif rows is not None:
             self._ready[lane].append(rows)
         elif message.batch is not None:
-            self._ready[lane].append(message.batch)
+            self._ready[lane].append(Batches(message.batch, message.counts))

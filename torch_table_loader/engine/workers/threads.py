@@ -15,6 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.engine.sizes import BLOCKS_AHEAD
 from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
 
@@ -249,7 +250,7 @@ class ThreadExecutor(LaneExecutor):
                 if room is None:
                     lane.ready.append(block)
                 else:  # one by one, since what the consumer holds beside its batch waits too
-                    lane.ready.extend([batch] for batch in block)
+                    lane.ready.extend(each_alone(block))
                 lane.waiting += len(block)
             elif error is None:
                 lane.read = True

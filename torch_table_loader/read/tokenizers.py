@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
+
+import numpy as np
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import did_you_mean
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Encode: TypeAlias = Callable[[list[str]], Sequence[Sequence[int]]]
 """Returns a list of ids for each of some texts."""
@@ -19,6 +26,21 @@ _FORMS = (
     "a tokenizer must be 'bytes', 'tiktoken:NAME', a tokenizer.json or the folder of one, or 'module:attribute' of a "
     "function that takes a list of strings and returns a list of ids for each"
 )
+
+
+class RowFaultError(Exception):
+    """What is wrong with a row of a batch; whoever knows where the batch is from says of which row of which file."""
+
+    def __init__(self, row: int, message: str) -> None:
+        """Keep the row.
+
+        Args:
+            row: of the batch.
+            message: what is wrong.
+        """
+        super().__init__(row, message)
+        self.row = row
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +56,54 @@ class Tokenizer:
     name: str
     encode: Encode
     vocabulary: int | None = None
+
+    def ids(self, texts: list[str], id_type: str, remedy: str) -> tuple[NDArray[np.int64], list[int]]:
+        """Return the ids of some texts behind one another, and how many each text has.
+
+        Args:
+            texts: any.
+            id_type: that all ids must fit into.
+            remedy: what the caller may do where one does not.
+
+        Raises:
+            RowFaultError: an id does not fit.
+            ConfigError: the tokenizer failed, or returned something else than lists of ids.
+        """
+        try:
+            lists = self.encode(texts) if texts else []
+        except Exception as error:
+            raise ConfigError(f"the tokenizer {self.name!r} failed: {type(error).__name__}: {error}") from error
+        sizes = [len(ids) for ids in lists if isinstance(ids, Sized)]
+        if not len(sizes) == len(lists) == len(texts):
+            raise ConfigError(
+                f"the tokenizer {self.name!r} must return a list of ids for each text, got {len(sizes)} for "
+                f"{len(texts)} texts"
+            )
+        try:
+            # An array takes nothing but integers, where pyarrow would cut the fractions of floats off.
+            ids = np.frombuffer(array("q", chain.from_iterable(lists)), dtype=np.int64)
+        except (TypeError, OverflowError):
+            raise self._fault(lists, id_type, remedy) from None
+        if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(id_type).max:
+            raise self._fault(lists, id_type, remedy)
+        return ids, sizes
+
+    def _fault(self, lists: Sequence[Sequence[Any]], id_type: str, remedy: str) -> Exception:
+        """Say which of the lists cannot be kept."""
+        most = int(np.iinfo(id_type).max)
+        for row, ids in enumerate(lists):
+            for number in ids:
+                if not isinstance(number, SupportsIndex):
+                    return ConfigError(
+                        f"the tokenizer {self.name!r} must return lists of ids, got {number!r} in one of them"
+                    )
+                if not 0 <= number.__index__() <= most:
+                    return RowFaultError(
+                        row,
+                        f"the tokenizer {self.name!r} made the id {number} of its text, and {id_type} holds 0 to "
+                        f"{most}; {remedy}",
+                    )
+        raise AssertionError("all ids fit")
 
 
 def load_tokenizer(given: str | Encode, *, special_tokens: bool = False) -> Tokenizer:

@@ -1,0 +1,110 @@
+"""What packing makes of documents, in numbers: how full sequences are, and what became of documents too long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from torch_table_loader.pack import LongDocs
+
+
+@dataclass(frozen=True, slots=True)
+class PackCounts:
+    """What packing makes of some documents. What nobody has counted is None, and so is its sum with anything.
+
+    Args:
+        seq_len: tokens of a sequence.
+        sequences: that come out.
+        tokens: in them, padding left out.
+        parts: of documents in them; a document that is whole is one.
+        split: documents that no sequence holds whole.
+        truncated: documents whose end is left out, since they are too long.
+        dropped: documents that are left out, since they are too long.
+
+    >>> counts = PackCounts(8, sequences=2, tokens=12, parts=3) + PackCounts(8, split=None)
+    >>> counts.fill, counts.parts_per_sequence, counts.split
+    (0.75, 1.5, None)
+    """
+
+    seq_len: int
+    sequences: int | None = 0
+    tokens: int | None = 0
+    parts: int | None = 0
+    split: int | None = 0
+    truncated: int | None = 0
+    dropped: int | None = 0
+
+    @classmethod
+    def of_pieces(
+        cls, seq_len: int, how: LongDocs, lengths: NDArray[np.int64], num_pieces: int, sequences: int
+    ) -> Self:
+        """Count what becomes of documents that are not cut but where they are too long.
+
+        Args:
+            seq_len: tokens of a sequence.
+            how: what happens to documents of more tokens.
+            lengths: int64[n] tokens of each document.
+            num_pieces: that they are cut into.
+            sequences: that those fill.
+        """
+        long = lengths > seq_len
+        too_long = int(np.count_nonzero(long))
+        left = {"truncate": np.minimum(lengths, seq_len), "drop": lengths[~long]}.get(how, lengths)
+        return cls(
+            seq_len,
+            sequences,
+            int(left.sum()),
+            num_pieces,
+            split=too_long if how == "split" else 0,
+            truncated=too_long if how == "truncate" else 0,
+            dropped=too_long if how == "drop" else 0,
+        )
+
+    def __add__(self, other: Self) -> Self:
+        """Add up what was made of these and of others."""
+        sums = []
+        for field in fields(self)[1:]:
+            one, two = getattr(self, field.name), getattr(other, field.name)
+            sums.append(None if one is None or two is None else one + two)
+        return type(self)(self.seq_len, *sums)
+
+    @property
+    def fill(self) -> float | None:
+        """The share of positions that hold tokens; None where that is not known, or there is no sequence."""
+        return _share(self.tokens, self.sequences, self.seq_len)
+
+    @property
+    def parts_per_sequence(self) -> float | None:
+        """Documents, or parts of them, in a sequence on average; None where that is not known."""
+        return _share(self.parts, self.sequences, 1)
+
+    def __str__(self) -> str:
+        """Lay the numbers out in a line; what is not known is left out."""
+        shown = [] if self.sequences is None else [f"{self.sequences:,} sequences of {self.seq_len:,} tokens"]
+        if self.fill is not None:
+            shown.append(f"{100 * self.fill:.2f} % full")
+        if self.parts_per_sequence is not None:
+            shown.append(f"{self.parts_per_sequence:.2f} documents a sequence")
+        named = {"split": self.split, "truncated": self.truncated, "dropped": self.dropped}
+        return ", ".join([*shown, *(f"{count:,} {name}" for name, count in named.items() if count)])
+
+
+def sum_of(counts: Iterable[PackCounts | None]) -> PackCounts | None:
+    """Add up what was made of several runs of documents; None where there are none, or of one nothing is known."""
+    total = None
+    for number, each in enumerate(counts):
+        if each is None:
+            return None
+        total = each + total if number and total is not None else each
+    return total
+
+
+def _share(count: int | None, sequences: int | None, each: int) -> float | None:
+    return count / (sequences * each) if count is not None and sequences else None

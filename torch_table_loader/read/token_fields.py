@@ -1,0 +1,146 @@
+"""The columns of a table that packing takes: which types they must have, and whether what they say of tokens is so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from torch_table_loader.arrow.arrays import plain
+from torch_table_loader.arrow.datatypes import plain_type
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.messages import did_you_mean
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+
+def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
+    """Return a list column as the field of one of its values.
+
+    Args:
+        table: its schema.
+        name: of the column.
+        text: whether it has text, of which a tokenizer makes ids.
+
+    Raises:
+        ConfigError: the table has no such column, or it has something else.
+    """
+    if name not in table.names:
+        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
+    kind = plain_type(table.field(name).type)
+    is_text = pt.is_string(kind) or pt.is_large_string(kind)
+    if text and is_text:
+        return pa.field(name, pa.uint32(), nullable=False)
+    if text:
+        raise ConfigError(f"Pack: column {name!r} must be text for a tokenizer, got {kind}; leave tokenizer out")
+    if is_text:
+        raise ConfigError(
+            f"Pack: column {name!r} is text, whose tokens nobody has counted; write a table of tokens once with "
+            'torch-table-loader tokenize, and read that, or pass tokenizer= and shuffle="rows"'
+        )
+    is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+    value = plain_type(kind.value_type) if is_list else None
+    if value is None or not (pt.is_integer(value) or pt.is_floating(value) or pt.is_boolean(value)):
+        raise ConfigError(
+            f"Pack: column {name!r} must be a list of numbers, one for each token, got {table.field(name).type}"
+        )
+    return pa.field(name, value, nullable=False)
+
+
+def wide_enough(kind: pa.DataType, added: Sequence[int | None]) -> pa.DataType:
+    """Return the type of the tokens, or int64 where one that is added does not fit."""
+    info = np.iinfo(kind.to_pandas_dtype())
+    fits = all(info.min <= token <= info.max for token in added if token is not None)
+    return kind if fits else pa.int64()
+
+
+def check_span_type(table: pa.Schema, name: str) -> None:
+    """Refuse a column that has no spans."""
+    if name not in table.names:
+        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
+    kind = plain_type(table.field(name).type)
+    inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else None
+    if inner is None or not pt.is_struct(inner) or not {"start", "end"} <= {field.name for field in inner}:
+        raise ConfigError(f"Pack: spans column {name!r} must be list<struct<start, end, ...>>, got {kind}")
+
+
+def check_count_type(table: pa.Schema, name: str) -> None:
+    """Refuse a column that cannot say how many tokens documents have."""
+    if name not in table.names:
+        raise ConfigError(f"Pack: the table has no column {name!r}{did_you_mean(name, table.names, spare=20)}")
+    kind = plain_type(table.field(name).type)
+    if not pt.is_integer(kind):
+        raise ConfigError(f"Pack: lengths={name!r} must be a column of integers, got {kind}")
+
+
+def counts_of(name: str, column: pa.Array) -> Ints:
+    """Return a column that says how many tokens documents have; a null says none.
+
+    Raises:
+        TableError: a number below 0.
+    """
+    counts: Ints = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if counts.min(initial=0) < 0:
+        row = int(counts.argmin())
+        raise TableError(
+            f"column {name!r} must say how many tokens a document has, got {counts[row]} in row {row} of this batch; "
+            "mend the table, or leave lengths out"
+        )
+    return counts
+
+
+def check_counted(name: str, column: pa.Array, lengths: Ints) -> None:
+    """Refuse documents that have not as many tokens as the column says, by which they were counted."""
+    said = counts_of(name, column)
+    if len(wrong := np.flatnonzero(said != lengths)):
+        row = int(wrong[0])
+        raise TableError(
+            f"column {name!r} says {said[row]} tokens in row {row} of this batch, and the document has "
+            f"{lengths[row]}; mend the table, or leave lengths out"
+        )
+
+
+def check_spans(name: str, lists: pa.Array, lengths: Ints) -> None:
+    """Refuse spans that are not inside their document."""
+    lists = plain(lists)
+    inside = lists.flatten()
+    row = np.repeat(np.arange(len(lengths)), lengths_of(lists))
+    start, end = (inside.field(field).fill_null(-1).to_numpy(zero_copy_only=False) for field in ("start", "end"))
+    wrong = np.flatnonzero((start < 0) | (end < start) | (end > lengths[row]))
+    if len(wrong):
+        first = wrong[0]
+        raise TableError(
+            f"column {name!r}: a span must lie inside its document, from 0 to its number of tokens, got {start[first]} "
+            f"to {end[first]} in row {row[first]} of this batch, which has {lengths[row[first]]} tokens"
+        )
+
+
+def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> None:
+    """Refuse lists of another length than the tokens', and nulls among the values."""
+    own = lengths_of(column)
+    if name != tokens and not np.array_equal(own, lengths):
+        row = int(np.flatnonzero(own != lengths)[0])
+        raise TableError(
+            f"columns {tokens!r} and {name!r} must be lists of one length in each row, got {int(lengths[row])} and "
+            f"{int(own[row])} in row {row} of this batch; leave {name!r} out of aligned, or mend the table"
+        )
+    values = column.flatten()
+    if values.null_count:
+        place = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
+        row = int(np.searchsorted(np.cumsum(own), place, side="right"))
+        raise TableError(
+            f"column {name!r} has a null inside the list of row {row} of this batch; a token must have a value: leave "
+            "such rows out with filters=, or mend the table"
+        )
+
+
+def lengths_of(lists: pa.Array) -> Ints:
+    """Return how long each list is; a null has no length."""
+    found: Ints = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found

@@ -410,7 +410,8 @@ def _machine() -> str:
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores of {model}, {memory:.0f} GiB, {platform.system()} {platform.release()}."
+    system, load = f"{platform.system()} {platform.release()}", os.getloadavg()[2]
+    return f"{cores} cores of {model}, {memory:.0f} GiB, {system}; load average of the last 15 minutes: {load:.1f}."
 
 
 __all__ = ["FarRow", "Outcome", "Row", "duel_row", "write", "write_distant", "write_packing"]

@@ -252,6 +252,7 @@ class DataFile:
         num_rows: before deletes, as the table's metadata says; None if it does not.
         split_offsets: the bytes at which row groups begin, as the table's metadata says.
         sidecars: files beside it that its reader needs, such as an index; see `contracts.SidecarReader`.
+        tail_bytes: what to ask a store for first, where the file's end says what is in it; None where nothing tells.
     """
 
     path: str = field(repr=False)  # a presigned URL is a credential
@@ -265,6 +266,7 @@ class DataFile:
     split_offsets: tuple[int, ...] = field(default=(), repr=False)
     reader: Any = field(default=None, repr=False, compare=False)
     sidecars: tuple[DataFile, ...] = field(default=(), repr=False)
+    tail_bytes: int | None = field(default=None, repr=False, compare=False)
 
 
 class LeftOut(NamedTuple):

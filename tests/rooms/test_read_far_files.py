@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ from tests.iceberg import IcebergWriter, some
 from tests.rooms.far import FarStore, View
 from tests.rooms.reading import LocalStorage, inspect, whole_task
 from tests.rooms.test_read_needs import WRITERS
-from torch_table_loader.engine.survey import survey
+from torch_table_loader.engine.survey import FAR_REQUESTS, survey
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.deletes import Deletes
+from torch_table_loader.read.far_files import LEAST_TAIL_BYTES
+from torch_table_loader.read.footers import LEAST_SEEN, FooterSizes
 from torch_table_loader.read.formats import inspect_file, reader_for
 from torch_table_loader.read.tasks import TaskReader
-from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.records import DataFile, FileMeta, FileVersion
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
 from torch_table_loader.source.iceberg.source import TableRequest
@@ -91,9 +95,57 @@ def test_construction_takes_one_request_a_file_many_at_once(tmp_path: Path, coun
     assert table.layout.file_rows.tolist() == [100] * count
     assert Counter(request.name for request in store.requests) == {file.name: 1 for file in files}
     assert {request.kind for request in store.requests} == {"range"}
-    assert store.most_in_flight <= 64
+    assert store.most_in_flight <= FAR_REQUESTS
     if count > 32 > 4 * (os.cpu_count() or 1):
         assert store.most_in_flight > 4 * (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("others", [(), range(200, 320), range(0, 400, 7)], ids=["alike", "a stretch", "mixed"])
+def test_footers_of_a_table_come_with_few_bytes_and_hardly_a_second_request(
+    tmp_path: Path, others: Collection[int]
+) -> None:
+    many = 400
+    values = pa.table({"a": np.random.default_rng(0).random(10_000)})
+    pq.write_table(values, tmp_path / "short", use_dictionary=False)
+    pq.write_table(values, tmp_path / "long", use_dictionary=False, row_group_size=150)
+    for at in range(many):
+        (tmp_path / f"{at:03}.parquet").hardlink_to(tmp_path / ("long" if at in others else "short"))
+    store = FarStore(seconds=0.005)
+    files = [far_file(store, path) for path in sorted(tmp_path.glob("*.parquet"))]
+    table = survey(Files(store, files, pa.schema([])), None, None, None)
+    assert len(table.layout.group_kept) == many + 66 * len(others)
+    assert len(store.requests) <= 1.05 * many
+    asked = sum(request.stop - request.start for request in store.requests)
+    assert asked < 0.75 * many * LEAST_TAIL_BYTES
+
+
+def test_a_hint_waits_for_footers_and_covers_all_that_were_seen() -> None:
+    sizes = FooterSizes()
+    file = DataFile("a", "a", FileVersion(1_000_000), "parquet")
+    meta = FileMeta(pa.schema([]), (), (), footer=bytes(3000))
+    for _ in range(LEAST_SEEN - 1):
+        sizes.add(file, meta)
+    assert sizes.hint(file) == file
+    assert sizes.hint(file).tail_bytes is None
+    sizes.add(file, meta)
+    assert sizes.hint(file).tail_bytes == 12_000
+    sizes.add(file, replace(meta, footer=bytes(50_000)))
+    sizes.add(file, meta)
+    assert sizes.hint(file).tail_bytes == 200_000
+    larger = replace(file, version=FileVersion(2_000_001))
+    assert sizes.hint(larger).tail_bytes is None
+    assert sizes.hint(replace(file, tail_bytes=7)).tail_bytes == 7
+    assert pickle.loads(pickle.dumps(sizes)).hint(file).tail_bytes is None  # noqa: S301
+
+
+@pytest.mark.parametrize("tail_bytes", [1, 8, 100, 10**9])
+def test_a_wrong_hint_costs_a_request_alone(tmp_path: Path, tail_bytes: int) -> None:
+    pq.write_table(pa.table({"a": np.arange(100_000)}), tmp_path / "x.parquet")
+    store = FarStore()
+    file = far_file(store, tmp_path / "x.parquet")
+    hinted = replace(file, tail_bytes=tail_bytes)
+    assert inspect_file(store, hinted, None) == inspect(file)
+    assert {request.kind for request in store.requests} == {"range"}
 
 
 @pytest.mark.parametrize("tags", [True, False])

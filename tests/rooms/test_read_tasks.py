@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -421,3 +423,17 @@ def test_versions_differ_by_etag_too(tmp_path: Path) -> None:
 
     with pytest.raises(TableError, match=r"etag was None and is 'new'"):
         list(_reader([(file, meta)], storage=Tagged()).read(whole_task(meta)))
+
+
+READ = """
+import sys
+from torch_table_loader import StructuredDataset
+loader, _ = StructuredDataset.create_dataloader({folder!r}, batch_size=7, shuffle=True, num_workers=2)
+assert sum(len(batch["id"]) for batch in loader) == 100
+assert "pandas" not in sys.modules
+"""
+
+
+def test_numbers_are_read_without_pandas_whose_import_takes_longer_than_the_first_batch(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": np.arange(100), "x": np.arange(100.0)}), tmp_path / "x.parquet", row_group_size=9)
+    subprocess.run([sys.executable, "-c", READ.format(folder=str(tmp_path))], check=True)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.field_ids import found_by_name
-from torch_table_loader.read.footers import LazyFooters, check_rows, estimated_groups
+from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_groups
 from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
 from torch_table_loader.read.sound import check_names
 from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileMeta, LeftOut
     from torch_table_loader.source.plan_cache import PlanCache
 
-FAR_REQUESTS = 64
+FAR_REQUESTS = 128
 """Footers that are asked for at once where the store is far away: stores answer small requests in tens of
 milliseconds, and a footer takes less than one of them to check."""
 
@@ -225,11 +225,13 @@ class Inspector:
         storage: where the files are.
         given: the caller's ``schema=``, or None.
         cache: footers that were read before, or None.
+        sizes: of footers that were read.
     """
 
     storage: Storage
     given: pa.Schema | None
     cache: PlanCache | None
+    sizes: FooterSizes = field(default_factory=FooterSizes, compare=False)
 
     def __call__(self, file: DataFile) -> FileMeta:
         """Return the footer of a file, from the cache or the file; compare its rows with the table's metadata."""
@@ -240,7 +242,9 @@ class Inspector:
 
     def read(self, file: DataFile) -> FileMeta:
         """Read the footer of a file."""
-        meta = renewing(self.storage, lambda: inspect_file(self.storage, file, self.given))
+        hinted = self.sizes.hint(file)
+        meta = renewing(self.storage, lambda: inspect_file(self.storage, hinted, self.given))
+        self.sizes.add(file, meta)
         if self.cache is not None:
             self.cache.put(file, CacheEntry(meta))
         return meta
@@ -370,14 +374,29 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | N
         work: of one item.
         items: which.
         asks: the storage that the work waits for: one that is far away is asked for many items at once, however few
-            CPUs there are.
+            CPUs there are. The first of those lie all over the table, so that what they teach holds for the others.
+
+    Returns:
+        What came of each item, in their order.
     """
     if len(items) <= 1:
         return [work(item) for item in items]
     near = asks is None or asks.is_local
     threads = min(4 * (os.cpu_count() or 1), FAR_REQUESTS) if near else FAR_REQUESTS
+    order = range(len(items)) if near else halving(len(items))
     with ThreadPoolExecutor(min(len(items), threads), "table-loader-survey") as pool:
-        return list(pool.map(work, items))
+        found = dict(zip(order, pool.map(lambda place: work(items[place]), order), strict=True))
+    return [found[place] for place in range(len(items))]
+
+
+def halving(count: int) -> Sequence[int]:
+    """Return all numbers below a count in an order of which each beginning is spread over them evenly.
+
+    >>> halving(8)
+    [0, 4, 2, 6, 1, 5, 3, 7]
+    """
+    width = count.bit_length()
+    return sorted(range(count), key=lambda number: f"{number:0{width}b}"[::-1])
 
 
 def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta], given: pa.Schema | None) -> pa.Schema:

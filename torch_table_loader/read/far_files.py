@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import RangeStorage, Storage
     from torch_table_loader.records import DataFile, FileVersion
 
-_LEAST_TAIL_BYTES = 64 * 1024
+LEAST_TAIL_BYTES = 64 * 1024
+"""Of a file's end, where nothing says how much holds its footer; most footers are smaller."""
 _MOST_TAIL_BYTES = 1024 * 1024
 _TAIL_SHARE = 1000
 """A footer is about a thousandth of its file, where row groups are large."""
@@ -48,13 +49,14 @@ class _FarFile:
 
 
 @contextmanager
-def open_at_end(storage: Storage, file: DataFile, least: int = _LEAST_TAIL_BYTES) -> Iterator[pa.NativeFile]:
+def open_at_end(storage: Storage, file: DataFile, least: int = LEAST_TAIL_BYTES) -> Iterator[pa.NativeFile]:
     """Open a file whose end is read first; far away, one request brings that, and a small file whole.
 
     Args:
         storage: where it is.
         file: which, with its size.
-        least: bytes of the end that the first request brings, or more of a large file.
+        least: bytes of the end that the first request brings, or more of a large file; `DataFile.tail_bytes` goes
+            before.
 
     Raises:
         TableError: the file has another size, or is no longer what was listed. A store that checks versions finds
@@ -66,7 +68,8 @@ def open_at_end(storage: Storage, file: DataFile, least: int = _LEAST_TAIL_BYTES
         return
     size = file.version.num_bytes
     try:
-        far = _FarFile(storage, file, _LEAST_TAIL_BYTES, max(least, _tail_bytes(size)))
+        tail_bytes = max(least, _tail_bytes(size)) if file.tail_bytes is None else file.tail_bytes
+        far = _FarFile(storage, file, LEAST_TAIL_BYTES, min(tail_bytes, size))
         with open_ranges(far.read, size) as source:
             yield source
     except Exception as error:
@@ -130,7 +133,7 @@ def _tail_bytes(size: int) -> int:
     >>> _tail_bytes(100_000_000), _tail_bytes(1000)
     (100000, 65536)
     """
-    return min(max(_LEAST_TAIL_BYTES, size // _TAIL_SHARE), _MOST_TAIL_BYTES)
+    return min(max(LEAST_TAIL_BYTES, size // _TAIL_SHARE), _MOST_TAIL_BYTES)
 
 
 def _explain(storage: RangeStorage, file: DataFile, error: Exception) -> None:

@@ -317,8 +317,9 @@ class _LivePlaces:
         """
         self._plan = plan
         self._start = self._stop = 0
-        self._bits: pa.BooleanArray = pa.array([], pa.bool_())
-        self._ascending: pa.UInt32Array = pa.array([], pa.uint32())
+        # `pa.array` would import pandas, which takes longer than the first batch.
+        self._bits: pa.BooleanArray = pa.nulls(0, pa.bool_())
+        self._ascending: pa.UInt32Array = pa.nulls(0, pa.uint32())
 
     def among(self, start: int, stop: int) -> pa.UInt32Array:
         """Return the live rows among rows `start` to `stop` of the file, counted from `start`."""
@@ -326,5 +327,6 @@ class _LivePlaces:
             self._start, self._stop = start, max(stop, min(start + _ROWS_AHEAD, self._plan.group_starts[-1]))
             self._bits = self._plan.live_bits(self._start, self._stop)
         if len(self._ascending) < stop - start:
-            self._ascending = pa.array(np.arange(stop - start, dtype=np.uint32))
+            counted = np.arange(stop - start, dtype=np.uint32)
+            self._ascending = pa.Array.from_buffers(pa.uint32(), len(counted), [None, pa.py_buffer(counted)])
         return pc.filter(self._ascending.slice(0, stop - start), self._bits.slice(start - self._start, stop - start))

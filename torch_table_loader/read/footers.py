@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,47 @@ if TYPE_CHECKING:
 FOOTER_BYTES = 256 * 1024 * 1024
 """Footers that a process holds at most; what was used longest ago goes first, and is read again."""
 
+LEAST_SEEN = 32
+"""Footers without which nothing is known of the next one."""
+
+_HEADROOM = 4
+_LIKE = 2
+_LEAST_TAIL_BYTES = 4096
 _PART_BYTES = 32 * 1024 * 1024
 _META_BYTES = 4096
+
+
+class FooterSizes:
+    """What the footers of a table took, so that the next one comes with few bytes. Threads share it.
+
+    Footers of one table differ little, as they name the same columns. What is asked for is four times the largest that
+    was seen. A file that is more than twice as large as all of those may have more row groups, and tells nothing.
+    """
+
+    __slots__ = ("_file_bytes", "_footer_bytes", "_seen")
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._seen = self._file_bytes = self._footer_bytes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Begin anew there."""
+        return FooterSizes, ()
+
+    def add(self, file: DataFile, meta: FileMeta) -> None:
+        """Learn from a footer that was read."""
+        if meta.footer is not None:
+            # Of two threads one may be lost here: the next footers tell the same.
+            self._footer_bytes = max(self._footer_bytes, len(meta.footer))
+            self._file_bytes = max(self._file_bytes, file.version.num_bytes)
+            self._seen += 1
+
+    def hint(self, file: DataFile) -> DataFile:
+        """Return a file that says how much of its end to ask for, where that is known and it does not say so."""
+        like = file.version.num_bytes <= _LIKE * self._file_bytes
+        if self._seen < LEAST_SEEN or not like or file.tail_bytes is not None:
+            return file
+        return replace(file, tail_bytes=max(_LEAST_TAIL_BYTES, _HEADROOM * self._footer_bytes))
 
 
 class LazyFooters:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.failures import first_line
-from torch_table_loader.read.far_files import open_at_end
+from torch_table_loader.read.far_files import LEAST_TAIL_BYTES, open_at_end
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
@@ -29,9 +29,6 @@ MAGIC = b"PAR1"
 
 DAMAGE = (OSError, pa.ArrowException, ValueError, OverflowError, RecursionError, SystemError)
 """What pyarrow raises where a footer is damaged: ValueError includes UnicodeDecodeError."""
-
-_TAIL_BYTES = 64 * 1024
-"""What the first read of a footer asks for; most footers are smaller."""
 
 _DICTIONARY_HEADER_BYTES = 100
 """What pyarrow reads beyond the column chunks of writers that forget the header of a dictionary."""
@@ -57,7 +54,8 @@ def read_footer(storage: Storage, file: DataFile) -> tuple[bytes, int]:
         size = source.size()
         if size < 12:
             raise _torn(file, f"at least 12 bytes ({MAGIC!r}, footer, its length, {MAGIC!r})", f"{size} bytes")
-        tail = source.read_at(min(size, _TAIL_BYTES), max(0, size - _TAIL_BYTES))
+        tail_bytes = min(size, max(8, file.tail_bytes or LEAST_TAIL_BYTES))
+        tail = source.read_at(tail_bytes, size - tail_bytes)
         if tail[-4:] == b"PARE":
             raise TableError(
                 f"{file.name} must be a Parquet file with a plain footer, got an encrypted one (magic b'PARE'); "

@@ -22,7 +22,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.exceptions import ValidationError as UnreadError
 from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import IcebergBaseModel
-from pyiceberg.utils.config import Config
+from pyiceberg.utils.config import Config, merge_config
 
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError, StorageError, TableError
@@ -31,6 +31,7 @@ from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
 from torch_table_loader.source.iceberg.places import read_areas
+from torch_table_loader.source.iceberg.rest import LimitedRestCatalog, is_rest
 from torch_table_loader.source.iceberg.table_storage import IcebergStorage, read_overrides
 from torch_table_loader.source.iceberg.version_hint import hint_of, is_folder, newest_metadata
 from torch_table_loader.source.retrying import Attempts, RetryPolicy
@@ -292,10 +293,14 @@ def _made(config: Any, retry_seconds: float) -> Catalog:
 
 
 def _loaded(name: str, properties: Mapping[str, Any], retry_seconds: float) -> Catalog:
-    known = {**(Config().get_catalog_config(name) or {}), **properties}
+    known: dict[str, Any] = merge_config(Config().get_catalog_config(name) or {}, dict(properties))
     attempts = _attempts(known, retry_seconds)
+
+    def load() -> Catalog:
+        return LimitedRestCatalog(name, **known) if is_rest(known) else load_catalog(name, **properties)
+
     try:
-        return attempts.make(lambda: load_catalog(name, **properties))
+        return attempts.make(load)
     except ImportError as error:
         raise MissingExtraError(f"the catalog needs a package that is not installed ({error})") from error
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own

@@ -1,16 +1,12 @@
 """Reads a table, as it stands in the lake, into a PyTorch training loop."""
 
 from torch_table_loader.contracts import (
-    FormatReader,
     HistorySource,
-    OpenFile,
-    Sidecar,
     SnapshotSource,
     Source,
     SplitStrategy,
     Storage,
     TimeTravelSource,
-    Traits,
 )
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.delta import DeltaDataset
@@ -30,6 +26,7 @@ from torch_table_loader.errors import (
     WorkerError,
 )
 from torch_table_loader.explain import Explanation
+from torch_table_loader.format_contracts import FormatReader, OpenFile, Sidecar, Traits
 from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import Metrics

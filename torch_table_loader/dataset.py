@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from torch_table_loader.contracts import FormatReader, Source, Storage
+    from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.engine.jobs.job import Job
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
+    from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.position import Reopen
     from torch_table_loader.records import LeftOut

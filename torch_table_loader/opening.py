@@ -22,10 +22,11 @@ from torch_table_loader.source.plan_cache import PlanCache
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.contracts import FormatReader, Source, Storage
+    from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.plan_check import PlanCheck
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
+    from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.records import DataFile
 

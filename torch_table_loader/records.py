@@ -251,7 +251,7 @@ class DataFile:
         deletes: the files that delete rows of it.
         num_rows: before deletes, as the table's metadata says; None if it does not.
         split_offsets: the bytes at which row groups begin, as the table's metadata says.
-        sidecars: files beside it that its reader needs, such as an index; see `contracts.SidecarReader`.
+        sidecars: files beside it that its reader needs, such as an index; see `format_contracts.SidecarReader`.
         tail_bytes: what to ask a store for first, where the file's end says what is in it; None where nothing tells.
     """
 

@@ -24,6 +24,7 @@ LEVELS = {
     "scrubbing": 0,
     "units": 0,
     "contracts": 1,
+    "format_contracts": 1,
     "options": 1,
     "pack": 1,
     "arrow": 2,

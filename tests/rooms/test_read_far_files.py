@@ -20,7 +20,8 @@ from tests.iceberg import IcebergWriter, some
 from tests.rooms.far import FarStore, View
 from tests.rooms.reading import LocalStorage, inspect, whole_task
 from tests.rooms.test_read_needs import WRITERS
-from torch_table_loader.engine.survey import FAR_REQUESTS, survey
+from torch_table_loader.engine.parallel import FAR_REQUESTS
+from torch_table_loader.engine.survey import survey
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.far_files import LEAST_TAIL_BYTES

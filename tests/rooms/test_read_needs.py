@@ -19,7 +19,8 @@ from pyarrow import csv, orc
 from tests.iceberg import IcebergWriter, some
 from tests.rooms.far import FarStore, View
 from tests.rooms.reading import LocalStorage, data_file, inspect, whole_task
-from torch_table_loader.engine.survey import Table, survey
+from torch_table_loader.engine.survey import survey
+from torch_table_loader.engine.table import Table
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.needs import needed_ranges
 from torch_table_loader.read.parquet_footer import chunk_ranges

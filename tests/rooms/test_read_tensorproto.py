@@ -19,8 +19,14 @@ from onnx import TensorProto
 from tests.rooms.reading import LocalStorage, data_file
 from tests.tensor_shards import Tensor, sample, tensor, write_shard
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, TableError
-from torch_table_loader.contracts import NullProvingReader, RangedReader, SalvagingReader, SettlingReader, SidecarReader
 from torch_table_loader.errors import MissingExtraError, MissingFileError
+from torch_table_loader.format_contracts import (
+    NullProvingReader,
+    RangedReader,
+    SalvagingReader,
+    SettlingReader,
+    SidecarReader,
+)
 from torch_table_loader.read.tensorproto import TensorProtoReader
 from torch_table_loader.read.tensorproto.protos import FeatureParser
 from torch_table_loader.testing import check_format_reader, stored_files

@@ -30,8 +30,8 @@ from tests.token_files import (
     write_megatron,
 )
 from torch_table_loader import StructuredDataset, TableError
-from torch_table_loader.contracts import NullProvingReader, RangedReader, SidecarReader
 from torch_table_loader.errors import MissingFileError
+from torch_table_loader.format_contracts import NullProvingReader, RangedReader, SidecarReader
 from torch_table_loader.read.datatrove import DatatroveReader
 from torch_table_loader.read.fms_fsdp import FmsFsdpReader
 from torch_table_loader.read.formats import inspect_file, reader_for

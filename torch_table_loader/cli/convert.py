@@ -27,7 +27,7 @@ from torch_table_loader.read.format_writer import ENTRY_POINT_GROUP, FormatWrite
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
 
 _KEYWORDS = (
     "path",

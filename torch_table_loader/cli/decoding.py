@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from torch_table_loader.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
 
 Decoded: TypeAlias = "pa.Table | pa.RecordBatch"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.decoders import Shape
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.planning.splits import SegmentTable
 
 NOT_TAKEN = frozenset({"worker_type"})

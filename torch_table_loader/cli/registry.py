@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from torch_table_loader.cli.text_tables import render
-from torch_table_loader.contracts import ListCountingReader, RangedReader, Traits
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.format_contracts import ListCountingReader, RangedReader, Traits
 from torch_table_loader.plugins import origins
 from torch_table_loader.read.compressed import CODECS
 from torch_table_loader.read.formats import ENTRY_POINT_GROUP, FORMATS, reader_for

@@ -20,7 +20,7 @@ from torch_table_loader.source.plan_cache import CacheEntry
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.counted import Counted

@@ -41,7 +41,7 @@ from torch_table_loader.units import parse_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.options import LoaderOptions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torch_table_loader.contracts import SalvagingReader
 from torch_table_loader.errors import MissingFileError, TableError
+from torch_table_loader.format_contracts import SalvagingReader
 from torch_table_loader.read.failures import changed_error, first_line, reading
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import LeftOut

@@ -21,7 +21,7 @@ from torch_table_loader.source.fingerprint import fingerprint
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Extent, SamplePosition
 

@@ -2,219 +2,39 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.contracts import ListBoundsReader, NullProvingReader, SettlingReader, SnapshotSource, renewing
+from torch_table_loader.contracts import SnapshotSource, renewing
+from torch_table_loader.engine.parallel import in_parallel
 from torch_table_loader.engine.salvage import salvage_file, told
+from torch_table_loader.engine.table import Table
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.format_contracts import SettlingReader
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.field_ids import found_by_name
 from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_groups
 from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
 from torch_table_loader.read.sound import check_names
-from torch_table_loader.read.tasks import DEFAULT_MAX_ROWS, TaskReader
 from torch_table_loader.read.unify import resolve_schema
-from torch_table_loader.records import ReadTask
 from torch_table_loader.source.fingerprint import fingerprint, fingerprint_without
 from torch_table_loader.source.plan_cache import CacheEntry
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source, Storage
-    from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.records import DataFile, FileMeta, LeftOut
     from torch_table_loader.source.plan_cache import PlanCache
 
-FAR_REQUESTS = 128
-"""Footers that are asked for at once where the store is far away: stores answer small requests in tens of
-milliseconds, and a footer takes less than one of them to check."""
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Table:
-    """A table whose footers have been read.
-
-    Args:
-        storage: where the files are.
-        layout: files and row groups.
-        metas: what each file's footer says, or will say when it is asked.
-        schema: the unified schema, partition columns included.
-        fingerprint: hash of relative names, sizes and row counts; or of table and snapshot.
-        deletes: reads what is deleted from the files.
-        snapshot_id: of a table that has snapshots, the one that is read.
-        description: what the source says of itself.
-        notes: what planning has to say.
-        start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
-        left_out: damaged parts that ``on_error="skip"`` leaves out.
-    """
-
-    storage: Storage
-    layout: TableLayout
-    metas: tuple[FileMeta, ...] | LazyFooters
-    schema: pa.Schema
-    fingerprint: str
-    deletes: Deletes
-    snapshot_id: int | None = None
-    description: str = ""
-    notes: tuple[str, ...] = ()
-    start_snapshot_id: int | None = None
-    left_out: tuple[LeftOut, ...] = ()
-
-    @property
-    def files(self) -> tuple[DataFile, ...]:
-        """The data files in canonical order."""
-        return self.layout.files
-
-    @property
-    def footer_bytes(self) -> int:
-        """Bytes of raw footers that are held so that no footer is read twice."""
-        if isinstance(self.metas, LazyFooters):
-            return self.metas.num_bytes
-        return sum(len(meta.footer) for meta in self.metas if meta.footer is not None)
-
-    @property
-    def estimated(self) -> bool:
-        """Whether row groups are estimates, since footers are read later."""
-        return isinstance(self.metas, LazyFooters)
-
-    def reader(
-        self,
-        columns: Sequence[str],
-        filters: Any,
-        *,
-        row_ids: bool = False,
-        max_rows: int = DEFAULT_MAX_ROWS,
-        stage: RowStage | None = None,
-    ) -> TaskReader:
-        """Make what reads the table's rows, deletes left out.
-
-        Args:
-            columns: names to deliver, in this order.
-            filters: an expression over `schema`, or None.
-            row_ids: whether the last column is each row's ordinal among all physical rows.
-            max_rows: no batch has more rows.
-            stage: makes other rows of those that live; None delivers them as they are.
-        """
-        return TaskReader(
-            self.storage,
-            self.files,
-            self.metas,
-            self.schema,
-            columns,
-            filters=filters,
-            row_id_bases=self.layout.file_starts[:-1] if row_ids else None,
-            max_rows=max_rows,
-            deletes=self.deletes,
-            verify_checksums=self.deletes.verify_checksums,
-            stage=stage,
-        )
-
-    def first_rows(self, columns: Sequence[str], filters: Any, count: int) -> pa.Table:
-        """Read the first live rows, at most `count`, in the order of the files; see `reader`."""
-        reader, left = self.reader(columns, filters, max_rows=max(count, 1)), count
-        found: list[pa.RecordBatch] = []
-        for file in range(len(self.layout)):
-            if left > 0 and (parts := self.layout.kept_segments(file)):
-                found += reader.read(ReadTask(file, parts, take=left))
-                left = count - sum(batch.num_rows for batch in found)
-        return pa.Table.from_batches(found, reader.schema)
-
-    def refuse_nulls(self, columns: frozenset[str]) -> None:
-        """Refuse columns in which statistics prove a null.
-
-        Args:
-            columns: those in which a null would be an error when it came.
-
-        Raises:
-            TableError: names the column, a file, and the remedies.
-        """
-        wanted = sorted(columns)
-        if not wanted or self.estimated:
-            return
-
-        def check(index: int) -> None:
-            file, meta = self.files[index], self.metas[index]
-            kept = self._kept_groups(index)
-            if file.deletes or not any(kept):
-                return  # a delete may take the nulls
-            with _naming(self.storage, file):
-                found = reader_of(file).null_columns(meta, self._in_file(index, wanted), kept)
-            found |= {name for name, value in file.partition if value is None and name in columns}
-            if file.columns is None:  # a column that a file does not have is null in it
-                found |= columns - set(meta.schema.names) - {name for name, _ in file.partition}
-            if found:
-                raise TableError(
-                    f"column {min(found)!r} has nulls in {file.name!r} (its metadata says so), and a tensor of ints "
-                    f'or bools has no place for them; pass nulls={{{min(found)!r}: fill}}, nulls="mask", or filter '
-                    "them out"
-                )
-
-        in_parallel(check, range(len(self.files)))
-
-    def null_free(self, columns: Sequence[str]) -> frozenset[str]:
-        """Return those of some columns in which statistics prove that there is no null in what is read."""
-        free = frozenset() if self.estimated else frozenset(columns)
-        for index, file in enumerate(self.files if free else ()):
-            reader, kept = reader_of(file), self._kept_groups(index)
-            if any(kept):
-                proven = {name for name, value in file.partition if value is not None}
-                if isinstance(reader, NullProvingReader):
-                    with _naming(self.storage, file):
-                        proven |= reader.null_free(self.metas[index], self._in_file(index, sorted(free)), kept)
-                free &= proven
-        return free
-
-    def list_bounds(self, column: str) -> tuple[int, int] | None:
-        """Return numbers between which the integers in a column of lists lie; None where statistics do not say."""
-        found: list[tuple[int, int]] = []
-        for index, file in enumerate(() if self.estimated else self.files):
-            reader, names = reader_of(file), self._in_file(index, [column])
-            if not isinstance(reader, ListBoundsReader) or names != [column]:
-                return None
-            with _naming(self.storage, file):
-                bounds = reader.list_bounds(file, self.metas[index], column)
-            if bounds is None:
-                return None
-            found.append(bounds)
-        return (min(low for low, _ in found), max(high for _, high in found)) if found else None
-
-    def _kept_groups(self, index: int) -> list[bool]:
-        groups = self.layout.groups_of(index)
-        kept: list[bool] = self.layout.group_kept[groups.start : groups.stop].tolist()
-        return kept
-
-    def _in_file(self, index: int, columns: Sequence[str]) -> list[str]:
-        """Return the columns that a file's statistics have under the table's own names."""
-        file, meta = self.files[index], self.metas[index]
-        if file.columns is None:
-            return list(columns)
-        return [name for name in columns if found_by_name(meta.schema, file.columns, {name})]
-
-
-@contextmanager
-def _naming(storage: Storage, file: DataFile) -> Iterator[None]:
-    """Add a file's name to errors of its reader, which does not know it when it looks at a footer in memory."""
-    try:
-        with reading(storage, file):
-            yield
-    except TableError as error:
-        if file.name in str(error):
-            raise
-        raise TableError(f"{file.name}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,38 +185,6 @@ def _lay_out(
         live[index] = own
     whole = [not split_deletes and tuple(own) != all_rows for own, all_rows in zip(live, rows, strict=True)]
     return TableLayout.of(files, rows, num_bytes, kept, live, whole=whole)
-
-
-def in_parallel(work: Callable[[T], R], items: Sequence[T], *, asks: Storage | None = None) -> list[R]:
-    """Map over threads; the first error is raised.
-
-    Args:
-        work: of one item.
-        items: which.
-        asks: the storage that the work waits for: one that is far away is asked for many items at once, however few
-            CPUs there are. The first of those lie all over the table, so that what they teach holds for the others.
-
-    Returns:
-        What came of each item, in their order.
-    """
-    if len(items) <= 1:
-        return [work(item) for item in items]
-    near = asks is None or asks.is_local
-    threads = min(4 * (os.cpu_count() or 1), FAR_REQUESTS) if near else FAR_REQUESTS
-    order = range(len(items)) if near else halving(len(items))
-    with ThreadPoolExecutor(min(len(items), threads), "table-loader-survey") as pool:
-        found = dict(zip(order, pool.map(lambda place: work(items[place]), order), strict=True))
-    return [found[place] for place in range(len(items))]
-
-
-def halving(count: int) -> Sequence[int]:
-    """Return all numbers below a count in an order of which each beginning is spread over them evenly.
-
-    >>> halving(8)
-    [0, 4, 2, 6, 1, 5, 3, 7]
-    """
-    width = count.bit_length()
-    return sorted(range(count), key=lambda number: f"{number:0{width}b}"[::-1])
 
 
 def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta], given: pa.Schema | None) -> pa.Schema:

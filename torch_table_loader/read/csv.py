@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import csv
 
-from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.compressed import open_text, text_bytes, text_of
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.reader_base import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from torch_table_loader.errors import MissingFileError, OutOfMemoryError, TableE
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.format_contracts import OpenFile
     from torch_table_loader.records import DataFile, FileVersion
 
 _STORE_WORDS = ("AWS Error", "curlCode", "Couldn't resolve", "Connection")
@@ -148,3 +149,15 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).splitlines()
     return lines[0][:300] if lines else ""
+
+
+def find_damage(handle: OpenFile, groups: range, columns: Sequence[str], max_rows: int) -> tuple[int, str] | None:
+    """Read columns one by one to name the first that does not decode."""
+    for group in groups:
+        for column in columns:
+            try:
+                for _ in handle.batches(range(group, group + 1), (column,), max_rows):
+                    pass
+            except Exception:  # noqa: BLE001 - what a decoder raises of damage, it raises here
+                return group, column
+    return None

@@ -11,13 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_table_loader.contracts import RenewingStorage, ThinningFile
+from torch_table_loader.contracts import RenewingStorage
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import ThinningFile
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import Segment
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import OpenFile, Storage
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.format_contracts import OpenFile
     from torch_table_loader.read.file_plan import FilePlan
 
 _ROWS_AHEAD = 1 << 22

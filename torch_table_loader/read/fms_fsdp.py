@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.ipc import check_footer

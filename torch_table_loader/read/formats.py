@@ -23,7 +23,8 @@ from torch_table_loader.read.parquet import ParquetReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from torch_table_loader.contracts import FormatReader, Storage
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.records import DataFile, FileMeta
 
 ENTRY_POINT_GROUP = "torch_table_loader.formats"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.reader_base import (
@@ -33,7 +33,8 @@ from torch_table_loader.read.sound import sound
 from torch_table_loader.records import FileMeta
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import OpenFile, Storage
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.format_contracts import OpenFile
     from torch_table_loader.records import DataFile
 
 _FILE_MAGIC = b"ARROW1"

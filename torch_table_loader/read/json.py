@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import json
 
 from torch_table_loader.arrow.datatypes import decoded_type
-from torch_table_loader.contracts import Traits
+from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.compressed import open_text, text_bytes, text_of
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.reader_base import (

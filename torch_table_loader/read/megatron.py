@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.contracts import Sidecar
+from torch_table_loader.format_contracts import Sidecar
 from torch_table_loader.read.token_files import (
     GROUP_BYTES,
     Column,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch_table_loader.contracts import RangedReader
+from torch_table_loader.format_contracts import RangedReader
 from torch_table_loader.planning.requests import FIRST_BYTES
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import FormatReader
+    from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.planning.requests import Range
     from torch_table_loader.records import DataFile, FileMeta
 

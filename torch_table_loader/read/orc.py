@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyarrow import orc
 
-from torch_table_loader.contracts import Traits
+from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import first_line, reading
 from torch_table_loader.read.far_files import open_at_end
 from torch_table_loader.read.reader_base import (

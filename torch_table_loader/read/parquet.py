@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from torch_table_loader.contracts import Traits
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import Traits
 from torch_table_loader.read.failures import as_reading_error, first_line
 from torch_table_loader.read.parquet_footer import (
     DAMAGE,
@@ -94,7 +94,7 @@ class ParquetReader:
         return frozenset(name for name, found in counts.items() if all(count == 0 for count in found))
 
     def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Add up the values of lists: see `contracts.ListCountingReader`."""
+        """Add up the values of lists: see `format_contracts.ListCountingReader`."""
         if meta.footer is None:
             return None
         return list_values(parse(meta.footer), column)

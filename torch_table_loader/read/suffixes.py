@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torch_table_loader.contracts import SidecarReader
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.read.compressed import CODECS, split_codec
 from torch_table_loader.read.formats import FORMATS, format_names, reader_for
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import FormatReader
+    from torch_table_loader.format_contracts import FormatReader
 
 DEFAULT_FORMAT = "parquet"
 """Of files whose names say nothing, as Hive writes them; the first bytes of a Parquet file say that it is one."""

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import ROW_ID
-from torch_table_loader.contracts import ListCountingReader, ListMeasuringReader, has_ranges, is_far
+from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
+from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader
 from torch_table_loader.read.counted import Counted, measured, summed
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
-from torch_table_loader.read.failures import as_reading_error, changed_error, is_store_failure, reading
+from torch_table_loader.read.failures import as_reading_error, changed_error, find_damage, is_store_failure, reading
 from torch_table_loader.read.file_plan import FilePlan, plan_file
 from torch_table_loader.read.file_walk import FileWalk, Piece, Run, fit_segments, group_at, plan_runs, trim_segments
 from torch_table_loader.read.footers import LazyFooters
@@ -28,7 +29,7 @@ from torch_table_loader.records import FileNeeds
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.contracts import OpenFile, Storage
+    from torch_table_loader.contracts import Storage
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.read.row_stage import RowStage, StagedRows
     from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
@@ -407,7 +408,7 @@ class TaskReader:
             columnar = is_columnar(file) and not isinstance(error, MemoryError)
             if columnar and not is_store_failure(error, is_local=is_local):
                 groups = range(group, group_at(row + self._max_rows, plan.group_starts) + 1)
-                group, column = _find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)
+                group, column = find_damage(handle, groups, plan.conformer.reads, self._max_rows) or (group, None)
         return as_reading_error(error, file, is_local=is_local, group=group, column=column)
 
 
@@ -436,15 +437,3 @@ def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[in
                 f"{segment.live} rows that pass, as was counted, got {live}; the file or the filter is not what it "
                 "was when it was counted: build the loader again"
             )
-
-
-def _find_damage(handle: OpenFile, groups: range, columns: Sequence[str], max_rows: int) -> tuple[int, str] | None:
-    """Read columns one by one to name the first that does not decode."""
-    for group in groups:
-        for column in columns:
-            try:
-                for _ in handle.batches(range(group, group + 1), (column,), max_rows):
-                    pass
-            except Exception:  # noqa: BLE001 - what a decoder raises of damage, it raises here
-                return group, column
-    return None

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.contracts import Traits, is_far
+from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import Traits
 from torch_table_loader.planning.requests import REQUEST_BYTES
 from torch_table_loader.read.failures import changed_error, reading
 from torch_table_loader.read.far_files import open_at_start

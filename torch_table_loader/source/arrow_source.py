@@ -17,7 +17,7 @@ from torch_table_loader.records import DataFile
 from torch_table_loader.source.held_table import NAME, HeldStorage, HeldTable
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import FormatReader
+    from torch_table_loader.format_contracts import FormatReader
 
 _TAKES = (
     "a pyarrow Table, RecordBatch, RecordBatchReader or Dataset, a polars or pandas DataFrame, a datasets.Dataset, a "

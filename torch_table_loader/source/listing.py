@@ -29,7 +29,8 @@ from torch_table_loader.source.storage import FileStorage, open_storage
 from torch_table_loader.source.table_formats import look_around, refuse_table_formats
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import FormatReader, Storage
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.records import FileVersion
 
 PathLike = str | os.PathLike[str]
@@ -74,7 +75,7 @@ class PathSource:
 
         Hidden files (a segment below the root begins with ``.``, or with ``_`` and holds no ``=``), ``*.crc``
         and empty files are left out. A directory or glob of which nothing else remains is a table without files.
-        Where the format says how its data files are named, see `contracts.SidecarReader`, others are left out too.
+        Where the format says how its data files are named (see `SidecarReader`), others are left out too.
 
         Args:
             path: a directory (taken recursively), a glob (``*``, ``**``, ``?``, ``[…]``), a file, or a list of

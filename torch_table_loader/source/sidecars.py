@@ -6,13 +6,14 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch_table_loader.contracts import SidecarReader
 from torch_table_loader.errors import MissingFileError, TableError
+from torch_table_loader.format_contracts import SidecarReader
 from torch_table_loader.source.address import HTTP_PROTOCOLS
 from torch_table_loader.source.clients import STAT_THREADS, Found
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import FormatReader, Sidecar, Storage
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.format_contracts import FormatReader, Sidecar
 
 
 class Paired(NamedTuple):

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_table_loader.contracts import NullProvingReader, Traits
 from torch_table_loader.errors import TableError
+from torch_table_loader.format_contracts import NullProvingReader, Traits
 from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
-    from torch_table_loader.contracts import FormatReader, Storage
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.records import DataFile, FileVersion
 
 _MAX_ROWS = 7

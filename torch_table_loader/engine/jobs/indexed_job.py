@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.planning.ranks import Topology

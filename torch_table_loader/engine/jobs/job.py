@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.pack_counts import PackCounts

@@ -29,7 +29,7 @@ from torch_table_loader.planning.stages import SamplePosition, Stage, refuse_end
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.ranks import Topology
 

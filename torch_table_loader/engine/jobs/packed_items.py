@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.row_store import RowStoreHandle
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack
     from torch_table_loader.planning.exclusion import Remaining

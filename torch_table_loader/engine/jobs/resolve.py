@@ -24,7 +24,7 @@ from torch_table_loader.read.filter_key import filter_key
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.engine.survey import Table
+    from torch_table_loader.engine.table import Table
     from torch_table_loader.fetch.settings import FetchSettings
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.pack import Pack

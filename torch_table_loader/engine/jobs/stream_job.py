@@ -23,7 +23,8 @@ from torch_table_loader.engine.state import (
     refuse_unknown,
     write_state,
 )
-from torch_table_loader.engine.survey import Table, survey
+from torch_table_loader.engine.survey import survey
+from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.fetch.settings import FetchSettings

@@ -19,7 +19,8 @@ from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter
 from torch_table_loader.engine.row_store import RowStoreHandle
 from torch_table_loader.engine.sizes import rows_of_a_read
 from torch_table_loader.engine.state import bound_by, check_state, identity, refuse_unknown, write_state
-from torch_table_loader.engine.survey import Table, survey
+from torch_table_loader.engine.survey import survey
+from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.indexed_work import RowOrder, RowStream, TurnStream
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.fetch.settings import FetchSettings

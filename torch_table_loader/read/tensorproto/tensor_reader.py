@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.contracts import Sidecar, is_far
+from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
+from torch_table_loader.format_contracts import Sidecar
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import WithoutStatistics, whole_groups

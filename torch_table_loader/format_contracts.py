@@ -1,0 +1,280 @@
+"""The socket of file formats: what a format reader must do, and what it may do beyond.
+
+`torch_table_loader.testing.check_format_reader` checks it, which a plug-in's author runs in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile, FileMeta, LeftOut
+
+
+class OpenFile(Protocol):
+    """An open data file."""
+
+    def batches(self, groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield all rows of consecutive row groups, in file order, nothing filtered.
+
+        Args:
+            groups: consecutive row groups.
+            columns: names as the file spells them, each in the file's schema; may be empty (batches then have
+                rows and no columns). The batches have exactly these columns, in this order.
+            max_rows: no batch has more rows; a batch may span row groups.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the file."""
+        ...
+
+
+@runtime_checkable
+class ThinningFile(OpenFile, Protocol):
+    """An open data file that leaves out rows while it decodes, which costs less than doing so afterwards."""
+
+    def thins(self, group: int, max_rows: int) -> bool:
+        """Whether it would read a row group in one go, and no more than `max_rows` of it."""
+        ...
+
+    def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: Any) -> pa.RecordBatch:
+        """Read some rows of a row group.
+
+        Args:
+            group: which.
+            columns: as of `batches`.
+            num_rows: that the row group must have.
+            kept: uint32 Arrow array, ascending: the rows, counted from the row group's first.
+
+        Raises:
+            TableError: the row group has another number of rows.
+        """
+        ...
+
+
+class FormatReader(Protocol):
+    """Reads one file format. Stateless; it pickles.
+
+    Four attributes may be there. Two are False where they are not: `infers_types`, of a format without types of its
+    own (two files may then differ in a column's type, which the caller's ``schema=`` settles); and `columnar`, where
+    one column of one row group can be read by itself (errors then name the column that is damaged). `suffixes` says how
+    the names of the files end, in small letters with their dots, so that the caller may leave ``format=`` out.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the caller writes as ``format=``, and messages say."""
+        ...
+
+    def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:
+        """Read the footer, or parse the file once where it has none.
+
+        Args:
+            storage: where it is.
+            file: which.
+            schema: the caller's ``schema=``, which a format without types of its own must follow; else None.
+
+        Raises:
+            TableError: torn, of another format, or not as the schema says. Names the file.
+        """
+        ...
+
+    def prune(self, file: DataFile, meta: FileMeta, filters: Any, schema: pa.Schema) -> Sequence[bool]:
+        """Return for each row group whether any row can pass; True where statistics cannot decide.
+
+        Args:
+            file: which, with its partition values.
+            meta: what `inspect` said.
+            filters: a pyarrow compute Expression over `schema`.
+            schema: the table's unified schema, partition columns included.
+        """
+        ...
+
+    def null_columns(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
+        """Return those of `columns` in which the statistics of a kept row group prove a null."""
+        ...
+
+    def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> OpenFile:
+        """Open without reading the footer again.
+
+        Raises:
+            TableError: it is gone, or no longer what it was.
+        """
+        ...
+
+
+@runtime_checkable
+class NullProvingReader(FormatReader, Protocol):
+    """A format reader whose statistics can also prove that there is no null."""
+
+    def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:
+        """Return those of `columns` in which the statistics prove that no kept row group has a null."""
+        ...
+
+
+class Traits(NamedTuple):
+    """What a format can do, as ``torch-table-loader formats`` shows it; the contract checks compare it with the reader.
+
+    Args:
+        cut: what a file is cut into, such as "row groups"; None: it is read whole.
+        pruned: what `FormatReader.prune` rules row groups out by; None: by nothing.
+        counted: where the number of rows is known from.
+        needs: the package that decodes it and does not come with this library; "" for none.
+    """
+
+    cut: str | None = None
+    pruned: str | None = None
+    counted: str = "one pass"
+    needs: str = ""
+
+
+class Sidecar(NamedTuple):
+    """A file that stands beside a data file.
+
+    Args:
+        suffix: what its name ends with where the data file's ends with `SidecarReader.data_suffix`.
+        required: whether a data file without it cannot be read; one without its data file is an error too.
+    """
+
+    suffix: str
+    required: bool = True
+
+
+@runtime_checkable
+class SidecarReader(FormatReader, Protocol):
+    """A format reader that knows its data files by how their names end, and that may read other files beside them.
+
+    Of a folder or a glob only files with that ending are data files. What stands beside each is listed with it, as
+    `DataFile.sidecars`: a sidecar that changes between planning and reading is found as a changed data file is, and
+    what is kept of a data file (plan cache, row store) is kept for one version of its sidecars.
+    """
+
+    @property
+    def data_suffix(self) -> str:
+        """How the names of data files end."""
+        ...
+
+    @property
+    def sidecars(self) -> Sequence[Sidecar]:
+        """What may stand beside a data file; empty where nothing does."""
+        ...
+
+
+@runtime_checkable
+class ListCountingReader(FormatReader, Protocol):
+    """A format reader that knows how many values the lists of a column hold, so that packing need not count them."""
+
+    def list_values(self, meta: FileMeta, column: str) -> tuple[Sequence[int], Sequence[int]] | None:
+        """Return how many values the lists of a column hold together, and how many lists hold any.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            meta: what `inspect` said.
+            column: a list column, as the file spells its name.
+
+        Returns:
+            Both for each row group; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class SettlingReader(FormatReader, Protocol):
+    """A format reader of files that say one column in several types, of which a table takes one that holds all."""
+
+    def settle(self, metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
+        """Return what `inspect` said, with the types of the table; files are opened with this.
+
+        It reads nothing. What comes may have been settled before, with other files or these.
+
+        Args:
+            metas: of all files of the table that are of this format.
+        """
+        ...
+
+
+@runtime_checkable
+class SalvagingReader(FormatReader, Protocol):
+    """A format reader that can leave damaged parts of a file out; of others the whole file is left out."""
+
+    def salvage(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> tuple[FileMeta, Sequence[LeftOut]]:
+        """Do what `inspect` does, and leave out what cannot be read.
+
+        Returns:
+            What the rest of the file is, and what was left out.
+
+        Raises:
+            TableError: as `inspect`, of damage that leaves nothing to read.
+        """
+        ...
+
+
+@runtime_checkable
+class ListMeasuringReader(FormatReader, Protocol):
+    """A format reader that knows how long each list of a column is, so that packing need not look at any."""
+
+    def list_lengths(self, meta: FileMeta, column: str) -> NDArray[Any] | None:
+        """Return how many values the list of each row of a file has.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            meta: what `inspect` said.
+            column: a list column, as the file spells its name.
+
+        Returns:
+            Integers, only to be read; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class ListBoundsReader(FormatReader, Protocol):
+    """A format reader that knows between which bounds integers in lists lie, so that a store may keep them small."""
+
+    def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
+        """Return a number that no integer in the lists of a column is below, and one that none is above.
+
+        It reads nothing. What it says is compared with what decoding gives.
+
+        Args:
+            file: which.
+            meta: what `inspect` said.
+            column: a column of lists of integers, as the file spells its name.
+
+        Returns:
+            Both; ``(0, 0)`` where there is none; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class RangedReader(FormatReader, Protocol):
+    """A format reader that can say which bytes of a file it will read: far away they are fetched before it does."""
+
+    def ranges(
+        self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
+    ) -> Sequence[Sequence[tuple[int, int]]]:
+        """Return which bytes it takes to open a file and to decode some of its row groups.
+
+        It reads nothing. A byte that is missing here is asked for when decoding wants it, which costs time and is no
+        error.
+
+        Args:
+            file: which.
+            meta: what `inspect` said.
+            groups: row groups, ascending.
+            columns: names as the file spells them.
+
+        Returns:
+            For each of `groups` the first byte of each range, and the byte after its last, in any order; what opening
+            takes is among those of the first.
+        """
+        ...

@@ -26,6 +26,7 @@ from tests.torch.tables import SUFFIX, Groups, key, write_table
 from torch_table_loader import ResumeError
 from torch_table_loader.contracts import Storage
 from torch_table_loader.planning.cutting import RoundRobinStrategy
+from torch_table_loader.read.counted import Counted
 from torch_table_loader.read.tasks import TaskReader
 from torch_table_loader.records import ReadTask
 
@@ -241,13 +242,13 @@ def test_a_counted_state_counts_the_whole_table_only_for_another_topology(
     options: dict[str, Any] = {"filters": FILTER, "batch_size": 2, "num_workers": 1, "shuffle": True}
     _, states = run_stage(table, None, 2, num_ranks=3, **options)
     counted: list[int] = []
-    count = TaskReader.count
+    count = TaskReader.counted
 
-    def watched(reader: TaskReader, task: ReadTask, storage: Storage | None = None) -> list[int]:
+    def watched(reader: TaskReader, task: ReadTask, storage: Storage | None = None) -> list[Counted]:
         counted.append(task.file_index)
         return count(reader, task, storage)
 
-    monkeypatch.setattr(TaskReader, "count", watched)
+    monkeypatch.setattr(TaskReader, "counted", watched)
     loader = make(table, num_ranks=3, rank=0, **options)
     own = set(counted)
     loader.load_state_dict(states[0])

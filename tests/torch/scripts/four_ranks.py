@@ -163,7 +163,7 @@ def mixed_in_two_forms_on_rank_1(root: Path) -> Any:
 
 @scene
 def mixed_with_a_block_that_cannot_be_on_rank_2(root: Path) -> Any:
-    return told(root, 2, block=0)
+    return told(root, 2, block=-1)
 
 
 def after_rank_0(begin: Callable[[], Any]) -> Any:

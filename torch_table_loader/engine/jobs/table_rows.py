@@ -285,7 +285,8 @@ class TableRows(TableItems):
         if grown is not None:
             count = self._in_grown_table(count, grown)
         rows = self.resumed(count.exclusions, count.epoch)
-        total = rows._order(count.epoch, count.extents, count.exclusions.running).num_rows
+        running = count.exclusions.running
+        total = (rows._order(count.epoch, count.extents, running) if count.extents else rows._some(running)).num_rows
         count.check(total)
         stage = Stage(topology)
         return rows, SamplePosition(

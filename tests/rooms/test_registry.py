@@ -14,6 +14,7 @@ import pytest
 from tests.rooms.plug_ins import install
 from tests.rooms.test_plug_ins import PLUGS
 from tests.rooms.test_read_formats import WRITERS
+from tests.tensor_shards import tensor, write_shard
 from tests.token_files import LAYOUTS, some_documents
 from torch_table_loader.cli import registry
 from torch_table_loader.cli.main import main
@@ -45,6 +46,8 @@ def _write(form: str, folder: Path) -> None:
         schema = fastavro.parse_schema({"type": "record", "name": "row", "fields": fields})
         with (folder / "x.avro").open("wb") as file:
             fastavro.writer(file, schema, TABLE.to_pylist())
+    elif form == "tensorproto":
+        write_shard(folder / "x.pb", [[tensor("a", row), tensor("x", [row, row + 0.5])] for row in range(40)])
     elif form == "npy":
         np.save(folder / "x.npy", np.arange(40, dtype=np.int32))
     else:
@@ -56,7 +59,7 @@ def _installed() -> list[str]:
     return [entry.name for entry in format_entries()]
 
 
-@pytest.mark.parametrize("form", [*FORMATS, "npy"])
+@pytest.mark.parametrize("form", [*FORMATS, "npy", "tensorproto"])
 def test_every_format_keeps_the_contract_and_does_what_it_says(tmp_path: Path, form: str) -> None:
     _write(form, tmp_path)
     storage, files = stored_files(tmp_path, form)
@@ -67,7 +70,7 @@ def test_every_format_keeps_the_contract_and_does_what_it_says(tmp_path: Path, f
     assert entry.ranges == isinstance(reader, RangedReader)
     assert entry.origin.startswith("torch-table-")
     assert any(files[0].name.endswith(suffix) for suffix in entry.suffixes)
-    assert entry.counting
+    assert entry.counting != "?"
     assert len(meta.group_rows) == 1 or entry.cut
     if entry.cut is None:
         assert len(meta.group_rows) == 1

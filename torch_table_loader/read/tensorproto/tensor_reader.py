@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from torch_table_loader.contracts import is_far
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
-from torch_table_loader.format_contracts import Sidecar
+from torch_table_loader.format_contracts import Sidecar, Traits
 from torch_table_loader.read.failures import reading
 from torch_table_loader.read.far_files import open_at_start
 from torch_table_loader.read.reader_base import WithoutStatistics, whole_groups
@@ -59,6 +59,7 @@ class TensorProtoReader(WithoutStatistics):
     names: Mapping[int | str, str | None] = field(default_factory=dict)
     name: str = "tensorproto"
     group_bytes: int = GROUP_BYTES
+    traits = Traits(cut="runs of samples", pruned="partitions", needs="onnx")
 
     def __post_init__(self) -> None:
         """Refuse names of another type, and two columns of one name."""

@@ -150,14 +150,21 @@ class DeltaWriter:
         self.actions.append({"remove": {"path": path, "deletionTimestamp": 0, "dataChange": True}})
 
     def delete(self, path: str, positions: Iterable[int], stored: str = "u") -> None:
-        """Write a deletion vector, in place of the one that the file had: in a file ("u", "p") or inline ("i")."""
+        """Write a deletion vector, in place of the one that the file had: in a file ("u", "p") or inline ("i").
+
+        A vector that says the same as before is left out: no commit may remove and add one logical file, which is a
+        path with a vector.
+        """
         [data] = [each for each in self.data if each.add["path"] == path]
+        vector = self._vector(frozenset(positions), stored)
+        if vector == data.add.get("deletionVector"):
+            return
         data.deleted = frozenset(positions)
         if fresh := [each for each in self.actions if each.get("add") is data.add]:
             self.actions.remove(fresh[0])
         old = data.add.get("deletionVector")
         gone = {"path": path, "deletionTimestamp": 0, "dataChange": True} | ({"deletionVector": old} if old else {})
-        data.add = {**data.add, "deletionVector": self._vector(data.deleted, stored)}
+        data.add = {**data.add, "deletionVector": vector}
         if "stats" in data.add:
             data.add["stats"] = json.dumps({**json.loads(data.add["stats"]), "tightBounds": False})
         self.actions += [*([] if fresh else [{"remove": gone}]), {"add": data.add}]

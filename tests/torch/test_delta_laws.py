@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -44,6 +44,16 @@ jobs = st.fixed_dictionaries(
         "filters": st.sampled_from([None, None, pc.field("k") < 5]),
     }
 )
+PLAIN: dict[str, Any] = {
+    "num_ranks": 1,
+    "num_workers": 0,
+    "batch_size": 1,
+    "shuffle": False,
+    "even_ranks": None,
+    "split_rows": None,
+    "split_deletes": False,
+    "filters": None,
+}
 whenever_footers_are_read = pytest.mark.parametrize("footers", ["eager", "lazy"])
 
 
@@ -90,6 +100,11 @@ def live_of(table: DeltaWriter, filters: Any) -> Counter[int]:
 @pytest.mark.filterwarnings("ignore:epoch 0 is iterated again")
 @settings(max_examples=examples(50))
 @given(history=commits, job=jobs, partitioned=st.booleans())
+@example(
+    history=[{"files": [(1, 1)], "delete": "i", "seed": 1}, {"files": [], "delete": "i", "seed": 1}],
+    job=PLAIN,
+    partitioned=False,
+)
 def test_every_live_row_comes_once(
     footers: str, history: list[dict[str, Any]], job: dict[str, Any], partitioned: bool
 ) -> None:

@@ -210,7 +210,7 @@ def _head(rounds: int) -> list[str]:
     return [
         "# What was measured",
         "",
-        f"{now:%Y-%m-%d %H:%M} UTC, by `{shlex.join(['python', '-m', 'bench.run', *sys.argv[1:]])}`. {_machine()}",
+        f"{now:%Y-%m-%d %H:%M} UTC, by `{_command()}`. {_machine()}",
         "",
         ", ".join(f"{name} {_version(name)}" for name in _PACKAGES) + f", Python {platform.python_version()}.",
         "",
@@ -280,7 +280,7 @@ def _packing(rows: Sequence[Row], outcomes: Sequence[Outcome]) -> list[str]:
     return [
         f"## {_PACKING}",
         "",
-        f"{now:%Y-%m-%d %H:%M} UTC, by `{shlex.join(['python', '-m', 'bench.run', *sys.argv[1:]])}`. {_machine()}",
+        f"{now:%Y-%m-%d %H:%M} UTC, by `{_command()}`. {_machine()}",
         f"{_load()} {', '.join(f'{name} {_version(name)}' for name in packages)}.",
         "",
         "The documents of D become batches of 8 sequences of 4,096 tokens; rates are tokens a second. `tokens` is the",
@@ -328,7 +328,7 @@ def _distant(rows: Sequence[FarRow], outcomes: Sequence[Outcome]) -> list[str]:
     return [
         f"## {_DISTANT}",
         "",
-        f"{now:%Y-%m-%d %H:%M} UTC, by `{shlex.join(['python', '-m', 'bench.run', *sys.argv[1:]])}`. {_machine()}",
+        f"{now:%Y-%m-%d %H:%M} UTC, by `{_command()}`. {_machine()}",
         f"Ours is {_version('torch-table-loader')}; {packages}.",
         "",
         "Tables on an endpoint of S3 (`bench/endpoint.py`) on this machine: a latency before each answer, 90 MB/s a",
@@ -397,6 +397,12 @@ def _version(package: str) -> str:
 def _load() -> str:
     """Say how many processes wanted a core: others may work on the machine."""
     return "Load averages {:.1f}, {:.1f} and {:.1f}.".format(*os.getloadavg())
+
+
+def _command() -> str:
+    """Return the command line as anyone may type it: of another checkout, the folder's name alone."""
+    typed = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    return shlex.join(["python", "-m", "bench.run", *typed])
 
 
 def _machine() -> str:

@@ -131,3 +131,11 @@ def test_the_writer_takes_what_the_reader_gives_in_slices(tmp_path: Path) -> Non
         str(tmp_path / "one.pb"), TensorProtoReader(), output_format="arrow", num_workers=0, batch_size=100
     )
     assert pa.Table.from_batches(list(loader)).to_pydict() == table.slice(1).to_pydict()
+
+
+def test_the_names_of_files_say_which_way_to_convert(tmp_path: Path) -> None:
+    source, parquet, back = shards(tmp_path / "shards"), tmp_path / "parquet", tmp_path / "back"
+    assert main(["convert", str(source), str(parquet)]) == 0
+    assert {path.suffix for path in parquet.iterdir()} == {".parquet"}
+    assert main(["convert", str(parquet), str(back)]) == 0
+    assert contents(back) == contents(source)

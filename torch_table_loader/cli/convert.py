@@ -78,8 +78,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "convert",
         help="write a table's files in another format, such as tensor shards",
-        description="Writes a folder with a file for each file of a table, its rows in their order. It is there "
-        "when all of it is.",
+        description="Writes one file for each file of a table, with its rows in order. The folder gets its name "
+        "once it is complete.",
     )
     add_arguments(parser, _KEYWORDS)
     parser.add_argument("out", metavar="OUT", help="the folder to write, which may not be there yet")
@@ -102,11 +102,13 @@ def run(typed: argparse.Namespace) -> None:
         StorageError: the folder cannot be written.
     """
     keywords = loader_keywords(typed)
-    source = keywords.get("format", "parquet")
-    writer = _writer(typed.to or ("tensorproto" if source == "parquet" else "parquet"))
+    if typed.to is not None:
+        _writer(typed.to)  # a wrong name is refused before the table is read
     dataset = StructuredDataset(
         **keywords, output_format="arrow", num_workers=0, count_filtered=False, check_plan=False
     )
+    is_parquet = all(file.format == "parquet" for file in dataset.table.files)
+    writer = _writer(typed.to or ("tensorproto" if is_parquet else "parquet"))
     writer.check(dataset.schema)
     show = not typed.quiet and sys.stderr.isatty() and find_spec("tqdm") is not None
     rows = files = 0

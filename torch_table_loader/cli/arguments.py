@@ -133,6 +133,10 @@ TABLE = (
 )
 
 
+OF_FILES = ("path", "format", "filters", "partitioning", "storage_options", "retry_seconds", "plan_cache", "raw_files")
+"""The keywords of commands that read a table's files."""
+
+
 def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str]) -> None:
     """Add the options that give some keywords; what is not typed leaves the library's own default.
 

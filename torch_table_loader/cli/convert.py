@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.arguments import add_arguments, loader_keywords
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, loader_keywords
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.local_files import new_file
@@ -29,18 +29,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.engine.table import Table
 
-_KEYWORDS = (
-    "path",
-    "format",
-    "columns",
-    "filters",
-    "partitioning",
-    "storage_options",
-    "retry_seconds",
-    "plan_cache",
-    "raw_files",
-    "on_error",
-)
+_KEYWORDS = (*OF_FILES, "columns", "on_error")
 _ROWS_OF_A_BATCH = 1 << 14
 _GROUP_BYTES = 64 << 20
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.cli.arguments import add_arguments, loader_keywords
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, loader_keywords
 from torch_table_loader.cli.text_tables import render
 from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
@@ -32,17 +32,7 @@ if TYPE_CHECKING:
 
 Keywords = Mapping[str, Any]
 
-_KEYWORDS = (
-    "path",
-    "format",
-    "columns",
-    "filters",
-    "partitioning",
-    "storage_options",
-    "retry_seconds",
-    "plan_cache",
-    "raw_files",
-)
+_KEYWORDS = (*OF_FILES, "columns")
 _PREFIX = "rows-"
 
 

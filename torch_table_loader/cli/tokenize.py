@@ -8,7 +8,7 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
 
-from torch_table_loader.cli.arguments import add_arguments, comma_separated, loader_keywords
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, comma_separated, loader_keywords
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.errors import ConfigError
@@ -19,18 +19,7 @@ from torch_table_loader.text.token_table import tokenize_table
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
 
-_KEYWORDS = (
-    "path",
-    "format",
-    "filters",
-    "partitioning",
-    "storage_options",
-    "retry_seconds",
-    "plan_cache",
-    "raw_files",
-    "split_bytes",
-    "split_rows",
-)
+_KEYWORDS = (*OF_FILES, "split_bytes", "split_rows")
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ ENGINES_READY := $(VENV)/.ready-engines
 HOROVOD_READY := $(VENV)/.ready-horovod
 
 RANKS ?= 2
+DOCS_PORT ?= 8000
 DEMO_ROWS ?= 2000000
 TRAIN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(RANKS) -m demo.train
 TESTS := tests torch_table_loader strategies/tests
@@ -32,7 +33,7 @@ DETERMINISTIC := -m "not kills and not heavy" -k "laws or slow" --timeout 900 -o
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-s3 demo-parquet test test-laws test-rooms test-lowest test-all test-all-deterministic \
-    deterministic-laws deterministic-rooms horovod lint format bench docs clean
+    deterministic-laws deterministic-rooms horovod lint format bench docs docs-serve docs-check clean
 
 help:
 	@echo "make demo                    train on an Iceberg table on two ranks and prove what was delivered"
@@ -45,7 +46,9 @@ help:
 	@echo "make horovod                 build Horovod for the torch that is installed, and install it (minutes, once)"
 	@echo "make lint | format           style and types"
 	@echo "make bench                   measure, and write bench/RESULTS.md"
-	@echo "make docs                    HTML under build/docs"
+	@echo "make docs                    the site, under build/docs"
+	@echo "make docs-serve              build it, and serve it on http://127.0.0.1:$(DOCS_PORT)"
+	@echo "make docs-check              look at each page in Chromium; screenshots under build/screenshots"
 	@echo "make clean                   remove the environment and everything built"
 
 # torch comes first and alone: what follows then finds it there and pulls no other build of it.
@@ -125,7 +128,7 @@ deterministic-laws: $(READY)
 deterministic-rooms: $(READY)
 	LAWS_EFFORT=3 $(BIN)/python -m pytest $(ROOMS) $(DETERMINISTIC)
 
-test-all: $(WRITERS_READY) $(ENGINES_READY) $(HOROVOD_READY)
+test-all: $(WRITERS_READY) $(DOCS_READY) $(ENGINES_READY) $(HOROVOD_READY)
 	LAWS_EFFORT=10 LAWS_EXPLORE=1 $(PYTEST) --timeout 1800 -o faulthandler_timeout=1790
 
 lint: $(READY)
@@ -143,8 +146,15 @@ bench: $(BENCH_READY)
 	$(BIN)/python -m bench.run
 
 docs: $(DOCS_READY)
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
 	@echo "build/docs/index.html"
+
+# Searching needs a server: browsers let no page from a file read another one.
+docs-serve: docs
+	$(BIN)/python -m http.server --directory build/docs --bind 127.0.0.1 $(DOCS_PORT)
+
+docs-check: $(DOCS_READY)
+	$(BIN)/python -m pytest tests/site
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

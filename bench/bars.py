@@ -53,7 +53,7 @@ PACKED_DUELS = (
     Duel("D", 8, "packed:best fit", "tokens", 0.5),
     Duel("D", 8, "packed:windows", "tokens", 1.0),
     Duel("D", 8, "packed:windows, ids and labels", "tokens"),
-    Duel("D", 8, "packed:concat", f"{_THEIRS}, packed by hand:best", 40.0),
+    Duel("D-tenth", 8, "packed:concat", f"{_THEIRS}, packed by hand:best", 40.0),
 )
 """Documents that become sequences of 4,096 tokens against decoding their tokens; tokens per second."""
 

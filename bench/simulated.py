@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from torch_table_loader.dataset import StructuredDataset
 from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.jobs.stream_opening import open_stream
 from torch_table_loader.engine.rank_info import RankInfo
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.options import LoaderOptions
@@ -107,7 +108,7 @@ class SimulatedTable:
         """
         asked = LoaderOptions(**({"batch_size": 512, "num_workers": 2, "shuffle": True} | options))
         ranks = RankInfo(asked.rank or 0, int(asked.num_ranks), "here")
-        job = StreamJob.open(self, asked, ranks, self)  # type: ignore[arg-type]  # it stands in for a PlanCache
+        job = open_stream(self, asked, ranks, self)  # type: ignore[arg-type]  # it stands in for a PlanCache
         dataset = StructuredDataset.__new__(StructuredDataset)
         super(StructuredDataset, dataset).__init__(job)
         return TableLoader(dataset), job

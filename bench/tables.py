@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,12 @@ def _wide(folder: Path, _root: Path) -> None:
         _write(pa.table(columns), folder, place, "snappy", row_group_rows=12_500)
 
 
-def _documents(folder: Path, _root: Path) -> None:
+def _documents(folder: Path, _root: Path, number: int = 5_000) -> None:
     for place, rng in _seeded(4):
-        lengths = rng.integers(400, 1_200, size=5_000)
+        lengths = rng.integers(400, 1_200, size=number)
         offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
         tokens = (rng.random(int(offsets[-1])) ** 2 * 50_000).astype(np.int32)
-        numbers = pa.array(np.arange(5_000) + place * 5_000).cast(pa.string())
+        numbers = pa.array(np.arange(number) + place * number).cast(pa.string())
         columns = {
             "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
             "url": pc.binary_join_element_wise("https://example.com/page/", numbers, ""),
@@ -179,6 +180,7 @@ TABLES: dict[str, Callable[[Path, Path], None]] = {
     "B": _clicks,
     "C": _wide,
     "D": _documents,
+    "D-tenth": partial(_documents, number=500),
     "E": _large_files,
     "fifty-files": _many_small,
     "noise": _noise,

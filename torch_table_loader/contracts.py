@@ -230,7 +230,8 @@ class HistorySource(TimeTravelSource, Protocol):
 class SplitStrategy(Protocol):
     """How a table is split: a `Cutter` or a `Generator`. A class may inherit from this, and need not.
 
-    Which form an object has, and whether it takes ranks, its signature says.
+    Which form an object has, and whether it takes ranks, its signature says. An attribute may be there: `coverage`,
+    which is "once", or "any" where the splits of an epoch may leave rows out, or hold them several times.
     """
 
 
@@ -238,7 +239,7 @@ class Cutter(SplitStrategy, Protocol):
     """A split strategy that cuts; the library shuffles, slices by rank and assigns to workers."""
 
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
-        """Cut files into splits that cover each row once, in the order of an unshuffled epoch. Must be pure."""
+        """Cut files into splits, in the order of an unshuffled epoch; see `coverage`. Must be pure."""
         ...
 
 
@@ -246,4 +247,4 @@ class Generator(SplitStrategy, Protocol):
     """A split strategy that owns order and assignment (V1: three arguments; V2: also num_ranks and rank)."""
 
     generate: Any
-    """``generate(files, num_workers, epoch[, num_ranks, rank]) -> list[Shard]``: pure; each row once."""
+    """``generate(files, num_workers, epoch[, num_ranks, rank]) -> list[Shard]``: pure; see `coverage`."""

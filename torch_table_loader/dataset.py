@@ -16,11 +16,12 @@ from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.table_rows import TableItems
+from torch_table_loader.engine.measuring import measured_statistics, measured_vocabulary
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.workers.lane_iterator import LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.explain import Explanation, explain
+from torch_table_loader.explain import explain
 from torch_table_loader.keywords import LoaderKeywords, make_options, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.map_view import MapView
@@ -36,6 +37,8 @@ from torch_table_loader.opening import (
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.position import JobPosition
 from torch_table_loader.read.formats import reader_for
+from torch_table_loader.report.charts import table
+from torch_table_loader.report.markup import element, fragment
 from torch_table_loader.source.arrow_source import is_arrow
 from torch_table_loader.source.file_list import write_files
 from torch_table_loader.units import integer
@@ -47,10 +50,13 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.table import Table
+    from torch_table_loader.explanation import Explanation
     from torch_table_loader.format_contracts import FormatReader
     from torch_table_loader.metrics import Metrics
+    from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.position import Reopen
     from torch_table_loader.records import LeftOut
+    from torch_table_loader.source.plan_cache import PlanCache
 
 P = ParamSpec("P")
 D = TypeVar("D", bound="RankDataset")
@@ -102,6 +108,19 @@ class RankDataset(IterableDataset[Any]):
     def options(self) -> LoaderOptions:
         """What the caller asked for."""
         return self.job.options
+
+    def __repr__(self) -> str:
+        """Say what is read, as far as it is known by now."""
+        return f"<{type(self).__name__}: {self._position.told}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what is read, and the columns."""
+        facts = table((), [("dataset", type(self).__name__), *self._position.facts.items()])
+        try:
+            columns = table(("column", "Arrow type"), [(each.name, str(each.type)) for each in self.schema])
+        except ConfigError as error:  # an epoch without rows: what is shown must not fail
+            columns = element("p", str(error))
+        return fragment(facts, columns)
 
     @property
     def epoch(self) -> int:
@@ -222,6 +241,46 @@ class TableDataset(RankDataset):
         options, table = self.options, self.table
         columns = list(table.schema.names if options.columns is None else options.columns)
         return table.first_rows(columns, options.filters, integer("count", count, 0))
+
+    def statistics(
+        self, columns: Sequence[str], *, quantiles: Sequence[float] | None = None, bounds_only: bool = False
+    ) -> dict[str, ColumnStatistics]:
+        """Measure columns of numbers, filters and deletes applied; see `ColumnStatistics`.
+
+        The result is the same on every rank, whatever the order: nothing is rounded before the end. Every rank that
+        calls it reads these columns of the whole table; with `plan_cache`, once for all. Of more than 65,536 distinct
+        values, a quantile is within 1/4096 of the value, relative to it.
+
+        Args:
+            columns: names; of ints, floats, bools, decimals, points in time, or lists of them.
+            quantiles: shares of the values, each from 0 to 1; None for seven of them.
+            bounds_only: leave mean, deviation and quantiles out. Of integers in Parquet files, without filter and
+                deletes, the footers then say all, and no value is read.
+
+        Raises:
+            ConfigError: a column is not there or holds no numbers, or a share is none.
+        """
+        cache = self._plan_cache()
+        return measured_statistics(self.table, self.options, cache, columns, quantiles, bounds_only=bounds_only)
+
+    def fit_vocabulary(self, column: str, *, max_size: int | None = None, min_count: int = 1) -> list[Any]:
+        """Return the values of a column of strings, for ``vocabulary={column: ...}``, filters and deletes applied.
+
+        The most frequent come first, and of those that are equally frequent the first by their bytes, so that the
+        result is the same on every rank. Every distinct value is in memory once. See `statistics` for what is read.
+
+        Args:
+            column: of strings or bytes, or of lists of them.
+            max_size: how many at most; None for all.
+            min_count: how often a value comes at least.
+
+        Raises:
+            ConfigError: the column is not there or holds no strings, or a number is out of range.
+        """
+        return measured_vocabulary(self.table, self.options, self._plan_cache(), column, max_size, min_count)
+
+    def _plan_cache(self) -> PlanCache | None:
+        return open_plan_cache(self.options, self.table.storage)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

@@ -16,7 +16,7 @@ from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import refuse_plain, time_travel
+from torch_table_loader.opening import last_of, refuse_plain, time_travel
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class DeltaDataset(TableDataset):
         *,
         version: int | None = None,
         timestamp: dt.datetime | str | None = None,
+        start_version: int | None = None,
+        end_version: int | None = None,
         allow_locations: Sequence[str] | None = None,
         split_deletes: bool = False,
         footers: Literal["eager", "lazy"] = "eager",
@@ -49,6 +51,9 @@ class DeltaDataset(TableDataset):
             table_uri: the table's folder, the one that holds ``_delta_log``: a local path, or s3://, gs:// or Azure.
             version: the version to read; neither this nor `timestamp`: the newest.
             timestamp: the version that was the newest then: a datetime or ISO text with time zone.
+            start_version: read only the rows that were appended after this version, up to the one that is read;
+                commits in between that remove or change rows are refused.
+            end_version: beside it, the last version whose rows are read; else the one that is chosen as ever.
             allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
                 files may lie besides the host or bucket of the table; files elsewhere are refused.
             split_deletes: cut files that have deletion vectors, too; rows that are shuffled one by one need no cut.
@@ -64,13 +69,14 @@ class DeltaDataset(TableDataset):
         """
         asked = make_options(options, type(self))
         refuse_plain(asked, footers, "a Delta Lake table", "version=")
+        version = last_of(start_version, end_version, version, ("start_version", "end_version", "version"))
         _check_chosen(version, timestamp)
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         pinned = version is not None or timestamp is not None
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
-            request = _request(table_uri, asked, allow_locations, lazy=footers == "lazy")
+            request = _request(table_uri, asked, allow_locations, start_version, lazy=footers == "lazy")
             source = request.open(version, timestamp, plan_check.common_value)
             open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
             job = open_at(source)
@@ -86,12 +92,17 @@ class DeltaDataset(TableDataset):
 
 
 def _request(
-    table_uri: Any, options: LoaderOptions, allow_locations: Sequence[str] | None, *, lazy: bool
+    table_uri: Any,
+    options: LoaderOptions,
+    allow_locations: Sequence[str] | None,
+    start: int | None,
+    *,
+    lazy: bool,
 ) -> DeltaRequest:
     try:
         from torch_table_loader.source.delta.delta_options import find_table
         from torch_table_loader.source.delta.delta_source import DeltaRequest
-        from torch_table_loader.source.iceberg.places import read_areas
+        from torch_table_loader.source.places import read_areas
     except ImportError as error:
         raise MissingExtraError(
             f"Delta Lake tables need deltalake ({error}); pip install 'torch-table-loader[delta]'"
@@ -105,6 +116,7 @@ def _request(
         options.retry_seconds,
         options.storage_options,
         lazy,
+        start,
     )
 
 

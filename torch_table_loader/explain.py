@@ -1,152 +1,24 @@
-"""What an epoch will read, and why, as a value that prints as tables."""
+"""What an epoch will read, and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from torch_table_loader.engine.salvage import told
 from torch_table_loader.engine.sizes import collated_ahead
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.explanation import Explanation, FetchPlan, WorkerLoad
+from torch_table_loader.planning.listed_files import ListedFiles
+from torch_table_loader.planning.order_sample import OrderSample, sample_order
+from torch_table_loader.planning.size_counts import SizeCounts
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.engine.jobs.job import FetchLoad, Job
-    from torch_table_loader.planning.pack_counts import PackCounts
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """What one worker of this rank reads in the epoch.
-
-    Args:
-        worker: its number.
-        splits: pieces of splits.
-        rows: live rows.
-        num_bytes: their share of the splits' bytes, before compression.
-        steps: batches that it makes.
-    """
-
-    worker: int
-    splits: int
-    rows: int
-    num_bytes: int
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class FetchPlan:
-    """What this rank fetches from an object store in the epoch.
-
-    Args:
-        requests: that it sends where none fails.
-        num_bytes: compressed bytes that those ask for.
-        amplification: those over the bytes that are decoded.
-        ahead_bytes: compressed bytes that each process fetches ahead of decoding at most.
-    """
-
-    requests: int
-    num_bytes: int
-    amplification: float
-    ahead_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The plan of an epoch.
-
-    Args:
-        files: data files of the table.
-        row_groups: of all files.
-        pruned_files: of which no row group is read.
-        pruned_row_groups: that statistics or partition values rule out.
-        rows: physical rows of the table.
-        live_rows: rows that deletes and filters leave, over all ranks; None where this rank does not know.
-        stored_bytes: bytes of the files, compressed.
-        splits: of the table.
-        strategy: what cut them.
-        epoch: which.
-        rank: this rank.
-        num_ranks: of how many.
-        batch_size: rows of a batch.
-        rows_per_rank: None where a rank knows its own rows alone.
-        steps_per_rank: None likewise.
-        steps: of this rank; None where rows are not counted.
-        workers: this rank's.
-        servers: threads or processes that serve them here.
-        schema: what comes out, column by column.
-        memory_bound: bytes of decoded rows in flight at most, where values have the widths that were assumed.
-        collated_batches: results of `collate_fn` that wait at most, beside those rows; 0 without one. How large one is
-            nobody knows before.
-        footer_bytes: bytes of footers that are held.
-        notes: what was pruned and why, and what was not.
-        fetch: what is fetched from an object store; None where the files are on this machine, or where footers are
-            read with them.
-        packing: what packing makes of the epoch's documents, over all ranks and before `drop_last` and padding of
-            ranks; None where rows are not packed.
-    """
-
-    files: int
-    row_groups: int
-    pruned_files: int
-    pruned_row_groups: int
-    rows: int
-    live_rows: int | None
-    stored_bytes: int
-    splits: int
-    strategy: str
-    epoch: int
-    rank: int
-    num_ranks: int
-    batch_size: int
-    rows_per_rank: tuple[int, ...] | None
-    steps_per_rank: tuple[int, ...] | None
-    steps: int | None
-    workers: tuple[WorkerLoad, ...]
-    servers: int
-    schema: tuple[tuple[str, str], ...]
-    memory_bound: int
-    collated_batches: int
-    footer_bytes: int
-    notes: tuple[str, ...]
-    fetch: FetchPlan | None = None
-    packing: PackCounts | None = None
-
-    def __str__(self) -> str:
-        """Lay the plan out for reading."""
-        live = "unknown" if self.live_rows is None else f"{self.live_rows:,}"
-        steps = "unknown" if self.steps is None else f"{self.steps:,}"
-        footers = f"{self.footer_bytes:,}"
-        collated = f", plus up to {self.collated_batches:,} collated batches" if self.collated_batches else ""
-        lines = [
-            (
-                f"table      {self.files:,} files, {self.row_groups:,} row groups, {self.rows:,} rows ({live} live), "
-                f"{self.stored_bytes:,} bytes stored"
-            ),
-            f"pruned     {self.pruned_files:,} files, {self.pruned_row_groups:,} row groups",
-            f"splits     {self.splits:,} by {self.strategy}",
-            f"epoch {self.epoch}    rank {self.rank} of {self.num_ranks}: {steps} steps of {self.batch_size:,} rows",
-            f"memory     {self.memory_bound:,} bytes of rows in flight at most{collated}; {footers} of footers",
-            *self._fetch_lines(),
-            *([] if self.packing is None else [f"packing    {self.packing}"]),
-            f"workers    {len(self.workers)}, served by {self.servers} threads or processes",
-        ]
-        lines += [
-            f"  worker {w.worker}: {w.splits:,} pieces, {w.rows:,} rows, {w.num_bytes:,} bytes, {w.steps:,} steps"
-            for w in self.workers
-        ]
-        if self.steps_per_rank is not None and self.rows_per_rank is not None:
-            lines += [
-                f"  rank {rank}: {rows:,} rows, {count:,} steps"
-                for rank, (rows, count) in enumerate(zip(self.rows_per_rank, self.steps_per_rank, strict=True))
-            ]
-        lines += [f"  {name}: {kind}" for name, kind in self.schema]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-    def _fetch_lines(self) -> list[str]:
-        fetch = self.fetch
-        if fetch is None:
-            return []
-        asked = f"{fetch.num_bytes:,} bytes in {fetch.requests:,} requests, {fetch.amplification:.2f} x what is decoded"
-        return [f"fetches    {asked}; up to {fetch.ahead_bytes:,} bytes ahead"]
+    from torch_table_loader.planning.layout import TableLayout
 
 
 def explain(job: Job, epoch: int) -> Explanation:
@@ -183,6 +55,11 @@ def explain(job: Job, epoch: int) -> Explanation:
         collated_batches=collated_ahead(job.options, lanes),
         footer_bytes=sum(table.footer_bytes for table in tables),
         notes=(*outline.notes, *(told(table.left_out) for table in tables if table.left_out)),
+        kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),
+        undeleted_rows=_undeleted(layouts),
+        file_sizes=SizeCounts.of(np.concatenate([_file_sizes(layout) for layout in layouts])),
+        group_sizes=SizeCounts.of(np.concatenate([layout.group_bytes for layout in layouts])),
+        order=_order(job, epoch, outline.steps),
         fetch=None if outline.fetch is None else _fetch_plan(outline.fetch, job),
         packing=outline.packing,
     )
@@ -191,3 +68,28 @@ def explain(job: Job, epoch: int) -> Explanation:
 def _fetch_plan(load: FetchLoad, job: Job) -> FetchPlan:
     amplification = load.num_bytes / max(1, load.needed_bytes)
     return FetchPlan(load.requests, load.num_bytes, amplification, job.options.target_read_ahead_bytes)
+
+
+def _undeleted(layouts: list[TableLayout]) -> int | None:
+    """Count the rows that deletes leave of the row groups that are read; None where that takes reading."""
+    live = np.concatenate([layout.group_live[layout.group_kept] for layout in layouts])
+    return None if (live < 0).any() else int(live.sum())
+
+
+def _file_sizes(layout: TableLayout) -> NDArray[np.int64]:
+    if isinstance(layout.files, ListedFiles):
+        return layout.files.num_bytes
+    return np.array([file.version.num_bytes for file in layout.files], dtype=np.int64)
+
+
+def _order(job: Job, epoch: int, steps: int | None) -> OrderSample:
+    """Sample the order of this rank's rows; nothing is read."""
+    if job.options.pack is not None:
+        return OrderSample.missing("batches are sequences of tokens, not rows of the table")
+    if steps is None:
+        return OrderSample.missing("rows are not counted, or the epoch has no end")
+    start, layouts = job.start(epoch), {name: table.layout for name, table in job.tables.items()}
+    try:
+        return sample_order(lambda step, most: job.rows_of(start, step, most), steps, job.topology.batch_size, layouts)
+    except ConfigError as error:  # of mixtures, deletes and filters may decide which row is which
+        return OrderSample.missing(str(error))

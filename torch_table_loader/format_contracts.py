@@ -44,13 +44,13 @@ class ThinningFile(OpenFile, Protocol):
         ...
 
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: Any) -> pa.RecordBatch:
-        """Read some rows of a row group.
+        """Read some rows of a row group, or all.
 
         Args:
             group: which.
             columns: as of `batches`.
             num_rows: that the row group must have.
-            kept: uint32 Arrow array, ascending: the rows, counted from the row group's first.
+            kept: uint32 Arrow array, ascending: the rows, counted from the row group's first; None for all.
 
         Raises:
             TableError: the row group has another number of rows.
@@ -251,6 +251,25 @@ class ListBoundsReader(FormatReader, Protocol):
 
         Returns:
             Both; ``(0, 0)`` where there is none; None where the file does not say.
+        """
+        ...
+
+
+@runtime_checkable
+class BoundsReader(FormatReader, Protocol):
+    """A format reader whose statistics hold the least and the greatest integer of a column, not only bounds of them."""
+
+    def bounds(self, meta: FileMeta, column: str) -> tuple[int, int | None, int | None] | None:
+        """Return how many nulls a flat column of integers has in a file, and its least and greatest value.
+
+        It reads nothing.
+
+        Args:
+            meta: what `inspect` said.
+            column: a column of integers, as the file spells its name.
+
+        Returns:
+            The values are None where all are null; None where the file does not say.
         """
         ...
 

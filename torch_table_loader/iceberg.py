@@ -16,14 +16,15 @@ from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import refuse_plain, time_travel
+from torch_table_loader.opening import last_of, refuse_plain, time_travel
 from torch_table_loader.options import LoaderOptions
-from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.source.iceberg.source import IcebergSource
+
+_NAMES = ("start_snapshot_id", "end_snapshot_id", "snapshot_id")
 
 
 class IcebergDataset(TableDataset):
@@ -96,7 +97,7 @@ class IcebergDataset(TableDataset):
         catalog_config = catalog if catalog_config is None else catalog_config
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
-        snapshot_id = _end_of(start_snapshot_id, end_snapshot_id, snapshot_id)
+        snapshot_id = last_of(start_snapshot_id, end_snapshot_id, snapshot_id, _NAMES)
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         pinned = any(value is not None for value in chosen.values())
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
@@ -143,19 +144,3 @@ def _open_job(
     job = open_job(source, asked, ranks, source.cache, split_deletes=split_deletes, lazy=lazy)
     source.storage.close()
     return job
-
-
-def _end_of(start: Any, end: Any, snapshot_id: Any) -> int | None:
-    """Return the snapshot that the caller names as the last to be read, or None."""
-    for name, value in (("start_snapshot_id", start), ("end_snapshot_id", end)):
-        if value is not None:
-            integer(name, value)
-    if end is None:
-        return snapshot_id  # type: ignore[no-any-return]
-    if start is None or snapshot_id is not None:
-        beside = "snapshot_id, which names the same" if start is not None else "no start_snapshot_id"
-        raise ConfigError(
-            f"end_snapshot_id={end} ends what start_snapshot_id begins, and was given beside {beside}; pass "
-            "snapshot_id alone to read a whole snapshot"
-        )
-    return int(end)

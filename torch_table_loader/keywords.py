@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import pyarrow as pa
 import torch
 
+from torch_table_loader.column_options import ColumnFunctions, StringsOption
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.messages import nearest
-from torch_table_loader.options import EvenRanks, LoaderOptions, OnError, OutputFormat, StringLayout, WorkerType
+from torch_table_loader.option_groups import OptionGroup, flattened
+from torch_table_loader.options import BatchBy, EvenRanks, LoaderOptions, OnError, OutputFormat, WorkerType
 from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import RaggedOption
 from torch_table_loader.read.filter_text import filter_of
+from torch_table_loader.weights import Weights
 
 
 class LoaderKeywords(TypedDict, total=False):
-    """The fields of `LoaderOptions` as keyword arguments (a test holds the two together)."""
+    """The fields of `LoaderOptions` as keyword arguments (a test holds the two together), and groups of them."""
 
+    options: Sequence[OptionGroup]
     batch_size: int
     columns: Sequence[str] | None
     filters: Any
@@ -35,6 +39,8 @@ class LoaderKeywords(TypedDict, total=False):
     output_format: OutputFormat
     storage_options: Mapping[str, Any] | None
     collate_fn: Callable[[Any], Any] | None
+    transforms: ColumnFunctions | None
+    decode: ColumnFunctions | None
     partitioning: Literal["hive"] | None
     num_ranks: int | Literal["auto"]
     rank: int | None
@@ -46,9 +52,10 @@ class LoaderKeywords(TypedDict, total=False):
     prefetch_batches: int | None
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None
-    strings: StringLayout
+    strings: StringsOption
     vocabulary: Mapping[str, Sequence[str]] | None
     decimals: Literal["float64"] | None
+    unsupported: Literal["list"] | None
     pin_memory: bool
     device: Any
     multiprocessing_context: Any
@@ -73,6 +80,8 @@ class LoaderKeywords(TypedDict, total=False):
     epochs: int | Literal["forever"] | None
     on_growth: Literal["continue"] | None
     on_error: OnError
+    weights: Weights | str | None
+    batch_by: BatchBy | None
 
 
 _FIELDS = {entry.name: entry for entry in fields(LoaderOptions)}
@@ -81,12 +90,10 @@ _HERE: dict[str, tuple[str, ...]] = {
     "batch_size": ("batch_rows", "bs", "rows_per_batch"),
     "cache_bytes": ("cache_limit", "cache_size", "cache_size_limit", "max_cache_size"),
     "cache_dir": ("cache", "cache_location", "local_cache"),
-    "collate_fn": (
-        *("collate", "decode", "decode_fn", "map", "map_fn", "preprocess", "transform", "transform_fn"),
-        *("transform_spec", "transforms"),
-    ),
+    "collate_fn": ("collate", "map", "map_fn", "preprocess", "transform", "transform_fn", "transform_spec"),
     "columns": ("features", "fields", "include_columns", "schema_fields", "selected_fields", "usecols"),
     "decimals": ("decimal", "decimal_as"),
+    "decode": ("decode_fn", "decoder", "decoders"),
     "device": ("pin_memory_device", "to"),
     "drop_last": ("drop_last_batch", "drop_remainder"),
     "epochs": ("max_epochs", "n_epochs", "num_epochs", "repeat", "reshuffle_each_epoch"),
@@ -127,12 +134,13 @@ _HERE: dict[str, tuple[str, ...]] = {
     "show_progress": ("progress", "progress_bar", "verbose"),
     "snapshot_id": ("snapshot", "version"),
     "sources": ("datasets", "tables"),
+    "transforms": ("column_transforms",),
     "stop": ("stop_on", "stopping_strategy"),
     "storage_options": ("client_kwargs", "credentials", "fs_kwargs"),
     "table": ("identifier", "name", "table_name"),
     "catalog": ("catalog_name", "catalog_properties"),
     "metadata_location": ("location", "metadata_file", "path"),
-    "weights": ("probabilities", "ratios"),
+    "weights": ("class_weights", "probabilities", "ratios", "sample_weights", "weight", "weight_column"),
     "worker_type": ("backend", "worker_mode"),
 }
 """By option: what others call it. The first option that a dataset takes is the one that a word means."""
@@ -147,16 +155,23 @@ _STORAGE = frozenset(
 )
 """Options of file systems."""
 
-_MIXTURE = "MixedDataset(sources, weights) mixes tables"
-_ORDER = 'shuffle= and split_strategy= choose the order; as_map() of a dataset with shuffle="rows" takes samplers'
+_ORDER = (
+    "shuffle= and split_strategy= choose the order, and weights= how often each row comes; as_map() of a dataset with "
+    'shuffle="rows" takes samplers'
+)
 _OWN_FORMATS = "the format of the files is known here, so leave it out"
-_FIRST = "itertools.islice(loader, n) takes the first n batches"
+_FIRST = (
+    'itertools.islice(loader, n) takes the first n batches; with shuffle="rows", weights=Weights(samples=n) takes n '
+    "other rows each epoch"
+)
+_PART = "filters=part_of(columns, shares, part) takes a part of the rows"
 
 _ANSWERS: dict[str, str] = {
     "batch_sampler": _ORDER,
     "sampler": _ORDER,
     "persistent_workers": "leave it out: threads wait for the next epoch, and processes start anew in each",
-    "worker_init_fn": "there is none; collate_fn= runs in the worker and can set things up when it is first called",
+    "worker_init_fn": "there is none; collate_fn= runs in the worker and can set things up when it is first called; "
+    "row_seeds(row_ids, epoch=...) gives each row a seed",
     "timeout": "there is none for batches; those of S3 are connect_timeout and request_timeout in storage_options=",
     "in_order": "leave it out: batches always come in order",
     "dtype": "types are the table's; collate_fn= can convert them",
@@ -165,17 +180,23 @@ _ANSWERS: dict[str, str] = {
     "fmt": _OWN_FORMATS,
     "format": _OWN_FORMATS,
     "limit": _FIRST,
+    "limit_rows": _FIRST,
     "max_rows": _FIRST,
+    "num_samples": _FIRST,
+    "samples_per_epoch": _FIRST,
     "take": _FIRST,
-    "probabilities": _MIXTURE,
-    "weights": _MIXTURE,
+    "fraction": _PART,
+    "sample": _PART,
+    "subset": _PART,
     "filesystem": "pass a URL, such as s3://bucket/table, and storage_options=",
     "fs": "pass a URL, such as s3://bucket/table, and storage_options=",
 }
 """By word: what there is instead of an option."""
 
 _NOTES = {
-    "collate_fn": ", which is called with each batch",
+    "collate_fn": ", which is called with each batch; transforms={column: function} is for single columns",
+    "decode": "{column: function}, called with each value",
+    "transforms": "{column: function}, called with a column's values in each batch",
     "filters": ", a pyarrow expression, text or tuples",
     "rank": ", the rank in the whole job",
     "num_ranks": ", beside which rank= says which one this is",
@@ -201,7 +222,7 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
         ConfigError: a wrong value.
     """
     check_names(keywords, owner)
-    options = LoaderOptions(**keywords)
+    options = LoaderOptions(**flattened(keywords))
     if options.schema is not None and not isinstance(options.schema, pa.Schema):
         raise ConfigTypeError(
             f"schema must be a pyarrow Schema such as pa.schema([('x', pa.int64())]), got {_shown(options.schema)}"
@@ -232,7 +253,7 @@ def check_names(keywords: Any, owner: type) -> None:
     Raises:
         ConfigTypeError: names the option that is meant, or what there is instead.
     """
-    if unknown := [name for name in keywords if name not in _FIELDS]:
+    if unknown := [name for name in keywords if name not in _FIELDS and name != "options"]:
         takes = list(inspect.signature(owner).parameters)
         raise _unknown(unknown, owner.__name__, takes)
 
@@ -280,7 +301,7 @@ def _shown(value: object) -> str:
 def with_options(
     function: Callable[..., Any], base: Callable[..., Any], takes: frozenset[str] | None = None
 ) -> inspect.Signature:
-    """Return a function's signature with each option listed in the place of its ``**options``.
+    """Return a function's signature with each option, and ``options=``, in the place of its ``**options``.
 
     Args:
         function: an ``__init__``; one without ``**options`` is shown as it is.
@@ -298,7 +319,10 @@ def with_options(
         if takes is None or name in takes
     ]
     names = {p.name for p in parameters}
-    for parameter in (*of_base, *options):
+    groups = inspect.Parameter(
+        "options", inspect.Parameter.KEYWORD_ONLY, default=(), annotation="Sequence[OptionGroup]"
+    )
+    for parameter in (*of_base, *options, groups):
         if parameter.name not in names:
             names.add(parameter.name)
             parameters.append(parameter)

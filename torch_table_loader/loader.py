@@ -6,47 +6,50 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from io import BytesIO
 from itertools import islice
-from multiprocessing import get_all_start_methods, get_start_method
-from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 import pyarrow as pa
+from torch.autograd import profiler
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
 from torch_table_loader.engine.device import check_placing, moved
-from torch_table_loader.engine.workers.executor import CallerExecutor, LaneExecutor
+from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
-from torch_table_loader.engine.workers.processes import ProcessExecutor
-from torch_table_loader.engine.workers.threads import ThreadExecutor, ThreadPool
+from torch_table_loader.engine.workers.threads import ThreadPool
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import progress_bar, warn_caller
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import num_steps, step_at
+from torch_table_loader.report.charts import table
+from torch_table_loader.report.markup import fragment
+from torch_table_loader.watching import Watch, in_span
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.fetch.fetch_stats import FetchStats
+    from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.position import JobPosition
 
 
 class _EpochSampler:
-    """Lightning and Accelerate call ``loader.sampler.set_epoch``; it forwards."""
+    """Lightning, Fabric and Accelerate call ``loader.sampler.set_epoch``; it forwards."""
 
     def __init__(self, position: JobPosition) -> None:
         self._position = position
+        self._offset = 0
 
     def set_epoch(self, epoch: int) -> None:
-        self._position.set_epoch(epoch)
+        """Set the epoch as a framework counts it: Fabric begins at 0 in a run that goes on, so a loaded state wins."""
+        if (loaded := self._position.loaded_epoch) is not None:
+            self._offset = loaded - epoch
+        self._position.set_epoch(max(0, epoch + self._offset))
 
     def __iter__(self) -> Iterator[None]:
         while True:
@@ -71,12 +74,31 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         self._position: JobPosition = dataset._position
         self._pool = ThreadPool()
         self._iterators: WeakSet[LoaderIterator] = WeakSet()
+        self._watch = Watch()
         object.__setattr__(self, "sampler", _EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job
         if job.options.worker_type == "process":
-            _check_processes(job)  # what cannot be is refused here, not in the first epoch
+            check_processes(job)  # what cannot be is refused here, not in the first epoch
         check_placing(job.options.device, pin=job.options.pin_memory)
         self._position.warn_of_uneven_steps()
+
+    @property
+    def options(self) -> LoaderOptions:
+        """What the caller asked for: `batch_size`, `num_workers`, `drop_last` and the others.
+
+        The attributes of these names that torch's DataLoader has say how torch is to batch and to start workers, which
+        is not at all: frameworks make new loaders of them.
+        """
+        return self._position.job.options
+
+    def __repr__(self) -> str:
+        """Say what is read."""
+        return f"<{type(self).__name__} of {type(self.dataset).__name__}: {self._position.told}>"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook what is read."""
+        kinds = [("loader", type(self).__name__), ("dataset", type(self.dataset).__name__)]
+        return fragment(table((), [*kinds, *self._position.facts.items()]))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the iterators, which belong to this process."""
@@ -158,6 +180,7 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         step: int | None = None,
         sample: int | None = None,
         fraction: float | None = None,
+        file: str | None = None,
     ) -> int:
         """Let the next iterator begin inside an epoch; nothing is read to get there. Call it alike on every rank.
 
@@ -166,23 +189,27 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
             step: batches of this rank to leave out.
             sample: rows (with `pack`, sequences) of all ranks to leave out; rounded down to whole steps.
             fraction: of the epoch's steps to leave out, from 0 to 1; rounded down.
+            file: with `batch_by`="file", the name of the file to begin with, as `current_file` gives it; of several
+                ranks and workers, the first to come to the file begins with it.
 
         Returns:
             The step at which the next iterator begins.
 
         Raises:
-            ConfigError: more than one of step, sample and fraction, or a place behind the end of the epoch.
+            ConfigError: more than one of step, sample, fraction and file; a place behind the end of the epoch; a file
+                that the epoch does not deliver; `file` without `batch_by`="file", or `sample` with it.
             TypeError: a fraction of an epoch whose length is not known, or that has no end.
         """
         if epoch is not None:
             self._position.set_epoch(epoch)
         epoch, job = self._position.epoch, self._position.job
-        planned = job.planned(job.start(epoch))
-        plan = planned.plan
-        known = plan.counted and not plan.endless
-        most = (plan.steps if planned.longest is None else planned.longest) if known else None
-        together = job.options.batch_size * job.topology.num_ranks
-        steps = step_at(most, together, step=step, sample=sample, fraction=fraction)
+        planned = [job.planned(position) for position in job.stages(job.start(epoch))]
+        known = all(stage.plan.counted and not stage.plan.endless for stage in planned)
+        longest = (stage.plan.steps if stage.longest is None else stage.longest for stage in planned)
+        most = sum(longest) if known else None
+        together = None if job.options.batch_by else job.options.batch_size * job.topology.num_ranks
+        first = None if file is None else partial(job.step_of_file, epoch, file)
+        steps = step_at(most, together, step=step, sample=sample, fraction=fraction, file=first)
         self._position.seek(epoch, steps)
         return steps
 
@@ -190,7 +217,8 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
         """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
         Args:
-            step: counted as the state counts: from 0 at the epoch's start, or where topology or weights last changed.
+            step: counted as the state counts: from 0 at the epoch's start, or where topology, weights or the length of
+                sequences last changed.
 
         Returns:
             `RowSpan` and `LiveSpan`, of a mixture `SourceRow`, in delivery order, padding left out.
@@ -199,6 +227,14 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
             ConfigError: there is no such step, or rows are not counted.
         """
         return list(self._position.job.rows_of(self._position.now, step))
+
+    @property
+    def current_file(self) -> str | None:
+        """The name of the file that the newest batch is of, relative to the table's root; with ``batch_by="file"``.
+
+        None before the first one, and where a state was loaded into a job of another shape. ConfigError without it.
+        """
+        return self._position.job.file_of(self._position.now)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """Export what an iteration gives as an Arrow stream, so that DuckDB, polars, pandas and pyarrow can read it.
@@ -252,7 +288,7 @@ class LoaderIterator(Iterator[Any]):
         """The threads in which the error was raised."""
         work, longest = self._start(start)
         resumed = start != job.start(start.epoch)
-        self.progress = Progress(start, work, self._merger, longest, began, resumed=resumed)
+        self.progress = Progress(start, work, self._merger, longest, began, resumed=resumed, servers=job.num_threads)
 
     def go_on(self, position: Position) -> None:
         """Leave what was read ahead, and go on at another position; the caller has the turn."""
@@ -265,7 +301,7 @@ class LoaderIterator(Iterator[Any]):
     def _start(self, position: Position) -> tuple[LaneWork, int | None]:
         job, options, start = self._job, self._job.options, position.stage.steps
         work = job.work(position)
-        self._merger = LaneMerger(work, _executor(job, work, start, self._loader._pool), start)
+        self._merger = LaneMerger(work, executor_of(job, work, start, self._loader._pool), start)
         self._plan = work.plan
         self._ahead: list[Any] = []
         self._next: Iterator[Any] = self._merger
@@ -285,11 +321,14 @@ class LoaderIterator(Iterator[Any]):
                 entry = self._entry or self._enter()
                 if self._changes != self._job.changes and not self._is_over:
                     self._follow_changes()
-                batch = self._take()
+                batch = in_span(self._take) if profiler._is_profiler_enabled else self._take()
                 self.progress.leg.batches += 1
+                self._loader._watch.batch_taken(self.progress)
                 if entry.runs and self._was_last():
                     self._loader.end_of_dataloader = True
             except StopIteration:
+                if not self._is_over:
+                    self._loader._watch.epoch_ended(self.progress)
                 self._is_over = True
                 entry.leave()
                 self._raise_again()
@@ -305,8 +344,17 @@ class LoaderIterator(Iterator[Any]):
             try:
                 return self._ahead.pop() if self._ahead else next(self._next)
             except StopIteration:
-                if self._is_over or not self._begin_next_epoch():
+                if self._is_over or not (self._begin_next_stage() or self._begin_next_epoch()):
                     raise
+
+    def _begin_next_stage(self) -> bool:
+        """Go on with sequences of the next length, if the epoch has any."""
+        following = self._job.following(self.progress.position)
+        if following is None:
+            return False
+        self._job.enter(self.progress.now(), following)
+        self.go_on(following)
+        return True
 
     def _begin_next_epoch(self) -> bool:
         """Go on with the next epoch, if the iteration is to; the epoch that comes next is the next one either way."""
@@ -323,6 +371,7 @@ class LoaderIterator(Iterator[Any]):
         position.set_epoch(ended.epoch + 1)
         if behind is None:
             return False
+        self._loader._watch.epoch_ended(self.progress)
         self.go_on(position.begin())
         position.note_first_batch(behind.epoch)
         self._follow_changes(begins=True)
@@ -364,13 +413,15 @@ class LoaderIterator(Iterator[Any]):
         if next(self._position.starts_behind(self.progress.position.epoch), None) is not None:
             return False
         if self._plan.counted:
-            return not self._plan.endless and not self.progress.left
+            ended = not self._plan.endless and not self.progress.left
+            return ended and self._job.following(self.progress.position) is None
         self._ahead.extend(islice(self._next, 1))
         return not self._ahead
 
     def __len__(self) -> int:
         """Batches of the epoch; TypeError where the caller gave the counting pass up."""
-        return num_steps(self._plan)
+        stages = self._job.stages(self.progress.position)
+        return sum(num_steps(self._job.planned(stage).plan) for stage in stages)
 
     def close(self) -> None:
         """End threads and processes now, and let go of batches on their way to a device."""
@@ -388,45 +439,3 @@ def _megabytes_per_second(fetched: FetchStats, began: float) -> str:
 def _remainder(plan: object) -> int:
     """Count the real rows of the tail step, where gathering the ranks' batches puts its padding at the end; else −1."""
     return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1
-
-
-def _executor(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneExecutor:
-    options = job.options
-    if options.num_workers == 0:
-        return CallerExecutor(work, start, options.prefetch_batches)
-    if options.worker_type == "thread":
-        return ThreadExecutor(work, start, pool, job.num_threads, options.prefetch_batches)
-    job.close_clients()
-    return ProcessExecutor(work, start, job.num_threads, _context(job))
-
-
-def _context(job: Job) -> Any:
-    """Choose how worker processes start: never by fork where planning started threads that a fork breaks."""
-    given = job.options.multiprocessing_context
-    if job.fork_safe:
-        return given
-    method = given if isinstance(given, str) or given is None else given.get_start_method()
-    if method == "fork":
-        raise ConfigError(
-            'multiprocessing_context="fork" breaks the threads that this store\'s client has started; '
-            'leave it out (forkserver is then used), or pass "spawn"'
-        )
-    return given or "forkserver"
-
-
-def _check_processes(job: Job) -> None:
-    """Refuse a start method that the store cannot bear, and a `collate_fn` that cannot cross to a new process."""
-    given, collate_fn = _context(job), job.options.collate_fn
-    given = given if given is not None else get_start_method(allow_none=True) or get_all_start_methods()[0]
-    method = given if isinstance(given, str) else given.get_start_method()
-    if job.options.num_workers == 0 or collate_fn is None or method == "fork":
-        return
-    try:
-        ForkingPickler(BytesIO()).dump(collate_fn)
-    except RuntimeError:  # a lock or queue of multiprocessing, which pickles only while a process starts
-        return
-    except (PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"collate_fn must pickle to reach worker processes that start by {method}, and {collate_fn!r} does not: "
-            f'{error}; make it a function of a module, or pass worker_type="thread"'
-        ) from error

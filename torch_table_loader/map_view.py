@@ -11,6 +11,7 @@ import torch
 
 from torch_table_loader.batching.cells import RowError
 from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 
@@ -26,8 +27,10 @@ class MapView(torch.utils.data.Dataset[Any]):
     """The live rows of a table by place, in canonical order; made by ``dataset.as_map()``.
 
     Places count the rows that the filter passes; nothing is excluded or shuffled here. ``view[i]`` is one row.
-    ``view[i:j]`` and ``view[[i, j]]`` are one batch, as ``view.batch(indices)`` is. A
-    ``DataLoader(view, sampler=..., batch_size=...)`` works as with any map-style dataset.
+    ``view[i:j]`` and ``view[[i, j]]`` are one batch, as ``view.batch(indices)`` is. `transforms` and `decode` are
+    called with each batch, and with a row as with a batch of one; `collate_fn` is not. In a row, a list of numbers is a
+    plain vector, however lists come in batches. A ``DataLoader(view, sampler=..., batch_size=...)`` works as with any
+    map-style dataset.
     """
 
     def __init__(self, rows: TableItems) -> None:
@@ -63,7 +66,7 @@ class MapView(torch.utils.data.Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several rows, each as ``view[i]`` does; they are gathered together. ``DataLoader`` calls this."""
         rows = self._rows(indices)
-        return [_first(batch) for batch in rows.batches(1)] if len(indices) else []
+        return [_first(self._finished(batch)) for batch in rows.batches(1)] if len(indices) else []
 
     def batch(self, indices: Sequence[int]) -> Any:
         """Return several rows as one batch of the output format; they are gathered together.
@@ -77,7 +80,7 @@ class MapView(torch.utils.data.Dataset[Any]):
         """
         if not len(indices):
             raise ConfigError("a batch has at least one row, got no place; pass one, or a slice that is not empty")
-        return self._rows(indices).batches(len(indices))[0]
+        return self._finished(self._rows(indices).batches(len(indices))[0])
 
     def row_ids(self, indices: Sequence[int] | None = None) -> NDArray[np.int64]:
         """Return the row ids at some places, as `exclude` takes them.
@@ -90,6 +93,16 @@ class MapView(torch.utils.data.Dataset[Any]):
         """
         places = np.arange(len(self), dtype=np.int64) if indices is None else self._places(indices)
         return self._items.ids_at(places)
+
+    def _finished(self, batch: Any) -> Any:
+        """Call the functions of `transforms` and `decode` with a batch."""
+        for function in self._codec.functions:
+            try:
+                batch = function(batch)
+            except BaseException as error:
+                error.add_note(f"raised by {function.label}; as_map()")
+                raise
+        return batch
 
     def _rows(self, indices: Sequence[int]) -> Any:
         places = self._places(indices)
@@ -125,13 +138,13 @@ class MapView(torch.utils.data.Dataset[Any]):
 
 
 def _first(batch: Any) -> Any:
-    """Return the one row of a batch."""
+    """Return the one row of a batch; of lists its vector, without lengths or offsets."""
     if isinstance(batch, dict):
         return {name: _first(value) for name, value in batch.items()}
-    if isinstance(batch, pa.RecordBatch):
+    if isinstance(batch, pa.RecordBatch | Codes):
         return batch
     if isinstance(batch, torch.Tensor) and batch.is_nested:
         return batch.unbind()[0]
-    if isinstance(batch, tuple):
-        return batch
-    return batch[0]
+    if isinstance(batch, Ragged):
+        return batch.values
+    return batch[0][0] if isinstance(batch, Padded) else batch[0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
@@ -18,6 +18,33 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.steps import Steps
 
 
+Limit: TypeAlias = Literal["training", "decoding", "network", "collate_fn"]
+
+_WAITS = 0.1
+"""The share of its time that training waits where something else is the limit."""
+
+_ADVICE: dict[Limit, str] = {
+    "training": "the loader keeps up, and nothing need change",
+    "decoding": (
+        "decoding is the limit, on {servers} threads or processes; read fewer columns (columns=), filter rows, or "
+        "give this process more CPUs"
+    ),
+    "network": (
+        "the object store is the limit; keep what was fetched on a local disk (cache_dir=), read fewer columns, or "
+        "fetch further ahead (read_ahead_bytes=)"
+    ),
+    "collate_fn": (
+        "your functions (decode, transforms, collate_fn) are the limit; make them work on whole columns, or run them "
+        "in processes (worker_type='process') where they hold the interpreter lock"
+    ),
+}
+
+_FLAT = (
+    *("epoch", "batches", "rows", "rows_per_second", "num_bytes"),
+    *("seconds_waiting", "seconds_total", "share_waiting", "servers"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class LaneMetrics:
     """One worker's part.
@@ -27,7 +54,8 @@ class LaneMetrics:
         rows: rows that it decoded.
         batches: batches that it made.
         num_bytes: bytes of those rows in the output form.
-        seconds_working: time spent reading, decoding and in `collate_fn`.
+        seconds_working: time spent reading, decoding and in the caller's functions.
+        seconds_collating: the part of it in the caller's functions: `decode`, `transforms` and `collate_fn`.
     """
 
     worker: int
@@ -35,6 +63,7 @@ class LaneMetrics:
     batches: int
     num_bytes: int
     seconds_working: float
+    seconds_collating: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +77,7 @@ class Metrics:
         seconds_waiting: time that the trainer waited for a batch.
         seconds_total: time since the iterator began.
         workers: one entry a worker; they run ahead of the trainer.
+        servers: threads or processes that serve them.
         fetch: what was fetched from an object store; a copy that counts no further.
         packing: what packing made the batches of, those that are copied to a device ahead of the trainer included: its
             sequences, tokens and parts of documents; None where rows are not packed.
@@ -59,6 +89,7 @@ class Metrics:
     seconds_waiting: float
     seconds_total: float
     workers: tuple[LaneMetrics, ...]
+    servers: int = 1
     fetch: FetchStats = field(default_factory=FetchStats)
     packing: PackCounts | None = None
 
@@ -66,6 +97,55 @@ class Metrics:
     def num_bytes(self) -> int:
         """Bytes decoded by all workers."""
         return sum(worker.num_bytes for worker in self.workers)
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows that the trainer took, over the time since the iterator began."""
+        return self.rows / self.seconds_total if self.seconds_total > 0 else 0.0
+
+    @property
+    def share_waiting(self) -> float:
+        """The share of the time that the trainer waited for batches, from 0 to 1."""
+        return min(1.0, self.seconds_waiting / self.seconds_total) if self.seconds_total > 0 else 0.0
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the speed: "training" unless it waits a tenth of its time, else what workers spend most time in.
+
+        >>> lane = LaneMetrics(worker=0, rows=8, batches=1, num_bytes=64, seconds_working=5.0, seconds_collating=4.0)
+        >>> Metrics(0, 1, 8, seconds_waiting=3.0, seconds_total=10.0, workers=(lane,)).limit
+        'collate_fn'
+        """
+        if self.share_waiting < _WAITS:
+            return "training"
+        collating = sum(worker.seconds_collating for worker in self.workers)
+        working = sum(worker.seconds_working for worker in self.workers)
+        spent: dict[Limit, float] = {
+            "decoding": working - collating - self.fetch.seconds_waiting,
+            "network": self.fetch.seconds_waiting,
+            "collate_fn": collating,
+        }
+        return max(spent, key=lambda limit: spent[limit])
+
+    def advice(self) -> str:
+        """Return what limits the speed, and what to change."""
+        return f"training waited for data in {self.share_waiting:.0%} of the time: {_ADVICE[self.limit]}".format(
+            servers=self.servers
+        )
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the numbers under flat names, as loggers take them: those of a worker as ``worker_0/rows``.
+
+        Times are in seconds, sizes in bytes.
+        """
+        told: dict[str, float] = {name: getattr(self, name) for name in _FLAT}
+        told |= {f"fetch/{name}": value for name, value in asdict(self.fetch).items()}
+        if self.packing is not None:
+            told |= {f"packing/{name}": value for name, value in asdict(self.packing).items() if value is not None}
+        for worker in self.workers:
+            told |= {f"worker_{worker.worker}/{name}": value for name, value in asdict(worker).items()}
+            del told[f"worker_{worker.worker}/worker"]
+        return told
 
     def after(self, earlier: Metrics) -> Metrics:
         """Add what the iterator had done before, with as many workers, when it changed its course."""
@@ -81,6 +161,7 @@ class Metrics:
                     new.batches + old.batches,
                     new.num_bytes + old.num_bytes,
                     new.seconds_working + old.seconds_working,
+                    new.seconds_collating + old.seconds_collating,
                 )
                 for new, old in zip(self.workers, earlier.workers, strict=True)
             ),
@@ -149,6 +230,7 @@ class Progress:
         began: float,
         *,
         resumed: bool,
+        servers: int,
     ) -> None:
         """Begin to count.
 
@@ -159,8 +241,10 @@ class Progress:
             longest: steps of the rank that takes most; None if nobody knows.
             began: when, before the lanes did; as `time.perf_counter` says it.
             resumed: whether that was inside an epoch.
+            servers: threads or processes that serve the lanes.
         """
         self.resumed = resumed
+        self._servers = servers
         self._began = began
         self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, merger.fetched, 0, None)
 
@@ -192,8 +276,8 @@ class Progress:
         plan, batches, begun = leg.plan, leg.batches, leg.position.stage.steps
         short = leg.stats.short if leg.stats.taken == batches else 0  # a device reads ahead
         rows = batches * plan.batch_size - short
-        if plan.counted and batches and begun + batches == plan.steps:
-            rows = plan.num_rows - min(begun, plan.steps) * plan.batch_size
+        if plan.counted and not plan.endless:
+            rows = plan.rows_before(begun + batches) - plan.rows_before(begun)
         since = Metrics(
             epoch=leg.position.epoch,
             batches=batches,
@@ -201,9 +285,10 @@ class Progress:
             seconds_waiting=leg.stats.waited,
             seconds_total=time.perf_counter() - self._began,
             workers=tuple(
-                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working)
+                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working, clock.collating)
                 for worker, clock in enumerate(leg.clocks)
             ),
+            servers=self._servers,
             fetch=replace(leg.fetched),
             packing=leg.stats.packed,
         )

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from torch_table_loader.dataset import RankDataset, TableDataset
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
+from torch_table_loader.engine.jobs.mixed_streams import MixedStreamJob
 from torch_table_loader.engine.jobs.mixture_form import common_form, same
 from torch_table_loader.engine.jobs.resolve import with_batch_size
+from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.table_rows import TableItems
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
 from torch_table_loader.engine.state import MixtureState, current_version
+from torch_table_loader.engine.streams_state import StreamsState
 from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
 from torch_table_loader.keywords import check_names, make_options
+from torch_table_loader.option_groups import flattened
+from torch_table_loader.planning.mixed_stages import MixedPosition
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.planning.stages import SamplePosition
 
@@ -27,9 +33,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from torch_table_loader.column_options import ColumnFunctions, StringsOption
     from torch_table_loader.engine.jobs.job import Job
     from torch_table_loader.keywords import LoaderKeywords
-    from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, StringLayout, WorkerType
+    from torch_table_loader.option_groups import OptionGroup
+    from torch_table_loader.options import EvenRanks, LoaderOptions, OutputFormat, WorkerType
     from torch_table_loader.pack import Pack
     from torch_table_loader.ragged import RaggedOption
 
@@ -42,9 +50,12 @@ class SourceKeywords(TypedDict, total=False):
     output_format: OutputFormat
     nulls: Mapping[str, Any] | Literal["mask"] | None
     ragged: RaggedOption | None
-    strings: StringLayout
+    strings: StringsOption
     vocabulary: Mapping[str, Sequence[str]] | None
     decimals: Literal["float64"] | None
+    unsupported: Literal["list"] | None
+    transforms: ColumnFunctions | None
+    decode: ColumnFunctions | None
     row_id: bool
     pack: Pack | None
     row_store: str | None
@@ -70,6 +81,7 @@ _HANDED = _OF_SOURCES | {
 class MixedKeywords(SourceKeywords, total=False):
     """Those fields of `LoaderOptions` that a mixture has: of the job, of how it is served, and of its sources."""
 
+    options: Sequence[OptionGroup]
     batch_size: int
     global_batch_size: int | None
     micro_batches: int
@@ -115,29 +127,31 @@ class MixedDataset(RankDataset):
         """Check that the sources fit each other, and plan the first epoch.
 
         Args:
-            sources: by name, datasets with ``shuffle="rows"``, or functions that open one, such as
-                ``functools.partial(StructuredDataset, path)``: they are called with ``shuffle="rows"`` and the
-                `options` that are not the mixture's alone. The names are part of the order and of the state.
+            sources: by name, datasets with ``shuffle="rows"``, or streams (``shuffle=True`` or False), or functions
+                that open one, such as ``functools.partial(StructuredDataset, path)``: they are called with
+                ``shuffle="rows"``, unless they say otherwise, and the `options` that are not the mixture's alone. The
+                names are part of the order and of the state.
             weights: how much of each source, by name, on any scale; 0 leaves a source out. "rows" or "tokens": as
                 much as there is, so that every row or sequence of every source comes once, in shares as here.
             unit: "rows", or "tokens" of packed sequences: each source then has its share after every sequence, but
-                for less than one.
+                for less than one; of streams, after every step in either unit.
             stop: when an epoch ends: "first_exhausted": before any source that has a weight would repeat a row;
                 "all_exhausted": when each has delivered all its rows; "forever".
             block: over every run of so many rows, from the epoch's start, each source has its share, but for less
                 than one row; inside, every order is as likely. More where a source is rarer than one in so many. 0:
-                after every row. None: 256; 0 with unit="tokens" or without numbers as weights.
+                after every row. None: 256; 0 with unit="tokens" or without numbers as weights; of streams, as few steps
+                as give each source a row.
             options: as `LoaderOptions` has them. Without `num_ranks`, `rank` and `mesh` the ranks are the sources'.
 
         Raises:
             ConfigError: an option or weight is wrong, a source was told otherwise, or sources differ in what comes out.
         """
         check_names(options, type(self))
+        options = cast("MixedKeywords", flattened(options))
         if wrong := sorted(set(options) - self._takes):
             raise ConfigError(f"{wrong[0]}= is for the sources of a mixture to say; pass it to each of them")
         opened = _opened(sources, options)
         jobs = _jobs_of(opened)
-        rows = {name: _rows_of(job) for name, job in jobs.items()}
         own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
         keywords: LoaderKeywords = {**own, "shuffle": "rows"}  # type: ignore[typeddict-item]
         asked = make_options(keywords, type(self))
@@ -146,28 +160,32 @@ class MixedDataset(RankDataset):
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=True)
         with plan_check:
-            asked = replace(asked, **common_form({name: own.options for name, own in rows.items()}))
-            job = IndexedJob.of(MixedRows.of(rows, asked, weights, stop, block, unit), asked, ranks)
+            asked = replace(asked, **common_form({name: job.options for name, job in jobs.items()}))
+            job = _mixed_job(jobs, asked, ranks, weights, stop, block, unit)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, self._with_snapshots_of)
         self._sources = opened
 
     @property
+    def _mixture(self) -> MixedRows | MixedStreamJob:
+        return _mixed_of(self.job)
+
+    @property
     def _mixed(self) -> MixedRows:
-        job = self.job
-        assert isinstance(job, IndexedJob)  # noqa: S101 made above
-        assert isinstance(job.items, MixedRows)  # noqa: S101
-        return job.items
+        mixed = self._mixture
+        if isinstance(mixed, MixedStreamJob):
+            raise ConfigError('exclude and include speak of single rows; pass shuffle="rows" to the sources')
+        return mixed
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """The sources, in the order that the column ``source`` counts."""
-        return tuple(self._mixed.sources)
+        return tuple(self._mixture.sources)
 
     @property
     def weights(self) -> dict[str, int]:
         """The newest weights, as the smallest integers; of natural shares, those of an epoch's start."""
-        shares = self._mixed.shares
+        shares = self._mixture.shares
         return {name: shares[name] for name in self.source_names}
 
     def set_weights(self, weights: Mapping[str, float] | NaturalShares) -> None:
@@ -183,8 +201,11 @@ class MixedDataset(RankDataset):
             ConfigError: a weight is wrong, a source is missing, or one with a weight has no row, in the epoch that
                 runs or in those to come.
         """
-        running = self._position.running
-        self._mixed.set_weights(weights, running if isinstance(running, SamplePosition) else None)
+        running, mixed = self._position.running, self._mixture
+        if isinstance(mixed, MixedStreamJob):
+            mixed.set_weights(weights, running if isinstance(running, MixedPosition) else None)
+        else:
+            mixed.set_weights(weights, running if isinstance(running, SamplePosition) else None)
 
     @property
     def excluded(self) -> dict[str, NDArray[np.int64]]:
@@ -217,20 +238,54 @@ class MixedDataset(RankDataset):
 
     def _with_snapshots_of(self, job: Job, state: Mapping[str, Any]) -> Job:
         """Return the job with each source at the snapshot that a state was saved with."""
-        assert isinstance(job, IndexedJob)  # noqa: S101 made above
+        mixed = _mixed_of(job)
         if "sources" not in state:
             return job
-        saved = MixtureState.from_state(current_version(state))
-        sources = {}
-        for name, dataset in self._sources.items():
-            if name in saved.names:
-                own = saved.source_state(name, dataset.job.identity)
-                try:
-                    reopened = dataset._position.reopened(own)
-                except ResumeError as error:
-                    raise ResumeError(f"source {name!r}: {error}") from error
-                sources[name] = _rows_of(reopened)
-        return replace(job, items=self._mixed.with_sources(sources))
+        written = current_version(state)
+        saved: MixtureState | StreamsState
+        if isinstance(mixed, MixedStreamJob):
+            saved = StreamsState.from_state(mixed.identity["options"], written)
+        else:
+            saved = MixtureState.from_state(written)
+        reopened = {}
+        for name in saved.sources.keys() & self._sources.keys():
+            dataset = self._sources[name]
+            own = saved.source_state(name, dataset.job.identity)
+            try:
+                reopened[name] = dataset._position.reopened(own)
+            except ResumeError as error:
+                raise ResumeError(f"source {name!r}: {error}") from error
+        if isinstance(mixed, MixedStreamJob):
+            streams = {name: own for name, own in reopened.items() if isinstance(own, StreamJob)}
+            return mixed.with_sources(streams)
+        assert isinstance(job, IndexedJob)  # noqa: S101 rows are gathered
+        return replace(job, items=mixed.with_sources({name: _rows_of(own) for name, own in reopened.items()}))
+
+
+def _mixed_of(job: Job) -> MixedRows | MixedStreamJob:
+    """Return what a job of a mixture mixes."""
+    if isinstance(job, MixedStreamJob):
+        return job
+    assert isinstance(job, IndexedJob)  # noqa: S101 made by `_mixed_job`
+    assert isinstance(job.items, MixedRows)  # noqa: S101
+    return job.items
+
+
+def _mixed_job(
+    jobs: Mapping[str, Job],
+    options: LoaderOptions,
+    ranks: RankInfo,
+    weights: Mapping[str, float] | NaturalShares,
+    stop: StopRule,
+    block: int | None,
+    unit: ShareUnit,
+) -> IndexedJob | MixedStreamJob:
+    """Mix rows of row stores, or streams; see `MixedRows.of` and `MixedStreamJob.of`."""
+    streams = {name: job for name, job in jobs.items() if isinstance(job, StreamJob)}
+    if len(streams) == len(jobs):
+        return MixedStreamJob.of(streams, options, ranks, weights, stop, block, unit)
+    rows = {name: _rows_of(job) for name, job in jobs.items()}
+    return IndexedJob.of(MixedRows.of(rows, options, weights, stop, block, unit), options, ranks)
 
 
 def _opened(
@@ -247,11 +302,14 @@ def _opened(
                 _refuse_others(name, source.options, handed)
             opened[name] = source
             continue
-        said = source.keywords if isinstance(source, partial) else {}
+        said = flattened(source.keywords) if isinstance(source, partial) else {}
         for option in handed.keys() & said.keys():
             if not same(handed[option], said[option]):
                 raise ConfigError(f"{option}= differs in the mixture and its source {name!r}; say it to one of them")
-        opened[name] = source(**{"shuffle": "rows", **handed, **said})
+        told = {"shuffle": "rows", **handed}
+        with warnings.catch_warnings():  # of the steps of a stream alone, of which the mixture takes none
+            warnings.filterwarnings("ignore", ".*a job that synchronises each step", UserWarning)
+            opened[name] = source(**{option: value for option, value in told.items() if option not in said})
     return opened
 
 
@@ -266,14 +324,12 @@ def _refuse_others(name: str, own: LoaderOptions, handed: Mapping[str, Any]) -> 
             )
 
 
-def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, IndexedJob]:
-    jobs: dict[str, IndexedJob] = {}
+def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, Job]:
+    jobs: dict[str, Job] = {}
     for name, source in sources.items():
         job = getattr(source, "job", None)
-        if not isinstance(job, IndexedJob) or not job.can_be_mixed:
-            raise ConfigError(
-                f'source {name!r} must be a dataset of one table with shuffle="rows", got {type(source).__name__}'
-            )
+        if not isinstance(job, StreamJob) and not (isinstance(job, IndexedJob) and job.can_be_mixed):
+            raise ConfigError(f"source {name!r} must be a dataset of one table, got {type(source).__name__}")
         if job.options.collate_fn is not None:
             raise ConfigError(f"source {name!r} has a collate_fn, which would never be called; pass it to the mixture")
         if job.options.on_growth is not None:
@@ -281,6 +337,11 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, IndexedJob]:
                 f"source {name!r} has on_growth, and a mixture stays at the tables of its state; leave it out"
             )
         jobs[name] = job
+    streams = [name for name, job in jobs.items() if isinstance(job, StreamJob)]
+    if others := [name for name in jobs if name not in streams] if streams else []:
+        raise ConfigError(
+            f'source {streams[0]!r} is a stream, and {others[0]!r} has shuffle="rows"; pass the same shuffle= to all'
+        )
     return jobs
 
 
@@ -290,7 +351,7 @@ def _rows_of(job: Job) -> TableItems:
     return job.items
 
 
-def _common_ranks(jobs: Mapping[str, IndexedJob]) -> RankInfo:
+def _common_ranks(jobs: Mapping[str, Job]) -> RankInfo:
     found = {name: (job.rank, job.topology.num_ranks) for name, job in jobs.items()}
     if len(set(found.values())) > 1:
         found_ranks = "; ".join(f"{name!r} is rank {rank} of {ranks}" for name, (rank, ranks) in found.items())

@@ -18,6 +18,8 @@ from torch_table_loader.source.arrow_source import ArrowSource
 from torch_table_loader.source.file_list import FileSource
 from torch_table_loader.source.listing import PathSource, named_files
 from torch_table_loader.source.plan_cache import PlanCache
+from torch_table_loader.source.snapshot_files import SnapshotFiles
+from torch_table_loader.units import integer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,9 +121,10 @@ class TimeTravel:
         found += [f"rows of {len(thinned)} of its files were deleted since, as of {thinned[0]!r}"] if thinned else []
         changes = self._source.changes_since(snapshot_id) if isinstance(self._source, HistorySource) else ()
         happened = f" ({', '.join(changes)})" if changes else ""
+        pin = self._source.pin if isinstance(self._source, SnapshotFiles) else "snapshot_id"
         return ResumeError(
             f"the state speaks of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it by new "
-            f"files alone{happened}: {' and '.join(found)}; pass snapshot_id={snapshot_id} and no on_growth to finish "
+            f"files alone{happened}: {' and '.join(found)}; pass {pin}={snapshot_id} and no on_growth to finish "
             "the epoch there, or start a new epoch without the state"
         )
 
@@ -132,7 +135,7 @@ def _unreadable(snapshot_id: int, error: ConfigError) -> ResumeError:
 
 def _deletes(file: DataFile) -> set[tuple[Any, ...]]:
     """Return what tells the deletes of a file from others."""
-    return {(each.kind, each.file.path, each.blob, each.key_ids) for each in file.deletes}
+    return {(each.kind, each.file.path, each.blob, each.key_ids, each.mask) for each in file.deletes}
 
 
 def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel:
@@ -228,6 +231,32 @@ def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> 
         raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
     if footers == "lazy" and options.shuffle == "rows":
         raise ConfigError('footers="lazy" has no meaning with shuffle="rows", which reads every file; leave it out')
+
+
+def last_of(start: Any, end: Any, whole: Any, names: tuple[str, str, str]) -> int | None:
+    """Return the snapshot that the caller names as the last to be read, or None.
+
+    Args:
+        start: the snapshot after which rows are read; or None.
+        end: beside it, the last one; or None.
+        whole: the snapshot of which all is read; or None.
+        names: the arguments that say them, for the message.
+
+    Raises:
+        ConfigError: an end without a start, or beside a whole snapshot.
+    """
+    for name, value in zip(names, (start, end), strict=False):
+        if value is not None:
+            integer(name, value)
+    if end is None:
+        return whole  # type: ignore[no-any-return]
+    if start is None or whole is not None:
+        beside = f"{names[2]}, which names the same" if start is not None else f"no {names[0]}"
+        raise ConfigError(
+            f"{names[1]}={end} ends what {names[0]} begins, and was given beside {beside}; pass {names[2]} alone to "
+            "read a whole snapshot"
+        )
+    return int(end)
 
 
 def arrow_source(data: Any) -> ArrowSource:

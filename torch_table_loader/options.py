@@ -7,17 +7,26 @@ from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any, Literal, get_args
 
+from torch_table_loader.column_options import (
+    ColumnFunctions,
+    StringsOption,
+    check_functions,
+    check_strings,
+    has_codes,
+)
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.pack import Pack
+from torch_table_loader.pack_beside import check_beside_pack
 from torch_table_loader.ragged import RaggedOption, check_ragged
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.units import integer, parse_bytes, seconds, whole
+from torch_table_loader.weights import Weights, as_weights
 
 OutputFormat = Literal["torch", "numpy", "arrow", "dict"]
 WorkerType = Literal["thread", "process"]
 EvenRanks = Literal["balance", "drop", "pad"]
-StringLayout = Literal["list", "codes"]
 OnError = Literal["raise", "skip"]
+BatchBy = Literal["file"]
 
 DEFAULT_LANES = 4
 """Lanes of a rank where the caller names none: the same everywhere, since lanes are part of the order."""
@@ -55,6 +64,7 @@ _ROWS_ONLY = {
     "micro_batches": 1,
     "row_store": None,
     "row_store_memory": DEFAULT_ROW_STORE_MEMORY,
+    "weights": None,
 }
 _SPLITS_ONLY = {
     "split_bytes": None,
@@ -62,6 +72,7 @@ _SPLITS_ONLY = {
     "split_strategy": None,
     "shuffle_buffer_size": None,
     "count_filtered": True,
+    "batch_by": None,
 }
 
 
@@ -72,38 +83,46 @@ class LoaderOptions:
     Args:
         batch_size: rows of a batch on this rank; with `global_batch_size`, leave it out or let it agree.
         columns: names to deliver, in this order; None for all.
-        filters: a pyarrow compute Expression, text or tuples; rows for which it is false or null are left out.
-        shuffle: False: table order. True or "splits": splits permuted each epoch. "rows": every single row permuted.
+        filters: a pyarrow compute Expression, text or tuples; rows for which it is false or null are left out;
+            see docs/filters.md.
+        shuffle: False: table order. True or "splits": splits permuted each epoch. "rows": every single row permuted;
+            see docs/order.md and docs/shuffle.md.
         shuffle_seed: the key of every permutation.
-        split_bytes: target size of a split, bytes before compression: int or "128MiB".
+        split_bytes: target size of a split, bytes before compression: an int or text; None is "128MiB".
         split_rows: target rows of a split; wins over `split_bytes`.
-        split_strategy: an object, the name of an installed entry point, or None for target size.
+        split_strategy: an object, the name of an installed entry point, or None: target size; see docs/strategies.md.
         num_workers: lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
-        output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists).
-        storage_options: for the file system, as fsspec takes them.
+        output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists); see docs/types.md.
+        storage_options: for the file system, as fsspec takes them; see docs/sources.md.
         collate_fn: called with each batch, in the worker, one batch at a time.
+        transforms: ``{column: function}``: called with the column's values in each batch, in the worker, before
+            `collate_fn`; returns what comes in their place, one entry a row; see docs/columns.md.
+        decode: ``{column: function}``: called with each string or bytes that is not null, before `transforms`.
         partitioning: "hive" to decode ``key=value`` segments of paths, those at the end of `path` included.
-        num_ranks: ranks of the job, or "auto".
-        rank: this rank, global; leave it out with "auto" and `mesh`.
+        num_ranks: ranks of the job, or "auto" to find them and the rank; see docs/distributed.md.
+        rank: this rank, global; leave it out with "auto" and `mesh`, which find it.
         show_progress: draw a progress bar, with the MB/s that come from an object store (needs tqdm).
         shuffle_buffer_size: permute rows inside consecutive windows of so many rows of a lane; None or 0: do not.
         drop_last: drop the last batch of a rank if it is short.
-        worker_type: "thread" or "process".
-        even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps.
-        prefetch_batches: most finished batches of a lane that wait; None: 2 with `collate_fn`, else what 2 reads give.
+        worker_type: "thread" or "process": the same batches in the same order; see docs/engines.md.
+        even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps; see docs/order.md.
+        prefetch_batches: most finished batches of a lane that wait; None: 2 with functions of
+            yours, else what 2 reads give.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
-        ragged: how lists are delivered: "nested", "pad", "offsets" or a `Pad`, or ``{column: one of these}``.
-        strings: "list" or "codes".
+        ragged: how lists are delivered: "nested" (None for torch), "offsets" (None for numpy), "pad" or a `Pad`, or
+            ``{column: one of these}``.
+        strings: "list", "codes" or a `Hash`, or ``{column: one of these}``.
         vocabulary: ``{column: values}`` for codes; a string that is not in it is −1.
         decimals: "float64" to take decimals as doubles; None refuses them.
+        unsupported: "list": what has no form as a tensor comes as a list of Python values; None refuses it.
         pin_memory: copy batches into page-locked memory.
         device: where batches are moved.
         multiprocessing_context: "fork", "spawn" or "forkserver", or a context object.
-        row_id: add the int64 column ``row_id``.
+        row_id: add the int64 column ``row_id``: the row's ordinal in the table.
         mesh: a DeviceMesh (or an object with its methods); its data-parallel dimensions give rank and num_ranks.
         schema: an Arrow schema to read the table as.
         files: the table's files, instead of listing `path`: names, or the path of a list that `save_files` wrote.
-        plan_cache: a directory on any fsspec file system that keeps footers and counts.
+        plan_cache: a directory on any fsspec file system that keeps footers, counts and plans.
         check_plan: compare the plan over the ranks of a process group at construction.
         count_filtered: count the rows that pass a row filter before training.
         global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`; the dataset's
@@ -111,20 +130,28 @@ class LoaderOptions:
         micro_batches: with shuffle="rows", batches of a rank in a step of the optimizer, which accumulates gradients
             over them; `global_batch_size` is divided by them too.
         row_store: "memory", a directory or a URL; None: memory if the store fits into `row_store_memory` and into
-            what is free, else a cache directory.
+            what is free, else a cache directory; see docs/shuffle.md.
         row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
-        raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, instead of refusing them.
+        raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, deleted rows included.
         verify_checksums: check the pages of Parquet files that have checksums, and refuse those that differ.
         read_ahead_bytes: compressed bytes of an object store's files that each process fetches ahead of decoding:
             int or "128MiB"; 0 fetches nothing ahead.
         cache_dir: a directory of this machine that keeps what is fetched from an object store, for all its ranks.
         cache_bytes: bytes that are kept there at most: int or "64GiB"; what was used longest ago goes first.
-        retry_seconds: how long to try a request that the store does not serve; 0: once.
-        pack: how documents of tokens become sequences; `batch_size` then counts sequences.
-        epochs: how many epochs one iteration of the loader runs through, or "forever"; None: the one that was set.
+        retry_seconds: how long to try a request that the store does not serve; 0: once; see docs/object-stores.md.
+        pack: `Pack(seq_len=...)`: documents of tokens become sequences, which `batch_size` then counts; see
+            docs/language-models.md.
+        epochs: how many epochs one iteration runs through, each shuffled anew, or "forever"; None: the one that was
+            set; see docs/state.md.
         on_growth: what to do with a state of the table as it was before it grew: "continue" its epoch with the new
-            rows; None: read the state's own snapshot, or refuse the state where there are none.
-        on_error: "raise", or "skip" to leave out the damage that planning finds, counted and reported.
+            rows; None: read the state's own snapshot, or refuse the state where there are none; see
+            docs/growing.md.
+        on_error: "raise", or "skip" to leave out the damage that planning finds, counted and reported; see
+            docs/errors.md#leaving-damage-out.
+        weights: with shuffle="rows", how often each row comes: `Weights`, or the name of a column of them; see
+            docs/weights.md.
+        batch_by: "file": no batch has rows of two files; None: batches are full, whatever file their rows are of;
+            see docs/order.md#batches-of-one-file.
     """
 
     batch_size: int = 1024
@@ -139,6 +166,8 @@ class LoaderOptions:
     output_format: OutputFormat = "torch"
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
     collate_fn: Callable[[Any], Any] | None = None
+    transforms: ColumnFunctions | None = field(default=None, repr=False)
+    decode: ColumnFunctions | None = field(default=None, repr=False)
     partitioning: Literal["hive"] | None = None
     num_ranks: int | Literal["auto"] = 1
     rank: int | None = None
@@ -150,9 +179,10 @@ class LoaderOptions:
     prefetch_batches: int | None = None
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
     ragged: RaggedOption | None = None
-    strings: StringLayout = "list"
+    strings: StringsOption = "list"
     vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
+    unsupported: Literal["list"] | None = None
     pin_memory: bool = False
     device: Any = None
     multiprocessing_context: Any = None
@@ -177,6 +207,8 @@ class LoaderOptions:
     epochs: int | Literal["forever"] | None = None
     on_growth: Literal["continue"] | None = None
     on_error: OnError = "raise"
+    weights: Weights | str | None = None
+    batch_by: BatchBy | None = None
 
     def __post_init__(self) -> None:
         """Check every option."""
@@ -184,7 +216,7 @@ class LoaderOptions:
         self._check_choices()
         self._check_switches()
         self._check_names()
-        self._check_pack()
+        check_beside_pack({entry.name: getattr(self, entry.name) for entry in fields(self)})
 
     def _check_numbers(self) -> None:
         self._take_integer("batch_size", least=1, most=_MOST_ROWS)
@@ -248,9 +280,10 @@ class LoaderOptions:
             ("output_format", get_args(OutputFormat)),
             ("worker_type", get_args(WorkerType)),
             ("even_ranks", (None, *get_args(EvenRanks))),
-            ("strings", get_args(StringLayout)),
             ("on_error", get_args(OnError)),
+            ("batch_by", (None, *get_args(BatchBy))),
             ("decimals", (None, "float64")),
+            ("unsupported", (None, "list")),
             ("partitioning", (None, "hive")),
             ("on_growth", (None, "continue")),
             ("shuffle", (False, True, "splits", "rows")),
@@ -266,12 +299,30 @@ class LoaderOptions:
         if self.nulls is not None and self.nulls != "mask" and not isinstance(self.nulls, Mapping):
             raise ConfigError(f"nulls must be None, 'mask' or {{column: fill}}, got {self.nulls!r}")
         check_ragged(self.ragged)
+        check_strings(self.strings)
+        check_functions("transforms", self.transforms)
+        check_functions("decode", self.decode)
         self._check_vocabulary()
-        if self.vocabulary is not None and self.strings != "codes":
+        if self.vocabulary is not None and not has_codes(self.strings):
             raise ConfigError('vocabulary is for strings="codes"; pass both or neither')
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise ConfigTypeError(f"collate_fn must be callable, got {type(self.collate_fn).__name__}")
         self._check_rows()
+        self._check_files()
+
+    def _check_files(self) -> None:
+        if self.batch_by is None:
+            return
+        if not self.count_filtered:
+            raise ConfigError(
+                'batch_by="file" needs the number of rows that pass the filter; leave count_filtered=True, or batch_by '
+                "out"
+            )
+        if self.split_strategy is None and (self.split_bytes is not None or self.split_rows is not None):
+            raise ConfigError(
+                'batch_by="file" splits a table into whole files; leave split_bytes and split_rows out, or pass '
+                'split_strategy="target_size", of whose splits each is then batched by itself'
+            )
 
     def _check_vocabulary(self) -> None:
         given = self.vocabulary
@@ -282,6 +333,12 @@ class LoaderOptions:
 
     def _check_rows(self) -> None:
         rows = self.shuffle == "rows"
+        if self.weights is not None:
+            object.__setattr__(self, "weights", as_weights(self.weights))
+            if self.on_growth is not None:
+                raise ConfigError(
+                    "on_growth and weights do not go together: new rows change every share; leave one out"
+                )
         alien = _ROWS_ONLY if not rows else _SPLITS_ONLY
         for name, neutral in alien.items():
             if getattr(self, name) != neutral:
@@ -337,24 +394,10 @@ class LoaderOptions:
             if twice := sorted({entry for entry in value if list(value).count(entry) > 1}):
                 raise ConfigError(f"{name} names {_shown(twice[0])} twice; name each once")
 
-    def _check_pack(self) -> None:
-        pack = self.pack
-        if pack is None:
-            return
-        if not isinstance(pack, Pack):
-            raise ConfigTypeError(f"pack must be a Pack(seq_len=..., ...), got {type(pack).__name__} {pack!r}")
-        if self.output_format not in ("torch", "numpy"):
-            raise ConfigError(
-                f"output_format={self.output_format!r} delivers rows of the table as they are, and pack makes "
-                'sequences of them; leave pack out, or take output_format="torch" or "numpy"'
-            )
-        if self.on_growth is not None and self.shuffle == "rows":
-            raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
-        if pack.strategy == "concat" and self.shuffle_buffer_size is not None:
-            raise ConfigError(
-                "shuffle_buffer_size permutes rows, which would be single tokens of sequences; leave it out, or take "
-                'strategy="best_fit" or "pad", or shuffle="rows"'
-            )
+    @property
+    def calls_functions(self) -> bool:
+        """Whether functions of the caller's are called with each batch."""
+        return self.collate_fn is not None or bool(self.transforms or self.decode)
 
     @property
     def batch_rows(self) -> int:

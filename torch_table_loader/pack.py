@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
@@ -72,6 +73,8 @@ class Pack:
         balance: "attention" deals the sequences of each global batch to the ranks so that the sums of their documents'
             squared lengths are about equal; needs ``shuffle="rows"``. None deals them in turn.
         stride: with "windows", tokens from one sequence's begin to the next's; None for `seq_len`.
+        seq_len_from: with "concat", other lengths by the step of the first epoch from which on they hold, such as
+            ``{1000: 4096}``. Later epochs have the last one.
 
     Raises:
         ConfigError: a value that is out of range, or two that do not fit each other.
@@ -101,6 +104,7 @@ class Pack:
     lengths: str | None = None
     balance: PackBalance | None = None
     stride: int | None = None
+    seq_len_from: Mapping[int, int] | Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -115,6 +119,7 @@ class Pack:
             if value not in allowed:
                 raise ConfigError(f"Pack: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
         self._check_columns()
+        self._check_schedule()
         self._check_pairs()
 
     def _check_integers(self) -> None:
@@ -133,6 +138,21 @@ class Pack:
             if given is None and name not in ("seq_len", "min_length", "block_docs", "pad_id"):
                 continue
             object.__setattr__(self, name, integer(f"Pack: {name}", given, least, most))
+
+    def _check_schedule(self) -> None:
+        given = self.seq_len_from
+        try:
+            lengths = dict(given)
+        except (TypeError, ValueError) as error:
+            raise ConfigTypeError(f"Pack: seq_len_from must be a dict of lengths by step, got {given!r}") from error
+        if lengths and self.strategy != "concat":
+            raise ConfigError(
+                f"Pack: sequences change their length where documents are cut anywhere, got strategy={self.strategy!r} "
+                'with seq_len_from; leave it out, or take strategy="concat"'
+            )
+        steps = {integer("Pack: a step of seq_len_from", step, 1, 2**62): length for step, length in lengths.items()}
+        found = [(step, integer(f"Pack: seq_len_from[{step}]", steps[step], 1, _MOST_TOKENS)) for step in sorted(steps)]
+        object.__setattr__(self, "seq_len_from", tuple(found))
 
     def _check_columns(self) -> None:
         for name in ("aligned", "spans"):
@@ -206,3 +226,41 @@ class Pack:
     def cut_columns(self) -> tuple[str, ...]:
         """The list columns that are cut into sequences, the tokens first."""
         return (self.tokens, *self.aligned, *([] if self.loss_mask is None else [self.loss_mask]))
+
+    def length_at(self, epoch: int, step: int) -> tuple[int, int | None]:
+        """Return the tokens of the sequences of a step, and the step at which another length begins; None: none does.
+
+        Args:
+            epoch: from 0.
+            step: from its start.
+
+        >>> pack = Pack(seq_len=8, seq_len_from={10: 16})
+        >>> pack.length_at(0, 9), pack.length_at(0, 10), pack.length_at(1, 0)
+        ((8, 10), (16, None), (16, None))
+        """
+        phases = [(0, self.seq_len), *self.schedule]
+        at = len(phases) - 1 if epoch else bisect_right(phases, step, key=lambda phase: phase[0]) - 1
+        return phases[at][1], phases[at + 1][0] if at + 1 < len(phases) else None
+
+    def of_length(self, seq_len: int) -> Pack:
+        """Return the same with sequences of one length."""
+        return replace(self, seq_len=seq_len, seq_len_from=()) if self.seq_len_from else self
+
+    @property
+    def told_lengths(self) -> str:
+        """The lengths of sequences by step, in words."""
+        later = [
+            f"{length:,} from step {step:,}{'' if number else ' of the first epoch on'}"
+            for number, (step, length) in enumerate(self.schedule)
+        ]
+        return ", ".join([f"{self.seq_len:,} tokens", *later])
+
+    @property
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        """The steps at which other lengths begin, rising, and these."""
+        return cast("tuple[tuple[int, int], ...]", self.seq_len_from)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sequence."""
+        return max(self.seq_len, 0, *(length for _, length in self.schedule))

@@ -65,6 +65,37 @@ class JobPosition:
         return int(self._epoch.item()) if self._loaded is None else self._loaded.epoch
 
     @property
+    def told(self) -> str:
+        """What is read, and how, in a line."""
+        told = self.facts
+        tables = f"{told['tables']} tables, " if told["tables"] != "1" else ""
+        share = f"rank {told['rank']}, batch_size={told['batch_size']}"
+        return (
+            f"{tables}{told['files']} files, {told['rows']} rows; {share}, shuffle={told['shuffle']}, "
+            f"epoch {told['epoch']}"
+        )
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is read, and how, by name."""
+        job, options = self.job, self.job.options
+        layouts = [table.layout for table in job.tables.values()]
+        return {
+            "tables": f"{len(layouts)}",
+            "files": f"{sum(map(len, layouts)):,}",
+            "rows": f"{sum(layout.num_rows for layout in layouts):,}",
+            "rank": f"{job.rank} of {job.topology.num_ranks}",
+            "batch_size": f"{job.topology.batch_size}",
+            "shuffle": f"{options.shuffle!r}",
+            "epoch": f"{self.epoch}",
+        }
+
+    @property
+    def loaded_epoch(self) -> int | None:
+        """The epoch of a state that was loaded, and in which no iterator began since; None without one."""
+        return None if self._loaded is None else self._loaded.epoch
+
+    @property
     def next(self) -> Position:
         """Where the next iterator begins: at a state that was loaded, else at the start of the epoch."""
         position: Position = self.job.current(self._loaded or self.job.start(self.epoch))
@@ -96,7 +127,19 @@ class JobPosition:
             raise TypeError(UNCOUNTED)
         if epochs == "forever":
             raise TypeError(ENDLESS_EPOCHS)
-        return sum(num_steps(self.job.planned(start).plan) for start in (position, *self.starts_behind(position.epoch)))
+        starts = (position, *self.starts_behind(position.epoch))
+        return sum(num_steps(self.job.planned(stage).plan) for start in starts for stage in self.job.stages(start))
+
+    @property
+    def left(self) -> int:
+        """Batches of this rank that are left of the epoch in which the next iterator begins.
+
+        Raises:
+            TypeError: the caller gave the counting pass up.
+        """
+        position = self.next
+        every = sum(num_steps(self.job.planned(stage).plan) for stage in self.job.stages(position))
+        return max(0, every - position.stage.steps)
 
     def starts_behind(self, epoch: int) -> Iterator[Position]:
         """Yield the starts of the epochs that an iteration goes on with behind one; see the option `epochs`."""
@@ -134,7 +177,7 @@ class JobPosition:
 
     def seek(self, epoch: int, steps: int) -> None:
         """Let the next iterator begin so many steps into an epoch."""
-        self.restore(self.job, self.job.start(epoch).after(steps))
+        self.restore(self.job, self.job.at(epoch, steps))
         self.newest = None
 
     def begin_alone(self) -> tuple[Job, Position]:
@@ -144,6 +187,11 @@ class JobPosition:
             raise ConfigError(
                 "epochs= is for the loader that create_dataloader(...) makes; leave it out for a DataLoader of your "
                 "own, and call dataset.set_epoch(epoch) before each epoch"
+            )
+        if self.job.options.pack is not None and self.job.options.pack.schedule:
+            raise ConfigError(
+                "Pack: seq_len_from is for the loader that create_dataloader(...) makes; leave it out for a DataLoader "
+                "of your own"
             )
         job, position = self.job, self._loaded if self.is_for_any_iterator else None
         if position is None:

@@ -66,6 +66,9 @@ class DataFileInfo:
         record_count: its rows, before deletes and filters.
         partition: hive or Iceberg partition values by column.
         row_groups: its row groups in file order; one for a format that has none.
+        uri: where it is, as a URL (a path, of files on this machine), without login and query. Another mount or copy
+            of the table has other ones, so that an order must not depend on it.
+        snapshot_id: the snapshot of the table that is read; None of a table without snapshots.
     """
 
     path: str
@@ -73,6 +76,8 @@ class DataFileInfo:
     record_count: int | None = None
     partition: Mapping[str, object] = field(default_factory=dict)
     row_groups: Sequence[RowGroupInfo] = ()
+    uri: str | None = None
+    snapshot_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

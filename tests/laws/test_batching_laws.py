@@ -140,7 +140,7 @@ def _zero(kind: pa.DataType) -> Any:
 def _values(output: Any) -> list[Any]:
     """The rows of one key of a batch, as Python values."""
     if isinstance(output, dict):
-        columns = {name: _values(value) for name, value in output.items() if not name.endswith(".valid")}
+        columns = {name: _values(value) for name, value in output.items() if not name.endswith("_valid")}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if isinstance(output, Ragged):
         bounds, items = output.offsets.tolist(), output.values.tolist()
@@ -221,8 +221,8 @@ def test_all_batches_together_are_the_table(
         came = [value for batch in batches for value in _values(batch[field.name])]
         wanted = [_wanted(field.type, value, _null_value) for value in column.to_pylist()] if sizes else []
         assert _same(came, wanted), field
-        if f"{field.name}.valid" in (batches[0] if batches else {}):
-            mask = [value for batch in batches for value in _values(batch[f"{field.name}.valid"])]
+        if f"{field.name}_valid" in (batches[0] if batches else {}):
+            mask = [value for batch in batches for value in _values(batch[f"{field.name}_valid"])]
             assert mask == column.is_valid().to_pylist()
 
 

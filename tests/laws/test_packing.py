@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tests.laws.effort import examples
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 from torch_table_loader.pack import LongDocs
-from torch_table_loader.planning.packing import Packed, Pieces, best_fit, split_long
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.packing import Packed, Pieces, another_best_fit, best_fit, split_long
 
 Ints = NDArray[np.int64]
 
@@ -180,14 +181,31 @@ def test_packs_never_change(lengths: list[int], seq_len: int, most: int | None, 
     ],
 )
 def test_packs_of_a_large_block_never_change(seq_len: int, expected: str) -> None:
+    assert digest(best_fit(frozen_lengths(4096), seq_len)) == expected
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "most", "expected"),
+    [(4096, None, "0ad3985ebdedcced"), (5003, 3, "651005cb66241a5f"), (65_536, None, "ebc3253850058210")],
+)
+def test_packs_of_an_epoch_never_change(seq_len: int, most: int | None, expected: str) -> None:
+    lengths = frozen_lengths(1000)
+    count = len(best_fit(lengths, seq_len, most).offsets) - 1
+    assert digest(another_best_fit(lengths, seq_len, count, derive_key(3, 1, "packs"), most)) == expected
+
+
+def frozen_lengths(documents: int) -> Ints:
     # A linear congruential generator: lengths that no version of a library changes.
     lengths, number = [], 1
-    for _ in range(4096):
+    for _ in range(documents):
         number = (number * 6364136223846793005 + 1442695040888963407) % (1 << 64)
         lengths.append(1 + (number >> 33) % 3000)
-    packed = best_fit(int64(lengths), seq_len)
+    return int64(lengths)
+
+
+def digest(packed: Packed) -> str:
     told = packed.order.astype("<i8").tobytes() + packed.offsets.astype("<i8").tobytes()
-    assert hashlib.blake2b(told, digest_size=8).hexdigest() == expected
+    return hashlib.blake2b(told, digest_size=8).hexdigest()
 
 
 # ---- documents longer than a pack ------------------------------------------------------------------------
@@ -253,3 +271,31 @@ def test_wrong_types_and_words_are_refused() -> None:
     how: LongDocs = "cut"  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=r"'split', 'truncate', 'drop', 'error', got 'cut'"):
         split_long(int64([1]), 2, how)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(block=blocks(), most=st.sampled_from([None, 1, 3]), epoch=st.integers(0, 5))
+def test_another_best_fit_has_every_document_once_in_as_many_packs(
+    block: tuple[Ints, int], most: int | None, epoch: int
+) -> None:
+    lengths, seq_len = block
+    count = len(best_fit(lengths, seq_len, most).offsets) - 1
+    other = another_best_fit(lengths, seq_len, count, derive_key(3, epoch, "packs"), most)
+    assert sorted(other.order.tolist()) == list(range(len(lengths)))
+    assert len(packs(other)) == count
+    assert max(sums(lengths, other), default=0) <= seq_len
+    assert most is None or max(map(len, packs(other)), default=0) <= most
+
+
+@pytest.mark.parametrize(("documents", "seq_len"), [(1000, 4096), (4096, 4096), (4096, 1001)])
+def test_packs_of_two_epochs_have_few_in_common(documents: int, seq_len: int) -> None:
+    lengths = np.minimum(np.random.default_rng(5).lognormal(np.log(600), 1.1, documents).astype(np.int64) + 1, seq_len)
+    count = len(best_fit(lengths, seq_len).offsets) - 1
+
+    def together(epoch: int) -> set[frozenset[int]]:
+        found = packs(another_best_fit(lengths, seq_len, count, derive_key(3, epoch, "packs")))
+        return {frozenset(pack) for pack in found if len(pack) > 1}
+
+    one, two, again = together(0), together(1), together(0)
+    assert one == again
+    assert len(one & two) < 0.3 * len(one)

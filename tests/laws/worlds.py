@@ -63,7 +63,7 @@ def row_topologies(most_rows: int) -> st.SearchStrategy[Topology]:
 class World:
     """A table and how it is split, planned for any topology."""
 
-    def __init__(self, layout: TableLayout, strategy: Any, *, shuffle: bool = True) -> None:
+    def __init__(self, layout: TableLayout, strategy: Any, *, shuffle: bool = True, by_file: bool = False) -> None:
         self.layout = layout
         self.planner = Planner(
             layout,
@@ -73,6 +73,7 @@ class World:
             seed=SEED,
             filtered=False,
             counter=None,
+            by_file=by_file,
         )
 
     def plan(self, cursor: StreamPosition, rank: int) -> PlannedStream:
@@ -101,11 +102,15 @@ def delivered(planned: PlannedStream, cursor: StreamPosition, steps: int | None 
     queues: list[list[list[tuple[int, bool]]]] = []
     for lane, begun in enumerate(plan.batches_before(first)):
         batches = []
+        ends = iter(list(plan.piece_rows(lane, begun)))
         for section in plan.sections(lane, begun):
             rows: list[tuple[int, bool]] = []
             for stretch in stretches(section, planned.segments, cursor.stage.topology.shuffle_buffer_size):
                 rows += _rows(planned, stretch, section.padded_from - stretch.at, cursor.epoch)
-            batches += [rows[at : at + plan.batch_size] for at in range(0, len(rows), plan.batch_size)]
+            while rows:
+                length = next(ends) if plan.by_file else len(rows)
+                own, rows = rows[:length], rows[length:]
+                batches += [own[at : at + plan.batch_size] for at in range(0, len(own), plan.batch_size)]
         queues.append(batches)
     played = [queues[lane].pop(0) for lane in plan.schedule(first)]
     assert not any(queues), "a lane reads batches that nobody takes"

@@ -35,16 +35,16 @@ def test_nulls_are_errors_unless_something_was_chosen() -> None:
     filled = _batch(batch, nulls={"n": -7, "f": 2})
     assert (filled["n"].tolist(), filled["f"].tolist()) == ([1, 2, -7], [2.0, 0.5, 1.0])
     masked = _batch(batch, nulls="mask")
-    assert list(masked) == ["n", "n.valid", "f"]
+    assert list(masked) == ["n", "n_valid", "f"]
     assert masked["n"].tolist() == [1, 2, 0]
-    assert masked["n.valid"].tolist() == [True, True, False]
+    assert masked["n_valid"].tolist() == [True, True, False]
 
 
 def test_masks_follow_the_schema_and_never_the_content() -> None:
     schema = pa.schema([pa.field("a", pa.int8()), pa.field("b", pa.int8(), nullable=False)])
     batch = pa.record_batch([pa.array([1], pa.int8())] * 2, schema=schema)
     masked = _batch(batch, nulls="mask")
-    assert list(masked) == ["a", "a.valid", "b"]
+    assert list(masked) == ["a", "a_valid", "b"]
     codec = make_codec(schema, TypePolicy(nulls="mask"))
     assert codec.null_sensitive == {"b"}
     broken = pa.record_batch([pa.array([1], pa.int8()), pa.nulls(1, pa.int8())], names=["a", "b"])

@@ -164,7 +164,7 @@ def test_structs_are_nested_dicts_and_hand_their_nulls_down() -> None:
         _one(records)
     came = _one(records, nulls="mask")
     assert came["a"].tolist() == [1, 0]
-    assert came["a.valid"].tolist() == [True, False]
+    assert came["a_valid"].tolist() == [True, False]
     assert math.isnan(came["f"][1])
     assert came["e"] == {}
     assert _one(records, nulls={"x.a": -1})["a"].tolist() == [1, -1]
@@ -201,9 +201,9 @@ def test_other_types_are_refused_at_construction(kind: pa.DataType, remedy: str)
 
 
 def test_keys_must_differ() -> None:
-    clash = pa.schema({"a": pa.int8(), "a.valid": pa.bool_()})
-    assert set(_batch(pa.record_batch([[1], [True]], schema=clash))) == {"a", "a.valid"}
-    with pytest.raises(ConfigError, match=r"'a\.valid'.*mask of another column"):
+    clash = pa.schema({"a": pa.int8(), "a_valid": pa.bool_()})
+    assert set(_batch(pa.record_batch([[1], [True]], schema=clash))) == {"a", "a_valid"}
+    with pytest.raises(ConfigError, match=r"'a_valid'.*mask of another column"):
         make_codec(clash, TypePolicy(nulls="mask"))
     with pytest.raises(ConfigError, match="same name"):
         make_codec(pa.schema([("a", pa.int8()), ("a", pa.int8())]), TypePolicy())
@@ -233,7 +233,7 @@ def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
     came = _batch(pa.record_batch({"x": lists}), nulls="mask", **policy)
     assert came["x"].values.tolist() == [0, -1, 1, -1]
     assert came["x"].offsets.tolist() == [0, 2, 2, 4]
-    assert came["x.valid"].tolist() == [True, False, True]
+    assert came["x_valid"].tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -286,3 +286,56 @@ def test_rows_without_columns_keep_their_number(output: Any) -> None:
     assert rows.take(np.arange(10)[::-1]).num_rows == 10
     assert codec.concat([rows, rows]).num_rows == 20
     assert len(rows.batches(4)) == 3
+
+
+_LISTS = pa.list_(pa.list_(pa.int32()))
+_UNION = pa.UnionArray.from_sparse(pa.array([0, 1, 0], pa.int8()), [pa.array([1, 2, 3]), pa.array(["a", "b", "c"])])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.nulls(3),
+        pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int64())),
+        pa.array([[[1], None], None, []], _LISTS),
+        pa.array([[[1], None], None, []], pa.list_view(pa.list_(pa.int32()))),
+        pa.array([[{"a": 1}], None, [None]]),
+        pa.array([[[1], [2]], None, [None, []]], pa.list_(pa.list_(pa.int32()), 2)),
+        pa.array([[["a"], ["b"]], None, []], pa.list_(pa.list_(pa.string(), 1))),
+        pa.array([[Decimal("1.5")], None, [None]]),
+        pa.array([Decimal("1.5"), None, Decimal("2.5")]),
+        pa.array([(1, 2, 3), None, (0, 0, 1)], pa.month_day_nano_interval()),
+        _UNION,
+    ],
+    ids=lambda array: str(array.type),
+)
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_what_has_no_form_comes_as_python_values_if_asked(array: pa.Array, form: str) -> None:
+    with pytest.raises(ConfigError, match=r"'x.*has no form as a tensor.*unsupported="):
+        _one(array, output_format=form)
+    assert _one(array, output_format=form, unsupported="list") == array.to_pylist()
+    inside = pa.StructArray.from_arrays([array, pa.array([1, 2, 3])], ["v", "n"])
+    child = _one(inside, output_format=form, unsupported="list")
+    assert (child["v"], child["n"].tolist()) == (array.to_pylist(), [1, 2, 3])
+
+
+@pytest.mark.parametrize("decimals", [None, "float64"])
+def test_what_has_a_form_is_the_same_beside_them(decimals: Any) -> None:
+    columns = {
+        "n": pa.array([1, 2]),
+        "f": pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        "g": pa.array([[[1], [2]], [[3], [4]]], pa.list_(pa.list_(pa.int8(), 1), 2)),
+        "l": pa.array([[1], [2, 3]]),
+        "s": pa.array(["a", None]).dictionary_encode(),
+        "t": pa.array([["a"], None]),
+        "c": pa.array([["a", "b"], ["c", None]], pa.list_(pa.string(), 2)),
+        "d": pa.array([dt.date(2026, 1, 1)] * 2),
+    }
+    columns |= {"m": pa.array([Decimal("1.5")] * 2)} if decimals else {}
+    batch = pa.record_batch(columns)
+    plain, asked = (_batch(batch, decimals=decimals, unsupported=form) for form in (None, "list"))
+    assert list(plain) == list(asked) == list(columns)
+    for name, value in plain.items():
+        assert type(value) is type(asked[name])
+        one, other = (each.unbind() if isinstance(each, torch.Tensor) else each for each in (value, asked[name]))
+        assert str(one) == str(other)

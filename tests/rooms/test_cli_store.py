@@ -157,7 +157,7 @@ def fake_ray(**members: Any) -> ModuleType:
 def test_a_node_that_does_not_see_the_folder_says_so(table: str, tmp_path: Path) -> None:
     store = table_rows(StructuredDataset(table, shuffle="rows", row_store=str(tmp_path)), "a test").store
     assert store.place is not None
-    with pytest.raises(StorageError, match=r"does not see .*elsewhere; pass --store a folder that all nodes share"):
+    with pytest.raises(StorageError, match=r"does not see .*elsewhere; pass a folder that all nodes share"):
         _build_share(store, str(store.place), str(tmp_path / "elsewhere" / "mark"))
     (tmp_path / "mark").touch()
     assert _build_share(store, str(store.place), str(tmp_path / "mark")) == 1

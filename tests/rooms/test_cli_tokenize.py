@@ -109,9 +109,9 @@ def test_a_table_of_a_catalog(
     made.append(rows)
     given = ["tokenize", "db.docs", str(tmp_path / "out"), "--tokenizer", f"{NAME}:words", "--workers", "1"]
     assert main([*given, "--snapshot-id", str(first.snapshot_id)]) == 2
-    assert "pass --catalog NAME too" in capsys.readouterr().err
+    assert "name its --catalog or its --format" in capsys.readouterr().err
     assert main([*given, "--catalog", "lake", "--format", "json"]) == 2
-    assert "and no --format" in capsys.readouterr().err
+    assert "name an Iceberg table, which is not of the format 'json'" in capsys.readouterr().err
     assert main([*given, "--catalog", "lake", "--snapshot-id", str(first.snapshot_id)]) == 0
     assert read(tmp_path / "out")["input_ids"].to_pylist() == words(TEXTS)
 

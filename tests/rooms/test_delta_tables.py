@@ -458,6 +458,8 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
         read(str(tmp_path))
     with pytest.raises(ConfigError, match="must be a local folder, or on s3://"):
         read("https://host/table")
+    with pytest.raises(ConfigError, match="Unity catalog is named by its storage location"):
+        read("uc://main.db.orders")
     with pytest.raises(ConfigError, match="table_uri must be the path or URL"):
         DeltaDataset(3)  # type: ignore[arg-type]
 

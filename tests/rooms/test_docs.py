@@ -7,6 +7,7 @@ import io
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
@@ -14,21 +15,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+import torch_table_loader
+from tools.options_table import written
 from torch_table_loader import errors
 from torch_table_loader.cli.main import main
+from torch_table_loader.cli.sample import write_sample
+from torch_table_loader.option_groups import GROUPS
 from torch_table_loader.options import defaults
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(?P<tag>\S*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
+PICTURE = re.compile(r"!\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 NUMBER = re.compile(r"\d[\d,.]*")
-DAYS, ROWS, GROUP = 7, 1200, 400
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,7 @@ def blocks_of(page: Path) -> list[Block]:
 @pytest.fixture
 def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Stand in a folder with the table that the pages assume: ``clicks/day=2026-01-0?/part-0.parquet``."""
-    rng = np.random.default_rng(1)
-    for day in range(1, DAYS + 1):
-        folder = tmp_path / "clicks" / f"day=2026-01-0{day}"
-        folder.mkdir(parents=True)
-        columns = {
-            "label": rng.integers(0, 2, ROWS, dtype=np.int32),
-            "price": rng.random(ROWS, dtype=np.float32),
-            "ad": np.arange(ROWS, dtype=np.int32),
-        }
-        pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=GROUP)
+    write_sample(tmp_path / "clicks")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     if "accelerate" in sys.modules:  # an accelerator lives on in its classes
@@ -133,12 +126,14 @@ def test_every_block_is_run_or_says_that_it_is_not() -> None:
         assert page.read_text().count("```") == 2 * len(blocks_of(page)), f"{page.name}: a fence is not closed"
 
 
-def test_every_option_is_told_with_its_default() -> None:
-    readme = (ROOT / "README.md").read_text()
-    told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", readme, re.MULTILINE))
+def test_the_table_of_options_is_what_the_code_says() -> None:
+    page = (ROOT / "docs" / "options.md").read_text()
+    assert page == written(page), "run: python -m tools.options_table docs/options.md"
+    told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
     assert {name: repr(value) for name, value in defaults().items()} == told
-    docs = "".join(page.read_text() for page in PAGES[1:])
-    assert [name for name in defaults() if not re.search(rf"`{name}[`=]", docs)] == []
+    assert all(f"\n| `{group.__name__}` |" in page for group in GROUPS)
+    elsewhere = "".join(page.read_text() for page in PAGES if page.name != "options.md")
+    assert [name for name in defaults() if not re.search(rf"`{name}[`=]", elsewhere)] == []
 
 
 def test_every_error_is_told() -> None:
@@ -151,7 +146,8 @@ def anchors_of(page: Path) -> set[str]:
     """Give the anchors of a page's headings, as Markdown renderers make them."""
     text = FENCE.sub("", page.read_text())
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    named = re.findall(r"^::: (\S+)$", text, re.MULTILINE)  # what mkdocstrings puts there
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings} | {*named}
 
 
 def test_every_internal_link_leads_somewhere() -> None:
@@ -168,6 +164,45 @@ def test_every_internal_link_leads_somewhere() -> None:
                 assert anchor in anchors_of(aim), f"{page.name} links to {match['target']}, which has no such heading"
 
 
+def test_every_picture_is_there() -> None:
+    shown = {page: PICTURE.findall(FENCE.sub("", page.read_text())) for page in PAGES}
+    assert sum(map(len, shown.values())) >= 5
+    missing = [(page.name, target) for page in PAGES for target in shown[page] if not (page.parent / target).is_file()]
+    assert missing == []
+
+
 def test_the_site_has_every_page() -> None:
     listed = re.findall(r"^ +- .*?([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(page.name for page in PAGES[1:])
+    assert sorted(listed) == sorted(["changelog.md", *(page.name for page in PAGES[1:])])
+
+
+def test_every_public_name_has_its_place_in_the_reference() -> None:
+    told = re.findall(r"^::: torch_table_loader\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    names = {*torch_table_loader.__all__, "testing"} - {"__version__"}
+    assert len(told) == len(set(told))
+    assert set(told) == names, "write '::: torch_table_loader.Name' in docs/api.md for each public name, and no other"
+
+
+def test_every_extra_for_users_is_told() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    assert sorted(told) == sorted(extras.keys() - {"dev", "docs", "bench", "writers"})
+
+
+@pytest.mark.parametrize("word", ["pin_memory", "OOM", "slow", "hangs", "null"])
+def test_what_people_search_for_is_a_heading(word: str) -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert any(word.lower() in heading.lower() for heading in headings)
+
+
+def test_the_site_asks_no_other_machine_for_anything() -> None:
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert re.search(r"^  font: false\b", config, re.MULTILINE), "Material loads fonts from Google otherwise"
+    assert "://" not in config
+    assert "://" not in (ROOT / "docs" / "stylesheets" / "site.css").read_text()
+
+
+def test_every_test_that_the_evidence_names_is_there() -> None:
+    named = re.findall(r"`((?:tests|bench)/[^`]+)`", (ROOT / "docs" / "evidence.md").read_text())
+    assert len(named) > 30
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -84,6 +84,18 @@ def test_any_buffer_may_be_put_of_exactly_the_ranges_bytes(root: Path) -> None:
         cache.put(key(2, 80), bytes(79))
 
 
+def test_a_range_that_is_expected_is_read_by_the_system_and_one_that_is_not_here_is_no_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, asked = DiskCache(root, MOST), list[tuple[int, int, int]]()
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *rest: asked.append((os.fstat(file).st_size, *rest[:2])))
+    put(cache, 1, 1000)
+    for wanted in (key(1, 1000), key(2, 1000), key(1, 1000, FileVersion(1 << 30))):
+        cache.expect(wanted)
+    assert asked == [(1064, 0, 0)]
+    assert kept(cache, key(1, 1000)) == content(1, 1000)
+
+
 def test_another_store_file_version_or_range_is_not_found(root: Path) -> None:
     cache, one = DiskCache(root, MOST), key(1)
     put(cache, 1)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.iceberg import IcebergWriter, column, some
+from tests.iceberg import IcebergWriter, Row, column, some
 from torch_table_loader import IcebergDataset, TableError
 from torch_table_loader.read import deletes, file_walk
 from torch_table_loader.read.key_set import KeySet
 from torch_table_loader.read.parquet import ParquetFile
-from torch_table_loader.source.iceberg.table_storage import IcebergStorage
+from torch_table_loader.source.table_storage import TableStorage
 
 FORMS = pytest.mark.parametrize("form", ["parquet", "orc", "avro"])
 
@@ -163,13 +163,13 @@ def test_each_delete_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
     keys = table.delete_keys([1], [{"x": 10 * at + 9} for at in range(6)])
     table.commit()
     opened: Counter[str] = Counter()
-    real = IcebergStorage.open
+    real = TableStorage.open
 
-    def counting(self: IcebergStorage, path: str) -> pa.NativeFile:
+    def counting(self: TableStorage, path: str) -> pa.NativeFile:
         opened[path] += 1
         return real(self, path)
 
-    monkeypatch.setattr(IcebergStorage, "open", counting)
+    monkeypatch.setattr(TableStorage, "open", counting)
     assert len(agree(table)) == 48
     for path in (positions, keys):  # the footer, the rows, and of keys the footer that says their schema
         assert 1 <= opened[path if path.startswith("file://") else f"file://{path}"] <= 3
@@ -308,6 +308,69 @@ def test_rows_left_out_while_a_group_is_decoded_are_those_left_out_afterwards(
     assert [row["row_id"] for row in with_ids] == [row["x"] for row in with_ids] == left
     assert not thinned  # ids are the places of all rows
     agree(table, **options)
+
+
+KEYED = [["x", "k", "s"], ["s", "x"], ["x"], ["x", "s", "k"]]
+"""Columns to deliver: the keys among others, in another order, and not at all."""
+
+
+@given(
+    gone=st.sets(st.sampled_from([None, *range(8)]), min_size=1),
+    keys=st.sampled_from([["k"], ["k", "s"]]),
+    at=st.sets(st.integers(0, 63), max_size=8),
+    columns=st.sampled_from(KEYED),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_of_deleted_keys_left_out_while_a_group_is_decoded_are_those_left_out_afterwards(
+    tmp_path_factory: pytest.TempPathFactory,
+    thinned: list[int],
+    gone: set[int | None],
+    keys: list[str],
+    at: set[int],
+    columns: list[str],
+) -> None:
+    rows: list[Row] = [{"x": row, "k": None if row % 11 == 0 else row // 8, "s": f"s{row % 2}"} for row in range(64)]
+    table = IcebergWriter(tmp_path_factory.mktemp("keyed"))
+    file = table.append(rows, group=16)
+    table.commit()
+    table.delete_rows({file: sorted(at)})
+    found = [{"k": key, "s": "s1"} for key in gone]
+    table.delete_keys([2, 3][: len(keys)], [{name: key[name] for name in keys} for key in found])
+    table.commit()
+    left = [
+        row for row in rows if row["x"] not in at and not (row["k"] in gone and (keys == ["k"] or row["s"] == "s1"))
+    ]
+    thinned.clear()
+    options = {"columns": columns, "batch_size": 4, "num_workers": 0}
+    assert read(table, **options) == [{name: row[name] for name in columns} for row in left]
+    groups = {row["x"] // 16 for row in left}  # read twice: the keys, then what is beside them
+    assert Counter(thinned) == {group: 1 + (group in groups) for group in range(4) if group in {*thinned, *groups}}
+    thinned.clear()
+    with_ids = read(table, row_id=True, **options)
+    assert [row.pop("row_id") for row in with_ids] == [row["x"] for row in left]
+    assert with_ids == [{name: row[name] for name in columns} for row in left]
+    assert not thinned
+
+
+def test_of_a_row_group_whose_keys_are_all_deleted_no_other_column_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, list[str], bool]] = []
+    real = ParquetFile.thinned
+
+    def noting(self: ParquetFile, group: int, names: Any, num_rows: int, kept: Any) -> pa.RecordBatch:
+        asked.append((group, list(names), kept is None))
+        return real(self, group, names, num_rows, kept)
+
+    monkeypatch.setattr(ParquetFile, "thinned", noting)
+    table = IcebergWriter(tmp_path)
+    table.append([{"x": row, "k": row // 16, "s": "s"} for row in range(48)], group=16)
+    table.commit()
+    table.delete_keys([2], [{"k": 1}])
+    table.commit()
+    found = read(table, columns=["x"], batch_size=4, num_workers=0)
+    assert [row["x"] for row in found] == [*range(16), *range(32, 48)]
+    assert [each for each in asked if each[1] != ["k"]] == [(0, ["x"], True), (2, ["x"], True)]  # all rows: no copy
 
 
 def test_row_groups_beside_short_ones_leave_their_deleted_rows_out_while_they_are_decoded(

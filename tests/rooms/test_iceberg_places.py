@@ -16,8 +16,8 @@ import pytest
 from tests.iceberg import IcebergWriter
 from tests.sites import Site, serving
 from torch_table_loader import ConfigError, ConfigTypeError, IcebergDataset, TableError
-from torch_table_loader.source.iceberg.places import locate, read_areas
-from torch_table_loader.source.iceberg.table_storage import IcebergStorage
+from torch_table_loader.source.places import locate, read_areas
+from torch_table_loader.source.table_storage import TableStorage
 
 HEADERS = {"Authorization": "Bearer hunter2", "X-Api-Key": "hunter3"}
 ROWS = [{"x": x, "k": x % 3, "s": f"s{x}"} for x in range(30)]
@@ -120,14 +120,14 @@ def test_a_table_far_away_reads_no_file_of_this_machine(
     rewrite(lake, lambda path: path if PARTS[part] in path else path.replace(f"file://{lake}", own.url))
     where = f"{own.url}/metadata/{location.rpartition('/')[2]}"
     opened: list[str] = []
-    real = IcebergStorage._at
+    real = TableStorage._at
 
-    def noting(self: IcebergStorage, path: str) -> Any:
+    def noting(self: TableStorage, path: str) -> Any:
         store = real(self, path)
         opened.append(path)
         return store
 
-    monkeypatch.setattr(IcebergStorage, "_at", noting)
+    monkeypatch.setattr(TableStorage, "_at", noting)
     with pytest.raises(TableError, match="lies elsewhere") as refused:
         read(where)
     assert str(tmp_path) in str(refused.value)
@@ -247,7 +247,7 @@ def test_what_stands_now_where_an_override_says_is_allowed(tmp_path: Path, serve
     ],
 )
 def test_spellings_of_one_place(root: str, same: str) -> None:
-    storage = IcebergStorage(root)
+    storage = TableStorage(root)
     storage.require([root, *same.split()])
     storage.require(same.split())
 
@@ -277,7 +277,7 @@ def test_spellings_of_one_place(root: str, same: str) -> None:
     ],
 )
 def test_other_places(root: str, others: str) -> None:
-    storage = IcebergStorage(root)
+    storage = TableStorage(root)
     for other in others.split():
         with pytest.raises(TableError, match="lies elsewhere"):
             storage.require([other])
@@ -286,7 +286,7 @@ def test_other_places(root: str, others: str) -> None:
 
 
 def test_a_folder_is_allowed_and_not_what_lies_beside_it() -> None:
-    storage = IcebergStorage("s3://bucket/t", allowed=read_areas(["s3a://other/lake/", "/mnt/lake", "https://h/a"]))
+    storage = TableStorage("s3://bucket/t", allowed=read_areas(["s3a://other/lake/", "/mnt/lake", "https://h/a"]))
     storage.require(["s3://other/lake/x", "/mnt/lake/x", "file:///mnt/lake/a/b", "https://h/a/b?q=1"])
     for path in (
         "s3://other/lake2/x",
@@ -307,7 +307,7 @@ def test_what_is_passed_on_to_which_place() -> None:
     allowed = read_areas(["s3://other", "https://other", "https://host", "gs://box", "/mnt"])
 
     def given(root: str, path: str, **more: Any) -> set[str]:
-        storage = IcebergStorage(root, properties, options, allowed=allowed, **more)
+        storage = TableStorage(root, properties, options, allowed=allowed, **more)
         return set(storage._options_of(locate(path)[0]))
 
     assert given("s3://bucket/t", "s3://bucket/x") == {"key", "secret", "headers", "region"}

@@ -27,8 +27,8 @@ from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.manifests import DeletesInfo, Entry, Manifest, Span, read_manifests
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.source import TableRequest
-from torch_table_loader.source.iceberg.table_storage import IcebergStorage
 from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.source.table_storage import TableStorage
 from torch_table_loader.testing import check_source
 
 BYTES_A_FILE = 2048
@@ -116,17 +116,17 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def count(name: str) -> None:
-        real = getattr(IcebergStorage, name)
+        real = getattr(TableStorage, name)
 
-        def counting(self: IcebergStorage, path: str, *more: Any) -> Any:
+        def counting(self: TableStorage, path: str, *more: Any) -> Any:
             counts[path.rpartition("/")[2]] += 1
             return real(self, path, *more)
 
-        monkeypatch.setattr(IcebergStorage, name, counting)
+        monkeypatch.setattr(TableStorage, name, counting)
 
     for name in ("open", "read_range"):
         count(name)
-    monkeypatch.setattr(IcebergStorage, "is_local", property(lambda _: False))
+    monkeypatch.setattr(TableStorage, "is_local", property(lambda _: False))
     return counts
 
 

@@ -64,10 +64,9 @@ def test_the_signature_shows_every_name_and_default(function: Any) -> None:
 
 def test_the_keywords_are_the_fields() -> None:
     names = [entry.name for entry in fields(LoaderOptions)]
-    assert names == list(LoaderKeywords.__annotations__)
-    assert get_type_hints(LoaderKeywords) == {
-        name: hint for name, hint in get_type_hints(LoaderOptions).items() if name in names
-    }
+    assert ["options", *names] == list(LoaderKeywords.__annotations__)
+    hints, keyword_hints = get_type_hints(LoaderOptions), get_type_hints(LoaderKeywords)
+    assert {name: keyword_hints[name] for name in names} == {name: hints[name] for name in names}
 
 
 def test_every_option_is_documented() -> None:

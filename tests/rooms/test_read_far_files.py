@@ -32,7 +32,7 @@ from torch_table_loader.records import DataFile, FileMeta, FileVersion
 from torch_table_loader.source.iceberg.catalog import TableAddress
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
 from torch_table_loader.source.iceberg.source import TableRequest
-from torch_table_loader.source.iceberg.table_storage import read_whole
+from torch_table_loader.source.table_storage import read_whole
 
 
 def far_file(store: FarStore, path: Path, form: str = "parquet") -> DataFile:

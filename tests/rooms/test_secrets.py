@@ -164,7 +164,7 @@ def everything_said(dataset: Any, loader: Any, folder: Path) -> str:
     """Return all that a dataset shows or writes down."""
     texts = [repr(dataset), str(dataset), repr(dataset.options), repr(loader), str(dataset.explain())]
     texts += [repr(dataset.explain()), repr(dataset.table), repr(dataset.job), json.dumps(loader.state_dict())]
-    texts += [repr(dataset.metrics())]
+    texts += [repr(dataset.metrics()), dataset.explain().to_html(), dataset._repr_html_(), loader._repr_html_()]
     for file in folder.rglob("*"):
         texts += [str(file), *([file.read_bytes().decode("latin-1")] if file.is_file() else [])]
     return "\n".join(texts)

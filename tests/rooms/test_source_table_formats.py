@@ -179,7 +179,9 @@ def test_options_and_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "_delta_log").mkdir()
     (tmp_path / "_delta_log" / "0.json").write_text("{}")
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
-    assert main(["inspect", str(tmp_path)]) != 0
+    assert main(["inspect", str(tmp_path)]) != 0  # is opened as what it is, and has no version
+    assert "must be the folder of a Delta Lake table" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path), "--format", "parquet"]) != 0
     assert "is a Delta Lake table" in capsys.readouterr().err
     assert main(["inspect", str(tmp_path), "--raw-files"]) == 0
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), raw_files=True, num_workers=0)

@@ -180,6 +180,8 @@ WORDS = {
     "num_epochs": "here it is epochs=",
     "dtype": "types are the table's",
     "drop_last_batch": "here it is drop_last=",
+    "limit_rows": r"itertools.islice\(loader, n\) takes the first n batches; with .*Weights\(samples=n\) takes n other",
+    "sample": r"filters=part_of\(columns, shares, part\) takes a part of the rows",
     "zzz": r"help\({call}\) lists those that it takes",
 }
 """By word: what every dataset says of it."""
@@ -191,7 +193,6 @@ OF_TABLES = {
     "anon": r"it goes into storage_options=\{{'anon': ...\}}",
     "usecols": "here it is columns=",
     "predicate": "here it is filters=, a pyarrow expression, text or tuples",
-    "weights": r"MixedDataset\(sources, weights\) mixes tables",
     "colums": r"did you mean columns\?",
 }
 """What those of one table say."""
@@ -215,12 +216,8 @@ CALLS = {"StructuredDataset": of_files, "IcebergDataset": of_iceberg, "MixedData
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("word", [*WORDS, *OF_TABLES])
 def test_an_unknown_keyword_is_told_what_it_is_here(call: str, word: str) -> None:
-    if call == "MixedDataset" and word in ("weights", "buffer_size"):
-        said = {
-            "weights": "multiple values for argument",
-            "buffer_size": "= is for the sources of a mixture to say: pass it to each of them",
-        }[word]
-        with pytest.raises(TypeError, match=said):
+    if call == "MixedDataset" and word == "buffer_size":
+        with pytest.raises(TypeError, match="= is for the sources of a mixture to say: pass it to each of them"):
             of_mixture(**{word: 1})
         return
     said = (WORDS | OF_TABLES)[word].replace("{call}", call).replace("{{", "{").replace("}}", "}")
@@ -247,6 +244,7 @@ def test_several_are_told_together() -> None:
         ("IcebergDataset", "catalog_name", "here it is catalog="),
         ("IcebergDataset", "table_name", "here it is table="),
         ("IcebergDataset", "path", "here it is metadata_location="),
+        ("StructuredDataset", "sample_weights", "here it is weights="),
         ("StructuredDataset", "snapshot_id", "IcebergDataset takes it, and reads Iceberg tables"),
         ("MixedDataset", "stopping_strategy", "here it is stop="),
         ("MixedDataset", "probabilities", "here it is weights="),

@@ -20,8 +20,8 @@ from tests.services.gate import Gate, gate_before
 from torch_table_loader import ConfigError, StructuredDataset
 from torch_table_loader.errors import AccessRefusedError
 from torch_table_loader.source.aws import aws_login, configured_endpoint
-from torch_table_loader.source.iceberg.table_storage import IcebergStorage
 from torch_table_loader.source.storage import open_storage
+from torch_table_loader.source.table_storage import TableStorage
 
 WRONG = "http://127.0.0.1:9"
 """Nobody listens there: who asks it finds out."""
@@ -101,9 +101,9 @@ def test_an_iceberg_storage_finds_it_and_its_own_endpoint_wins(
     table: str, moto_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_url)
-    assert IcebergStorage(table).version(f"{table}/a.parquet").num_bytes > 0
+    assert TableStorage(table).version(f"{table}/a.parquet").num_bytes > 0
     monkeypatch.setenv("AWS_ENDPOINT_URL", WRONG)
-    assert IcebergStorage(table, {"s3.endpoint": moto_url}).version(f"{table}/a.parquet").num_bytes > 0
+    assert TableStorage(table, {"s3.endpoint": moto_url}).version(f"{table}/a.parquet").num_bytes > 0
 
 
 def test_an_option_wins_over_the_environment(
@@ -118,7 +118,7 @@ def test_its_own_endpoint_wins_over_that_of_s3_alone(
     table: str, moto_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", WRONG)
-    assert IcebergStorage(table, {"s3.endpoint": moto_url}).version(f"{table}/a.parquet").num_bytes > 0
+    assert TableStorage(table, {"s3.endpoint": moto_url}).version(f"{table}/a.parquet").num_bytes > 0
 
 
 def test_keys_of_the_options_take_no_token_from_the_environment(

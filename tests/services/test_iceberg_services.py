@@ -15,7 +15,7 @@ from tests.services.conftest import ACCESS_KEY, SECRET_KEY
 from tests.services.gate import gate_before
 from tests.services.rest_catalog import RestCatalog, serving
 from torch_table_loader import ConfigError, IcebergDataset, StorageError
-from torch_table_loader.source.iceberg.table_storage import EXPIRY, IcebergStorage
+from torch_table_loader.source.table_storage import EXPIRY, TableStorage
 
 ROWS = pa.table({"x": pa.array(range(60), pa.int64()), "s": [f"s{i % 3}" for i in range(60)]})
 
@@ -136,7 +136,7 @@ def test_once_more_after_a_refusal(lake: Catalog, moto_url: str) -> None:
         assert rows(metadata_location=location, credentials=provider) == LIVE
         assert provider.calls == 2
         assert gate.refused >= 1
-        hopeless = IcebergStorage(location, {**right, "s3.access-key-id": "expired"}, provider=Provider(right, wrong=9))
+        hopeless = TableStorage(location, {**right, "s3.access-key-id": "expired"}, provider=Provider(right, wrong=9))
         with pytest.raises(StorageError, match=r"403|ACCESS_DENIED"):
             hopeless.open(location)
 

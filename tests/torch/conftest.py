@@ -11,8 +11,8 @@ import pytest
 
 from tests.torch.modes import MODES, Mode, write_tables
 from torch_table_loader.engine import sizes
-from torch_table_loader.source.iceberg.table_storage import IcebergStorage
 from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.source.table_storage import TableStorage
 
 
 @pytest.fixture(scope="session", params=MODES, ids=str)
@@ -43,7 +43,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     @contextmanager
     def elsewhere() -> Iterator[None]:
         with monkeypatch.context() as patch:
-            for kind in (FileStorage, IcebergStorage):
+            for kind in (FileStorage, TableStorage):
                 patch.setattr(kind, "is_local", property(lambda self: False))
             yield
 

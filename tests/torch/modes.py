@@ -47,6 +47,8 @@ _OF_SOURCES = (
     "ragged",
     "strings",
     "vocabulary",
+    "transforms",
+    "decode",
 )
 
 
@@ -269,20 +271,17 @@ class LakeRows(RowMode):
         return {x for x in live if not filtered or key(x) < 7}
 
 
-class Mixture(RowMode):
-    """Reads the rows of two tables one by one; an epoch ends when each row of both has come."""
+class TwoTables(Mode):
+    """Reads two tables at once; an epoch ends when each row of both has come."""
 
-    name = "mixture"
     tables = ("a", "b")
+    shuffle: ClassVar[dict[str, Any]]
 
     def parts(self, root: Path, options: dict[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
         """Mix two parts of the first table with one of the second, unless told otherwise."""
         own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
-        of_sources = {name: value for name, value in options.items() if name in _OF_SOURCES}
-        sources = {
-            name: StructuredDataset(str(root / name), shuffle="rows", check_plan=False, **of_sources)
-            for name in self.tables
-        }
+        of_sources = self.shuffle | {name: value for name, value in options.items() if name in _OF_SOURCES}
+        sources = {name: StructuredDataset(str(root / name), check_plan=False, **of_sources) for name in self.tables}
         weights = own.pop("weights", {"a": 2, "b": 1})
         return MixedDataset, [sources, weights], {"stop": "all_exhausted"} | own
 
@@ -313,6 +312,13 @@ class Mixture(RowMode):
             own = [count for row, count in times.items() if row // _APART == at]
             assert max(own, default=0) - min(own, default=0) <= 1
 
+
+class Mixture(TwoTables, RowMode):
+    """Mixes two tables row by row."""
+
+    name = "mixture"
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": "rows"}
+
     def consumed(self, state: State) -> int:
         """Read how many samples were taken."""
         return int(state["position"][0])
@@ -341,6 +347,21 @@ class Mixture(RowMode):
         }
 
 
+class MixedSplits(TwoTables):
+    """Mixes two tables that are read split by split."""
+
+    name = "streams"
+    shuffle: ClassVar[dict[str, Any]] = {"shuffle": True, "split_rows": 10}
+
+    def steps(self, state: State, batch_size: int = 5) -> int:
+        """Read the steps of the newest stage."""
+        return int(state["history"][-1][STEPS + 1])
+
+    def is_ended(self, state: State) -> bool:
+        """Whether the newest stage says so."""
+        return state["history"][-1][-1] is True
+
+
 def _listed(ids: Any) -> list[int]:
     assert ids.dtype == np.int64
     found: list[int] = ids.tolist()
@@ -357,13 +378,14 @@ def _tensor_or_list(what: str, rows: Iterable[int]) -> Any:
     return torch.tensor(sorted(rows), dtype=torch.int64) if what == "exclude" else sorted(rows)
 
 
-SPLITS, ROWS, LAKE, MIXTURE = Splits(), Rows(), LakeRows(), Mixture()
-MODES: list[Mode] = [SPLITS, ROWS, LAKE, MIXTURE]
+SPLITS, ROWS, LAKE, MIXTURE, STREAMS = Splits(), Rows(), LakeRows(), Mixture(), MixedSplits()
+MODES: list[Mode] = [SPLITS, ROWS, LAKE, MIXTURE, STREAMS]
 ROW_MODES: list[RowMode] = [ROWS, LAKE, MIXTURE]
 
 PROCESSES: dict[str, Any] = {"worker_type": "process", "num_workers": 2}
 UNEVEN: dict[str, dict[str, Any]] = {
     "splits": {"split_rows": 10**9, "num_workers": 1},
     "mixture": {"weights": {"a": 1, "b": 0}},
+    "streams": {"weights": {"a": 1, "b": 0}},
 }
 """With these a job of two ranks takes two steps on the first and one on the second."""

@@ -35,10 +35,10 @@ def trained(document: int, place: int) -> bool:
     return (document + place) % 3 > 0
 
 
-def write_documents(root: Path, groups: Sequence[Sequence[int | None]], files: int = 2) -> None:
-    """Write row groups of documents of so many tokens; None is a null list."""
+def write_documents(root: Path, groups: Sequence[Sequence[int | None]], files: int = 2, first: int = 0) -> None:
+    """Write row groups of documents of so many tokens; None is a null list. Documents are numbered from `first`."""
     root.mkdir(parents=True, exist_ok=True)
-    numbered, first = [], 0
+    numbered = []
     for lengths in groups:
         numbered.append((first, lengths))
         first += len(lengths)
@@ -95,10 +95,12 @@ def whole(document: int, length: int, pack: Pack) -> Whole:
     return Whole(tokens, takes, stored)
 
 
-def documents_of(groups: Sequence[Sequence[int | None]], pack: Pack) -> dict[int, Whole]:
+def documents_of(groups: Sequence[Sequence[int | None]], pack: Pack, first: int = 0) -> dict[int, Whole]:
     """Give the documents that come out, by number."""
     lengths = [length or 0 for group in groups for length in group]
-    found = {number: whole(number, length, pack) for number, length in enumerate(lengths) if length >= pack.min_length}
+    found = {
+        number: whole(number, length, pack) for number, length in enumerate(lengths, first) if length >= pack.min_length
+    }
     if pack.strategy in ("concat", "windows"):
         return found
     if pack.long_docs == "drop":

@@ -29,13 +29,17 @@ from tests.torch.modes import (
     ROWS,
     SOME,
     SPLITS,
+    STREAMS,
     UNEVEN,
     Mode,
     RowMode,
+    TwoTables,
 )
 from torch_table_loader import ConfigError
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
+STREAMED = [SPLITS, STREAMS]
+
 in_row_modes = pytest.mark.parametrize("mode", ROW_MODES, ids=str, scope="session")
 
 
@@ -45,7 +49,7 @@ STORES: dict[str, Any] = {"row_store": "STORES"}
 BUFFERED: dict[str, dict[str, Any]] = {"splits": {"shuffle_buffer_size": 5}}
 SAME: list[tuple[list[Any], dict[str, Any]]] = [
     (MODES, PROCESSES),
-    ([SPLITS, ROWS, MIXTURE], PROCESSES | {"collate_fn": dict}),
+    ([SPLITS, ROWS, MIXTURE, STREAMS], PROCESSES | {"collate_fn": dict}),
     (MODES, {"prefetch_batches": 5}),
     (MODES, {"columns": ["s", "x"]}),
     (ROW_MODES, {"num_workers": 0}),
@@ -99,14 +103,14 @@ def test_a_callers_own_dataloader_gets_the_same_steps(mode: Mode, tables: Path, 
         dataset = mode.open(tables, **stores)
         assert mode.read(DataLoader(dataset, batch_size=None, num_workers=workers)) == wanted
         orders.append(wanted)
-    assert (orders[0] == orders[1]) == (mode is not SPLITS)
+    assert (orders[0] == orders[1]) == (mode not in STREAMED)
     served: Any = mode.make(tables, **stores).dataset
     assert mode.read(DataLoader(served, batch_size=None)) == orders[1]
 
 
 def test_epochs_and_seeds_differ_and_rows_of_tells_them(mode: Mode, tables: Path) -> None:
     """A filter of a stream makes spans of live rows, of which test_rows_of.py speaks."""
-    filters = None if mode is SPLITS else SOME
+    filters = None if mode in STREAMED else SOME
     loader = mode.make(tables, filters=filters)
     orders = []
     for epoch in range(3):
@@ -311,7 +315,7 @@ def test_the_schema_says_what_comes(mode: Mode, tables: Path, options: dict[str,
     loader = mode.make(tables, **options)
     dataset: Any = loader.dataset
     own = options.get("columns", ["x", "k", "f", "s", "row_id"])
-    added = (["source"] if mode is MIXTURE else []) + (["padding"] if "even_ranks" in options else [])
+    added = (["source"] if isinstance(mode, TwoTables) else []) + (["padding"] if "even_ranks" in options else [])
     assert list(next(iter(loader))) == dataset.schema.names
     assert sorted(dataset.schema.names) == sorted(own + added)
     assert dataset.schema.names[len(own) :] == added
@@ -432,6 +436,7 @@ SAID = {
     "rows": ["from a row store of about", "in the memory of this rank", "73 of 73 live rows are in the epoch"],
     "iceberg": ["from a row store of about", "in the memory of this rank", "73 of 73 live rows are in the epoch"],
     "mixture": ["source 1 is 'b': 41 rows, a share of 0.3333", "times all of them"],
+    "streams": ["by a mixture of streams", "source 1 is 'b': 41 rows, a share of 0.3333", "after every step each"],
 }
 
 

@@ -25,7 +25,7 @@ from tests.torch.test_frozen_states import (
     open_loader,
     what_comes,
 )
-from torch_table_loader import TableLoader
+from torch_table_loader import TableLoader, Weights
 from torch_table_loader.planning import keys
 from torch_table_loader.planning.cutting import RoundRobinStrategy, RowBalancedStrategy, SizeBalancedStrategy
 from torch_table_loader.planning.strategies import resolve_strategy
@@ -67,6 +67,26 @@ ORDERS: dict[str, tuple[Case, set[str], list[Any], str]] = {
         {"rows"},
         [[24, 17, 35, 14], [64, 33, 29, 61], [43, 50, 19, 9]],
         "7b1a279745a67c2f",
+    ),
+    "rows by weight": (
+        ROWS | {"num_ranks": 2, "rank": 1, "drawn": Weights(column="x", samples=50)},
+        {"rows", "places in weights"},
+        [[64, 55, 36, 54], [50, 52, 34, 41], [28, 40, 57, 60]],
+        "28eb7530ea75e943",
+    ),
+    "a mixture that draws by weight": (
+        MIXED | {"shuffle_seed": 43, "stop": "all_exhausted", "drawn": Weights(balance="k", samples=40)},
+        {
+            "mixture from 0",
+            "mixture source 0 a",
+            "mixture source 1 a",
+            "mixture source 2 a",
+            "mixture source 0 b",
+            "places in weights of source a",
+            "places in weights of source b",
+        },
+        [[[0, 0], [1, 49], [0, 27], [1, 15], [0, 17], [0, 1]], [[0, 54], [0, 29], [1, 65], [0, 32], [0, 23], [1, 52]]],
+        "89ba126212d21eba",
     ),
     "a mixture": (
         MIXED | {"shuffle_seed": 43, "stop": "all_exhausted"},

@@ -17,7 +17,7 @@ import pytest
 
 from tests.torch.jobs import State, make, own_rows
 from tests.torch.tables import meant_warnings
-from torch_table_loader import MixedDataset, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader import MixedDataset, ResumeError, StructuredDataset, TableLoader, Weights
 from torch_table_loader.engine.state import STATE_VERSION
 
 STATES = Path(__file__).parent / "states"
@@ -46,6 +46,7 @@ PLAIN: Case = {"batch_size": 5, "num_workers": 2, "shuffle": True, "split_rows":
 ROWS: Case = {"batch_size": 4, "num_workers": 2, "shuffle": "rows"}
 MIXED: Case = {"batch_size": 6, "num_workers": 2, "weights": {"b": 1, "a": 3}, "block": 8}
 NATURAL: Case = {"batch_size": 6, "num_workers": 2, "weights": "rows"}
+WEIGHTED: Case = ROWS | {"filtered": True, "drawn": Weights(column="x", samples=50)}
 CASES: dict[str, Case] = {
     "in the middle of an epoch": {"go on": PLAIN, "epoch": 3, "stages": [(PLAIN, 4)]},
     "rows in table order": {
@@ -101,6 +102,19 @@ CASES: dict[str, Case] = {
         "epoch": 0,
         "stages": [(ROWS | {"num_ranks": 5, "rank": 4, "batch_size": 13}, 1)],
     },
+    "rows by weight that pass a filter, some of them excluded": {
+        "go on": WEIGHTED | {"num_ranks": 2, "rank": 1},
+        "epoch": 2,
+        "stages": [
+            (WEIGHTED, {"exclude": [3, 4, 60]}, 3, {"include": [4], "exclude": [30, 31]}),
+            (WEIGHTED | {"num_ranks": 3}, 2),
+        ],
+    },
+    "a mixture that draws by weight": {
+        "go on": MIXED | {"drawn": Weights(balance="k"), "num_ranks": 2, "rank": 1},
+        "epoch": 1,
+        "stages": [(MIXED | {"drawn": Weights(balance="k")}, 4)],
+    },
     "a mixture": {"go on": MIXED, "epoch": 3, "stages": [(MIXED, 4)]},
     "a mixture that never ends, two changes of topology": {
         "go on": MIXED | {"stop": "forever", "num_ranks": 2, "rank": 1},
@@ -144,10 +158,11 @@ def open_loader(options: Case) -> TableLoader:
     """Make the loader of a case."""
     chosen: Case = {"num_ranks": 1, "rank": 0} | options
     filters: Case = {"filters": FILTER} if chosen.pop("filtered", False) else {}
+    drawn: Case = {"weights": chosen.pop("drawn")} if "drawn" in chosen else {}
     if "weights" not in chosen:
-        return make(TABLE / str(chosen.get("form", "parquet")), **chosen, **filters)
+        return make(TABLE / str(chosen.get("form", "parquet")), **chosen, **filters, **drawn)
     with meant_warnings():
-        filters |= {"shuffle": "rows", "columns": ["x", "f"], "row_id": True, "check_plan": False}
+        filters |= {"shuffle": "rows", "columns": ["x", "f"], "row_id": True, "check_plan": False} | drawn
         forms = {"a": "parquet", "b": "json"}
         sources = {name: StructuredDataset(str(TABLE / form), form, **filters) for name, form in forms.items()}
         return MixedDataset.create_dataloader(sources, check_plan=False, **chosen)[0]

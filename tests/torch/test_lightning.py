@@ -61,6 +61,13 @@ def test_a_loader_serves_one_trainer_after_another(seen: Seen) -> None:
     assert not [text for text in told if "iterated again" in text]
 
 
+def test_a_loop_under_fabric_goes_on_at_the_next_batch(seen: Seen) -> None:
+    ranks = values(seen["under_fabric"])
+    first, taken, rest = ([row for rank in ranks for batch in rank[part] for row in batch] for part in range(3))
+    assert sorted(first) == sorted(taken + rest) == EVERY
+    assert all(len(rank[1]) == 3 for rank in ranks)
+
+
 def test_predictions_come_once_for_each_row(seen: Seen) -> None:
     assert sorted(row for rank in values(seen["predicted"]) for row in rank) == EVERY
 
@@ -70,12 +77,29 @@ def test_canary_of_the_batch_that_lightning_reads_ahead(seen: Seen) -> None:
     assert values(seen["uncounted"]) == [{"trained": 3, "taken": 4}] * 2
 
 
+@pytest.mark.parametrize(("scene", "before", "after"), [("on_more_ranks", 1, 2), ("on_fewer_ranks", 2, 1)])
+def test_an_epoch_goes_on_on_another_number_of_ranks(seen: Seen, scene: str, before: int, after: int) -> None:
+    ranks = values(seen[scene])
+    steps = -(-TOTAL // (7 * before))
+    assert len(ranks[0]["gone on"]) == 2 * steps // 3 + 2
+    for name in ranks[0]["gone on"]:
+        kind, number = name.split("=")
+        epoch, made = divmod(int(number) if kind == "step" else (int(number) + 1) * steps, steps)
+        whole = [rank["whole"].get(str(epoch), []) for rank in ranks[:before]]
+        taken = [row for rows in whole for row in rows[: made * 7]]
+        rest = [rank["gone on"][name] for rank in ranks[:after]]
+        for later in range(2):
+            came = sorted(row for rank in rest for row in rank.get(str(later), []))
+            expected = [] if later < epoch else EVERY if later > epoch else sorted(set(EVERY) - set(taken))
+            assert came == expected, (name, later)
+
+
 def test_canary_of_an_epoch_that_goes_on_on_more_ranks(seen: Seen) -> None:
-    """Lightning ends it by its own count of batches; when this fails, `docs/frameworks.md` need not warn of it."""
-    ranks = values(seen["on_more_ranks"])
+    """Lightning ends it by its own count of batches; when this fails, the callback need not count anew."""
+    ranks = values(seen["on_more_ranks_without_the_callback"])
     before = ranks[0]["before"]
     after = together([rank["after"] for rank in ranks], 0)
     assert not set(before) & set(after)
     assert 0 < TOTAL - len(before) - len(after) <= 2 * 7
-    for rank in seen["on_more_ranks"]:
+    for rank in seen["on_more_ranks_without_the_callback"]:
         assert any("epoch 0, which was resumed, was left with 1 batches to go" in text for text in rank["warnings"])

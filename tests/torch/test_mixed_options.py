@@ -87,6 +87,6 @@ def test_contradictions_are_refused_by_name(paths: dict[str, str]) -> None:
     open_ones = {name: StructuredDataset(path, shuffle="rows", row_id=True) for name, path in paths.items()}
     refused("^row_store= is for the sources .* source 'a' is open and was told otherwise", open_ones, row_store="x")
     MixedDataset(open_ones, EVEN, row_id=True, check_plan=False)
-    refused('must be a dataset of one table with shuffle="rows"', to_open(paths, shuffle=True))
+    refused("'b' is a stream, and 'a' has", to_open(paths) | to_open({"b": paths["b"]}, shuffle=True))
     refused("'a' must be a dataset of one table", {"a": dict, "b": dict})
     refused("split_bytes= is for the sources", to_open(paths), split_bytes=10)

@@ -131,6 +131,31 @@ def test_resumes_from_every_step(table: Path, strategy: Any, worker_type: Any) -
         assert [check_batch(batch, wholes, pack) for batch in other] == whole[taken:]
 
 
+def test_packs_of_a_shuffled_stream_differ_in_each_epoch(tmp_path: Path) -> None:
+    lengths: list[int | None] = [int(each) for each in np.random.default_rng(2).integers(1, 60, 200)]
+    write_documents(tmp_path, [lengths], files=1)
+    pack = Pack(seq_len=64, strategy="best_fit", block_docs=50)
+    wholes = documents_of([lengths], pack)
+
+    def packs(loader: TableLoader, epoch: int) -> set[frozenset[int]]:
+        loader.set_epoch(epoch)
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        assert sorted(delivered_by(batches, wholes, pack)) == sorted(places_of(wholes))
+        together = [frozenset(batch["documents"]["id"].tolist()) for batch in batches]
+        return {pack for pack in together if len(pack) > 1}
+
+    shuffled, plain = (make(tmp_path, pack, batch_size=1, num_workers=1, shuffle=shuffle) for shuffle in (True, False))
+    one, two = packs(shuffled, 0), packs(shuffled, 1)
+    assert len(one & two) < 0.7 * len(one)  # blocks of 50 leave little choice
+    assert packs(shuffled, 0) == one
+    assert packs(plain, 0) == packs(plain, 1)
+    state = shuffled.state_dict()
+    state["options"]["stage"] = state["options"]["stage"].removesuffix("-shuffled")  # of a release without
+    with pytest.raises(ResumeError, match="stage"):
+        make(tmp_path, pack, batch_size=1, num_workers=1, shuffle=True).load_state_dict(state)
+
+
 def test_another_length_of_sequences_goes_on_where_documents_are_cut_anywhere(table: Path) -> None:
     first, second = Pack(seq_len=8), Pack(seq_len=5)
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "num_ranks": 1, "even_ranks": None}

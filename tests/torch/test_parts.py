@@ -12,10 +12,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.torch.modes import LAKE, MIXTURE, MODES, PROCESSES, ROWS, SPLITS, Mode
+from tests.torch.modes import LAKE, MIXTURE, MODES, PROCESSES, ROWS, SPLITS, STREAMS, Mode
 from torch_table_loader import ConfigError, ResumeError, StructuredDataset, part_of
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
+MIXED = (MIXTURE, STREAMS)
+"""An epoch of these ends with their first source."""
+
 SHARES = {"train": 0.7, "val": 0.2, "test": 0.1}
 
 
@@ -30,12 +33,12 @@ SPAWNED: dict[str, Any] = PROCESSES | {"multiprocessing_context": "spawn"}
 def test_the_parts_are_the_table(mode: Mode, tables: Path, options: dict[str, Any]) -> None:
     seen: dict[str, list[int]] = {}
     for part in SHARES:
-        own = {"stop": "first_exhausted"} if mode is MIXTURE else {}
+        own = {"stop": "first_exhausted"} if mode in MIXED else {}
         loader = mode.make(tables, filters=of(part), **own, **options)
         seen[part] = [row for batch in mode.read(loader) for row in batch]
-        if mode is not MIXTURE:
+        if mode not in MIXED:
             assert len(loader) == -(-len(seen[part]) // 5)
-    if mode is not MIXTURE:
+    if mode not in MIXED:
         assert sorted(sum(seen.values(), [])) == sorted(mode.live(tables))
     assert len(set(sum(seen.values(), []))) == len(sum(seen.values(), []))
 

@@ -19,7 +19,7 @@ from tests.torch.jobs import topologies
 from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.dataset import RankDataset
-from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.jobs.stream_opening import open_stream
 from torch_table_loader.engine.rank_info import RankInfo
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.read.row_stage import RowStage, StagedRows
@@ -88,7 +88,7 @@ def make(root: Path, stage: RowStage | None = None, **options: Any) -> TableLoad
     ranks = RankInfo(asked.rank or 0, int(asked.num_ranks), "here")
     source = PathSource.open(str(root), "parquet")
     with meant_warnings():
-        job = StreamJob.open(source, asked, ranks, None, stage=Parts() if stage is None else stage)
+        job = open_stream(source, asked, ranks, None, stage=Parts() if stage is None else stage)
         dataset = StructuredDataset.__new__(StructuredDataset)
         RankDataset.__init__(dataset, job)
         return TableLoader(dataset)

@@ -1,4 +1,4 @@
-"""The loader under the Hugging Face Trainer, with the mixin that `docs/frameworks.md` shows."""
+"""The loader under the Hugging Face Trainer, with the library's mixin."""
 
 from __future__ import annotations
 
@@ -48,3 +48,34 @@ def test_a_checkpoint_goes_on_at_the_next_batch(seen: Seen) -> None:
             assert rest["batches"] == whole["batches"][epoch * STEPS + updates * 4 :], name
             assert (rest["steps"], rest["place"]) == (whole["steps"], 2.0)
         assert len(rank["gone on"]) == whole["steps"]
+
+
+@pytest.mark.parametrize(("scene", "before", "after"), [("on_more_ranks", 1, 2), ("on_fewer_ranks", 2, 1)])
+def test_an_epoch_goes_on_on_another_number_of_ranks(seen: Seen, scene: str, before: int, after: int) -> None:
+    ranks = values(seen[scene])
+    batches = {world: -(-TOTAL // (7 * world)) for world in (1, 2)}
+    updates = {world: -(-count // 4) for world, count in batches.items()}
+    assert len(ranks[0]["gone on"]) == 2 * updates[before]
+    for name in ranks[0]["gone on"]:
+        made = int(name.removeprefix("checkpoint-"))
+        epoch, steps = divmod(made - 1, updates[before])
+        start, stop = (
+            epoch * batches[before],
+            min(epoch * batches[before] + (steps + 1) * 4, (epoch + 1) * batches[before]),
+        )
+        taken = together([rank["whole"] for rank in ranks[:before]], start, stop)
+        rest = [rank["gone on"][name] for rank in ranks[:after]]
+        left = -(-(TOTAL - len(taken)) // (7 * after))
+        assert sorted(taken + together(rest, 0, left)) == EVERY, name
+        assert together(rest, left) == EVERY * (1 - epoch), name
+        expected = made + -(-left // 4) + (1 - epoch) * updates[after]
+        assert {(rank["steps"], rank["max_steps"], rank["place"]) for rank in rest} == {(expected, expected, 2.0)}, name
+
+
+def test_max_steps_come_on_another_number_of_ranks(seen: Seen) -> None:
+    for rank in values(seen["so_many_steps_on_fewer_ranks"]):
+        assert {name: rest["steps"] for name, rest in rank["gone on"].items()} == {
+            "checkpoint-6": 14,
+            "checkpoint-12": 14,
+            "checkpoint-14": 14,
+        }

@@ -112,3 +112,14 @@ def offsets_of(array: pa.Array) -> NDArray[Any]:
     wide = pt.is_large_list(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind)
     dtype = np.dtype(np.int64 if wide else np.int32)
     return np.frombuffer(buffer, dtype, len(array) + 1, array.offset * dtype.itemsize)
+
+
+def ascending(start: int, length: int) -> pa.Array:
+    """Return so many integers that follow one another, in memory of Arrow's pool.
+
+    >>> ascending(5, 3).to_pylist()
+    [5, 6, 7]
+    """
+    buffer = pa.allocate_buffer(8 * length)
+    np.frombuffer(buffer, dtype=np.int64)[:] = np.arange(start, start + length, dtype=np.int64)
+    return pa.Array.from_buffers(pa.int64(), length, [None, buffer])

@@ -6,6 +6,8 @@ into them does. Arrow's pool, where decoded columns lie as well, keeps pages for
 
 from __future__ import annotations
 
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ _POOLED_BYTES = 128 * 1024
 """From here on glibc maps a block by itself, at first."""
 
 _ALIGNMENT = 64
+
+_KEPT_BLOCKS = 4
+"""Blocks of a size that wait to be used again: about one for each thread that decodes."""
 
 NewArray = Callable[[tuple[int, ...], Any], Any]
 """Allocates an array of a shape and a dtype."""
@@ -62,6 +67,52 @@ class Arena:
         start, num_bytes = self._at, prod(shape) * kind.itemsize
         self._at += aligned(num_bytes)
         return self._memory[start : start + num_bytes].view(kind).reshape(shape)
+
+
+class ReusedBlocks:
+    """Memory for bytes that come and go: a block is used again once nothing refers to what was in it.
+
+    Memory that is new costs several times what reading a file of the system's cache into it does. Threads may share it.
+    """
+
+    def __init__(self) -> None:
+        """Allocate nothing yet."""
+        self._free: defaultdict[int, deque[NDArray[Any]]] = defaultdict(lambda: deque(maxlen=_KEPT_BLOCKS))
+        """By their bytes, a power of two; what is beyond the most goes back to the system."""
+        self._closed = False
+
+    def new(self, num_bytes: int) -> memoryview:
+        """Return a block, its values undefined.
+
+        Args:
+            num_bytes: of the block, at least 1.
+
+        >>> blocks = ReusedBlocks()
+        >>> one = blocks.new(1000)
+        >>> other = blocks.new(1000)
+        >>> place = np.frombuffer(one, np.uint8).ctypes.data
+        >>> del one
+        >>> np.frombuffer(blocks.new(900), np.uint8).ctypes.data == place
+        True
+        """
+        capacity = 1 << (num_bytes - 1).bit_length()
+        try:
+            block = self._free[capacity].pop()
+        except IndexError:
+            block = new_array((capacity,), np.uint8)
+        # Whatever refers to a part of a buffer refers to the object that it was taken from; views of arrays need not.
+        lent: Any = np.frombuffer(block, np.uint8, num_bytes)
+        weakref.finalize(lent, self._take_back, block).atexit = False
+        return memoryview(lent)
+
+    def close(self) -> None:
+        """Give back what waits to be used again, and what is in use once it is not."""
+        self._closed = True
+        self._free.clear()
+
+    def _take_back(self, block: NDArray[Any]) -> None:
+        if not self._closed:
+            self._free[block.size].append(block)
 
 
 def aligned(num_bytes: int) -> int:

@@ -12,6 +12,7 @@ from torch_table_loader.arrow.arrays import encoded
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
+from torch_table_loader.batching.column_functions import column_functions
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed import PackedCodec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.column_functions import ColumnFunction
     from torch_table_loader.batching.policy import TypePolicy
     from torch_table_loader.batching.rows import Allocate, Block
 
@@ -130,6 +132,7 @@ class TensorCodec(RowsCodec[TensorRows]):
         self._columns: list[Decoder]
         self._columns, self._null_sensitive = choose(schema, policy)
         self.shapes = [shape for column in self._columns for shape in column.shapes()]
+        self._functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
@@ -139,6 +142,11 @@ class TensorCodec(RowsCodec[TensorRows]):
     def null_sensitive(self) -> frozenset[str]:
         """The plain columns in which a null is an error."""
         return self._null_sensitive
+
+    @property
+    def functions(self) -> tuple[ColumnFunction, ...]:
+        """Those of `transforms` and `decode`."""
+        return self._functions
 
     @property
     def refusing_nulls(self) -> frozenset[str]:

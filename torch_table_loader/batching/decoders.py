@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from torch_table_loader.arrow.arrays import null_mask, offsets_of, plain, relisted, valid_mask
 from torch_table_loader.batching.cells import refuse_long_lists, refuse_null
 from torch_table_loader.batching.kinds import DenseKind, Kind, Lists, ListsKind, TextKind
+from torch_table_loader.batching.outputs import cut_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.batching.cells import Cell
+    from torch_table_loader.batching.coders import Coder
 
 Cut = Callable[[Any, int], list[Any]]
 
@@ -67,8 +68,12 @@ class Decoder(ABC):
         """
 
 
+MASK_SUFFIX = "_valid"
+"""What the key of a mask is called behind the name of its column."""
+
+
 def _mask_leaf(name: str, cut: Cut) -> Leaf:
-    return Leaf(f"{name}.valid", DenseKind(np.dtype(np.bool_)), cut)
+    return Leaf(f"{name}{MASK_SUFFIX}", DenseKind(np.dtype(np.bool_)), cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +193,42 @@ class TextDecoder(Decoder):
 
 
 @dataclass(frozen=True, slots=True)
+class ValuesDecoder(Decoder):
+    """Values of any type, kept as Arrow until they are cut into lists of Python's.
+
+    Args:
+        name: the key.
+        type: the Arrow type.
+    """
+
+    name: str
+    type: pa.DataType
+
+    def shapes(self) -> list[Shape]:
+        """The one leaf."""
+        return [Leaf(self.name, TextKind(self.type), cut_values)]
+
+    def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
+        """Hand on; see `Decoder`."""
+        sink.append(array)
+
+
+@dataclass(frozen=True, slots=True)
 class CodesDecoder(Decoder):
-    """Strings as indices into a vocabulary; unknown and null are −1.
+    """Strings as integers.
 
     Args:
         name: the key.
         type: the wide Arrow type that strings are brought to.
         cut: cuts the codes.
-        vocabulary: Arrow array of that type.
-        fill: what a null becomes before it is looked up.
+        coder: says which integer a string is.
+        fill: what a null becomes before that.
     """
 
     name: str
     type: pa.DataType
     cut: Cut
-    vocabulary: pa.Array
+    coder: Coder
     fill: str | bytes | None = None
 
     def shapes(self) -> list[Shape]:
@@ -214,20 +240,22 @@ class CodesDecoder(Decoder):
         wide = array.cast(self.type)
         if self.fill is not None:
             wide = wide.fill_null(self.fill)
-        sink.append(_lookup(wide, self.vocabulary))
+        sink.append(self.coder.codes(wide))
 
 
 @dataclass(frozen=True, slots=True)
 class CodeListsDecoder(Decoder):
-    """Lists of strings as lists of indices into a vocabulary.
+    """Lists of strings as lists of integers.
 
     Args:
         lists: decodes the lists, once their strings are codes.
-        vocabulary: Arrow array of a wide type.
+        type: the wide Arrow type that strings are brought to.
+        coder: says which integer a string is.
     """
 
     lists: ListsDecoder
-    vocabulary: pa.Array
+    type: pa.DataType
+    coder: Coder
 
     def shapes(self) -> list[Shape]:
         """Those of the lists."""
@@ -235,25 +263,9 @@ class CodeListsDecoder(Decoder):
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:
         """Decode; see `Decoder`."""
-        wide = array.cast(pa.large_list(self.vocabulary.type))
-        codes = pa.array(_lookup(wide.flatten(), self.vocabulary))
+        wide = array.cast(pa.large_list(self.type))
+        codes = pa.array(self.coder.codes(wide.flatten()))
         self.lists.into(relisted(wide, codes), sink, seen)
-
-
-def _lookup(array: pa.Array, vocabulary: pa.Array) -> NDArray[np.int64]:
-    if len(vocabulary) <= len(array):
-        found = pc.index_in(array, value_set=vocabulary, skip_nulls=True)
-        every: NDArray[np.int64] = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        return every
-    # Hashing the vocabulary would cost more than hashing the column: look up the column's own values in it.
-    wanted = array.unique()
-    known = pc.index_in(vocabulary, value_set=wanted, skip_nulls=True)
-    places = np.flatnonzero(known.is_valid().to_numpy(zero_copy_only=False))
-    codes_of = np.full(len(wanted) + 1, -1, np.int64)
-    codes_of[known.drop_null().to_numpy(zero_copy_only=False)] = places
-    indices = pc.index_in(array, value_set=wanted, skip_nulls=True).fill_null(len(wanted))
-    codes: NDArray[np.int64] = codes_of[indices.to_numpy(zero_copy_only=False)]
-    return codes
 
 
 @dataclass(frozen=True, slots=True)

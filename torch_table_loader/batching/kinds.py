@@ -196,7 +196,7 @@ def _joined_offsets(parts: Sequence[Lists]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class TextKind(Kind):
-    """Strings or bytes, or lists of them, as an Arrow array of the wide (64-bit offset) type.
+    """Strings or bytes, or lists of them, as an Arrow array of the wide (64-bit offset) type; or values of any type.
 
     Args:
         type: the Arrow type.

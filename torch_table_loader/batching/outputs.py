@@ -245,6 +245,11 @@ def cut_texts(data: pa.Array, batch_size: int) -> list[list[Any]]:
     return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
 
 
+def cut_values(data: pa.Array, batch_size: int) -> list[list[Any]]:
+    """Cut values of any type into lists of what Arrow makes of them in Python; a null is None."""
+    return [data.slice(start, batch_size).to_pylist() for start in range(0, len(data), batch_size)]
+
+
 def cut_text_lists(data: pa.Array, batch_size: int) -> list[list[list[Any] | None]]:
     """Cut lists of strings or bytes into lists of Python lists; a null, inside or outside, is None."""
     values = _objects(data.flatten())

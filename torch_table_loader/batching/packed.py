@@ -151,6 +151,14 @@ class PackedCodec(RowsCodec[PackedRows]):
             return IGNORED
         return int(tokens[0][place])
 
+    def of_tokens(self, rows: PackedRows) -> PackedRows:
+        """View tokens that are rows as sequences; what the last one lacks is padding."""
+        missing = -rows.num_rows % self.width
+        tokens = rows.tokens
+        if missing:
+            tokens = [np.concatenate([values, np.zeros(missing, dtype=values.dtype)]) for values in tokens]
+        return PackedRows(self, (rows.num_rows + missing) // self.width, tokens, rows.parts)
+
     def concat(self, parts: Sequence[PackedRows]) -> PackedRows:
         """Copy runs into one."""
         columns = zip(*(rows.tokens for rows in parts), strict=True)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch_table_loader.column_options import ColumnFunctions, Strings, StringsOption
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import LoaderOptions, OutputFormat, StringLayout
+from torch_table_loader.options import LoaderOptions, OutputFormat
 from torch_table_loader.pack import Pack
 from torch_table_loader.ragged import Pad, RaggedLayout, RaggedOption
 
@@ -22,9 +23,12 @@ class TypePolicy:
             "column.item".
         ragged: "nested", "pad", "offsets" or a `Pad`, for all lists or by column; None is "nested" for torch and
             "offsets" for numpy.
-        strings: "list" or "codes".
+        strings: "list", "codes" or a `Hash`, for all strings or by column; those that it does not name are lists.
         vocabulary: ``{column: values}`` for codes.
         decimals: "float64" or None.
+        unsupported: "list", for columns without a form as tensors; or None.
+        transforms: ``{key: function}``, called with a column's values in each batch; or None.
+        decode: ``{column: function}``, called with each value of a column of strings, which come as a list; or None.
         pack: how documents become sequences, or None.
 
     Raises:
@@ -34,9 +38,12 @@ class TypePolicy:
     output_format: OutputFormat = "torch"
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
     ragged: RaggedOption | None = None
-    strings: StringLayout = "list"
+    strings: StringsOption = "list"
     vocabulary: Mapping[str, Sequence[str]] | None = None
     decimals: Literal["float64"] | None = None
+    unsupported: Literal["list"] | None = None
+    transforms: ColumnFunctions | None = None
+    decode: ColumnFunctions | None = None
     pack: Pack | None = None
 
     def __post_init__(self) -> None:
@@ -48,12 +55,21 @@ class TypePolicy:
                 ("strings", "list"),
                 ("vocabulary", None),
                 ("decimals", None),
+                ("unsupported", None),
+                ("transforms", None),
+                ("decode", None),
             ):
                 if getattr(self, name) != neutral:
                     raise ConfigError(
                         f"{name}={getattr(self, name)!r} shapes tensors and arrays, but output_format="
                         f"{self.output_format!r} delivers every column as it is; leave {name} out"
                     )
+        for name in self.decode or {}:
+            if (form := self.strings_by_column.get(name, "list")) != "list":
+                raise ConfigError(
+                    f"decode[{name!r}] is called with strings or bytes, and strings={{{name!r}: {form!r}}} makes "
+                    "numbers of them; name the column in one of the two"
+                )
         if self.output_format == "numpy" and "nested" in (self.ragged, *self.ragged_by_column.values()):
             raise ConfigError(
                 'ragged="nested" is a torch layout, but output_format="numpy"; choose ragged="offsets" or ragged="pad"'
@@ -69,6 +85,9 @@ class TypePolicy:
             strings=options.strings,
             vocabulary=options.vocabulary,
             decimals=options.decimals,
+            unsupported=options.unsupported,
+            transforms=options.transforms,
+            decode=options.decode,
             pack=options.pack,
         )
 
@@ -86,6 +105,21 @@ class TypePolicy:
     def ragged_by_column(self) -> Mapping[str, RaggedLayout | Pad]:
         """The layouts of lists by column; empty where one is for all."""
         return self.ragged if isinstance(self.ragged, Mapping) else {}
+
+    @property
+    def strings_by_column(self) -> Mapping[str, Strings]:
+        """The forms of strings by column; empty where one is for all."""
+        return self.strings if isinstance(self.strings, Mapping) else {}
+
+    def strings_of(self, path: str) -> Strings:
+        """Return the form of a column of strings.
+
+        Args:
+            path: of the column, dotted.
+        """
+        if path in (self.decode or {}):
+            return "list"
+        return self.strings.get(path, "list") if isinstance(self.strings, Mapping) else self.strings
 
     def layout_of(self, path: str) -> Literal["nested", "offsets"] | Pad:
         """Return the layout of a column of lists, the default resolved.

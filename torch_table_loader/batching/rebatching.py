@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic
 
 from torch_table_loader.batching.rows import R, RowsCodec
@@ -107,6 +107,38 @@ class ExactBatches(Generic[R]):
     def rest(self) -> R | None:
         """Return what remains as rows, fewer than `batch_size`; None if nothing does."""
         return self._carry.empty() if self._carry.num_rows else None
+
+
+class PieceBatches(ExactBatches[R]):
+    """Cuts a run of chunks into batches that end where pieces of it do; the last of a piece may be short.
+
+    Args:
+        codec: joins rows.
+        batch_size: rows of a batch.
+        pieces: rows of each piece, none of which is empty.
+    """
+
+    __slots__ = ("_left", "_pieces")
+
+    def __init__(self, codec: RowsCodec[R], batch_size: int, pieces: Iterator[int]) -> None:
+        """Start at the first piece."""
+        super().__init__(codec, batch_size)
+        self._pieces = pieces
+        self._left = next(pieces, 0)
+
+    def push(self, rows: R) -> list[list[R]]:
+        """Add a chunk; return what is ready, each as consecutive runs, of which the last batch may be short."""
+        ready: list[list[R]] = []
+        while self._left and rows.num_rows >= self._left:
+            ready += super().push(rows if rows.num_rows == self._left else rows.slice(0, self._left))
+            if (rest := self.rest()) is not None:
+                ready.append([rest])
+            rows = rows.slice(self._left, rows.num_rows)
+            self._left = next(self._pieces, 0)
+        if rows.num_rows:
+            ready += super().push(rows)
+            self._left -= rows.num_rows
+        return ready
 
 
 class WindowShuffle(Generic[R]):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.column_functions import ColumnFunction
     from torch_table_loader.planning.pack_counts import PackCounts
 
 Allocate = Callable[[int], torch.Tensor]
@@ -113,6 +114,11 @@ class RowsCodec(ABC, Generic[R]):
     @abstractmethod
     def null_sensitive(self) -> frozenset[str]:
         """The plain columns in which a null is an error, so that statistics can refuse it beforehand."""
+
+    @property
+    def functions(self) -> tuple[ColumnFunction, ...]:
+        """The caller's functions over single columns, to be called with each batch in this order."""
+        return ()
 
     @abstractmethod
     def decode(self, batch: pa.RecordBatch) -> R:

@@ -7,12 +7,12 @@
 | date, time, timestamp, duration | int64 tensor in the column's unit (date32: days) |
 | fixed-size list of those | tensor with one dimension more |
 | list, large list, list view of those | jagged, padded, or values and offsets (`ragged=`) |
-| string, binary, their large, view and fixed-size forms | Python list, or codes (`strings=`) |
-| list of strings or binary | list of Python lists, or lists of codes with a vocabulary |
+| string, binary, their large, view and fixed-size forms | Python list, codes or buckets (`strings=`) |
+| list of strings or binary | list of Python lists, or lists of codes with a vocabulary or of buckets |
 | bfloat16, floats of 8 bits and complex numbers (`arrow/elements.py`) | tensor of torch's type |
 | struct | nested dict, its children as above |
 | dictionary, run-end encoded, extension | as what is inside |
-| null, map, union, interval, list of list, list of struct | refused |
+| null, map, union, interval, list of list, list of struct | refused; Python values with ``unsupported="list"`` |
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from torch_table_loader.arrow.datatypes import children_of, is_string, is_text, 
 from torch_table_loader.arrow.elements import ElementType, mark_of, marked_dtype
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.cells import Cell, FlatCell, GridCell, PlainCell
+from torch_table_loader.batching.coders import HashCoder, VocabularyCoder
 from torch_table_loader.batching.decoders import (
+    MASK_SUFFIX,
     CodeListsDecoder,
     CodesDecoder,
     Decoder,
@@ -40,6 +42,7 @@ from torch_table_loader.batching.decoders import (
     PlainDecoder,
     StructDecoder,
     TextDecoder,
+    ValuesDecoder,
 )
 from torch_table_loader.batching.fills import (
     check_names,
@@ -49,12 +52,15 @@ from torch_table_loader.batching.fills import (
     text_fill,
     vocabulary_array,
 )
+from torch_table_loader.column_options import Hash
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
+    from torch_table_loader.batching.coders import Coder
     from torch_table_loader.batching.decoders import Cut
     from torch_table_loader.batching.policy import TypePolicy
+    from torch_table_loader.column_options import Strings
 
 _INT64 = np.dtype(np.int64)
 _FLOAT64 = np.dtype(np.float64)
@@ -87,10 +93,13 @@ _CUTS: Mapping[tuple[str, str], Cut] = {
 _PADDED_CUTS = {"torch": outputs.cut_padded_tensors, "numpy": outputs.cut_padded_arrays}
 
 _LEAVE_OUT = 'leave it out with columns=[...], or take output_format="arrow"'
+_AS_VALUES = f'take it as Python values with unsupported="list", {_LEAVE_OUT}'
 
 _FILLABLE = {"number", "fixed-size list", "list", "string", "list of codes"}
 _CODABLE = {"string", "list of codes"}
 _RAGGED = {"list", "list of codes"}
+_LISTS_OF_STRINGS = "list of strings, where null comes as None"
+_STRINGS = _CODABLE | {_LISTS_OF_STRINGS}
 
 
 def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozenset[str]]:
@@ -112,6 +121,8 @@ def choose(schema: pa.Schema, policy: TypePolicy) -> tuple[list[Decoder], frozen
     check_names("nulls", policy.fills, chooser.known, _FILLABLE)
     check_names("vocabulary", policy.vocabulary or {}, chooser.known, _CODABLE)
     check_names("ragged", policy.ragged_by_column, chooser.known, _RAGGED)
+    check_names("strings", policy.strings_by_column, chooser.known, _STRINGS)
+    check_names("decode", policy.decode or {}, chooser.known, {"string"})
     sensitive = frozenset(
         entry.name
         for entry, column in zip(schema, columns, strict=True)
@@ -156,7 +167,7 @@ def check_keys(columns: Sequence[Decoder], where: str) -> None:
     names = [shape.name for column in columns for shape in column.shapes()]
     for name in names:
         if names.count(name) > 1:
-            hint = "the mask of another column" if name.endswith(".valid") else "another column"
+            hint = "the mask of another column" if name.endswith(MASK_SUFFIX) else "another column"
             raise ConfigError(
                 f"{where} has a column {name!r}, and {hint} would come under the same name; "
                 "rename one, or leave one out with columns=[...]"
@@ -193,6 +204,9 @@ class Chooser:
             return self._struct(entry, path, nullable=nullable)
         if is_text(kind):
             return self._text(entry.name, kind, path)
+        if self.policy.unsupported == "list" and not _has_tensor_form(kind, decimals=self.policy.decimals is not None):
+            self.known[path] = "list of Python values, where null comes as None"
+            return ValuesDecoder(entry.name, kind)
         masked = self.policy.masks and nullable
         if pt.is_list(kind) or pt.is_large_list(kind) or _is_grid_of_text(kind):
             return self._lists(entry, path, masked=masked)
@@ -213,19 +227,36 @@ class Chooser:
         wide = _wide(kind)
         fills = self.policy.fills
         fill = text_fill(path, fills[path], wide) if path in fills else None
-        if self.policy.strings == "list":
+        form = self._form_of_strings(path)
+        if form == "list":
             return TextDecoder(name, wide, outputs.cut_texts, fill)
-        given = (self.policy.vocabulary or {}).get(path)
-        if given is None:
+        coder = self._coder(form, path, wide)
+        if coder is None:
             return TextDecoder(name, wide, self._cut("codes"), fill)
-        return CodesDecoder(name, wide, self._cut("fixed"), vocabulary_array(path, given, wide), fill)
+        return CodesDecoder(name, wide, self._cut("fixed"), coder, fill)
+
+    def _form_of_strings(self, path: str) -> Strings:
+        form = self.policy.strings_of(path)
+        if form != "codes" and path in (self.policy.vocabulary or {}):
+            raise ConfigError(
+                f"vocabulary names {path!r}, whose strings come as {form!r}; leave it out of vocabulary, or pass "
+                f'strings={{{path!r}: "codes"}} and no decode for it'
+            )
+        return form
+
+    def _coder(self, form: Strings, path: str, wide: pa.DataType) -> Coder | None:
+        """Return what makes integers of strings; None where each batch has its own dictionary."""
+        if isinstance(form, Hash):
+            return HashCoder(form.buckets)
+        given = (self.policy.vocabulary or {}).get(path)
+        return None if given is None else VocabularyCoder(vocabulary_array(path, given, wide))
 
     def _lists(self, entry: pa.Field, path: str, *, masked: bool) -> Decoder:
         item = _opened(entry.type.value_type)
         if is_text(item):
             return self._text_lists(entry.name, path, _wide(item), masked=masked)
         if pt.is_nested(item) and not pt.is_fixed_size_list(item):
-            raise unsupported(path, entry.type, _LEAVE_OUT)
+            raise unsupported(path, entry.type, _AS_VALUES)
         self.known[path] = "list"
         return self._lists_of(entry.name, path, self._cell(entry.type.value_type, f"{path}.item"), masked=masked)
 
@@ -245,19 +276,21 @@ class Chooser:
         return ListsDecoder(name, path, item, cut, self._cut("fixed"), masked, fill, layout.longest)
 
     def _text_lists(self, name: str, path: str, wide: pa.DataType, *, masked: bool) -> Decoder:
-        if self.policy.strings == "list":
-            self.known[path] = "list of strings, where null comes as None"
+        form = self._form_of_strings(path)
+        if form == "list":
+            self.known[path] = _LISTS_OF_STRINGS
             return TextDecoder(name, pa.large_list(wide), outputs.cut_text_lists)
         self.known[path] = "list of codes"
-        given = (self.policy.vocabulary or {}).get(path)
-        if given is None:
+        coder = self._coder(form, path, wide)
+        if coder is None:
             raise ConfigError(
                 f"column {path!r} holds lists of strings, whose codes want a vocabulary; pass "
-                f"vocabulary={{{path!r}: [...]}}, or leave it out with columns=[...]"
+                f"vocabulary={{{path!r}: [...]}}, strings={{{path!r}: Hash(buckets=...)}}, or leave it out with "
+                "columns=[...]"
             )
         codes = FlatCell(f"{path}.item", _INT64, _INT64)
         lists = self._lists_of(name, path, codes, masked=masked)
-        return CodeListsDecoder(lists, vocabulary_array(path, given, wide))
+        return CodeListsDecoder(lists, wide, coder)
 
     def _cell(self, kind: pa.DataType, path: str, *, masked: bool = False) -> Cell:
         if (inner := _opened(kind)) != kind:
@@ -291,9 +324,9 @@ class Chooser:
             return FlatCell(path, np.dtype(np.int32) if kind.bit_width == 32 else _INT64, _INT64)
         if pt.is_decimal(kind):
             if self.policy.decimals is None:
-                raise unsupported(path, kind, f'pass decimals="float64" to take it as doubles, {_LEAVE_OUT}')
+                raise unsupported(path, kind, f'pass decimals="float64" to take it as doubles, {_AS_VALUES}')
             return FlatCell(path, _FLOAT64, _FLOAT64, cast=True)
-        remedy = f"say what type it has with schema=, {_LEAVE_OUT}" if pt.is_null(kind) else _LEAVE_OUT
+        remedy = f"say what type it has with schema=, {_AS_VALUES}" if pt.is_null(kind) else _AS_VALUES
         raise unsupported(path, kind, remedy)
 
     def _element(self, element: str, path: str) -> FlatCell:
@@ -318,6 +351,24 @@ def _opened(kind: pa.DataType) -> pa.DataType:
 def unsupported(path: str, kind: object, remedy: str) -> ConfigError:
     """Return an error that names the column, its type and the remedy."""
     return ConfigError(f"column {path!r} is of type {kind}, which has no form as a tensor; {remedy}")
+
+
+def _has_tensor_form(kind: pa.DataType, *, decimals: bool) -> bool:
+    """Return whether values of a type that is neither text nor struct have a form as tensors.
+
+    Args:
+        kind: the type.
+        decimals: whether decimals are taken as doubles.
+    """
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        kind = _opened(kind.value_type)
+        if is_text(kind):
+            return True
+    while pt.is_fixed_size_list(kind):
+        kind = _opened(kind.value_type)
+    if pt.is_decimal(kind):
+        return decimals
+    return isinstance(kind, ElementType) or kind in _SAME_WIDTH or (pt.is_temporal(kind) and not pt.is_interval(kind))
 
 
 def _is_grid_of_text(kind: pa.DataType) -> bool:

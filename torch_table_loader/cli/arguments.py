@@ -8,12 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
-from torch_table_loader.dataset import StructuredDataset
+from torch_table_loader.column_options import StringLayout
+from torch_table_loader.dataset import StructuredDataset, TableDataset
+from torch_table_loader.delta import DeltaDataset
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.options import EvenRanks, OnError, OutputFormat, StringLayout, WorkerType
+from torch_table_loader.iceberg import IcebergDataset
+from torch_table_loader.options import DEFAULT_RETRY_SECONDS, EvenRanks, OnError, OutputFormat, WorkerType
 from torch_table_loader.ragged import RaggedLayout
 from torch_table_loader.read.filter_text import all_of
 from torch_table_loader.read.formats import format_names
+from torch_table_loader.source.table_formats import format_of_folder
 
 if TYPE_CHECKING:
     from torch_table_loader.loader import TableLoader
@@ -79,6 +83,7 @@ def null_fill(text: str) -> tuple[str, Any]:
         return name, value
 
 
+_EXAMPLES = "examples:"
 _WHOLE = {"type": int, "metavar": "N"}
 _TEXT = {"metavar": "NAME"}
 _SWITCH = {"action": "store_true"}
@@ -86,7 +91,12 @@ _LIST = {"action": "extend", "type": comma_separated, "metavar": "A,B"}
 _MANY = {"action": "append", "metavar": "TEXT"}
 
 TABLE = (
-    Argument("path", "path", "a directory, glob or file, or several of them", {"nargs": "+", "metavar": "PATH"}),
+    Argument(
+        "path",
+        "path",
+        "a directory, glob or file, or several; a table's folder or metadata.json; with --catalog a table's name",
+        {"nargs": "+", "metavar": "PATH"},
+    ),
     Argument("--format", "format", "of the files (default: what their names end with)"),
     Argument("--columns", "columns", "what to deliver, in this order (default: all)", _LIST),
     Argument("--filter", "filters", 'such as "day >= 2026-01-03"; given more than once, all must hold', _MANY),
@@ -130,29 +140,67 @@ TABLE = (
     Argument("--ragged", "ragged", "how lists come (default: nested)", {"choices": get_args(RaggedLayout)}),
     Argument("--strings", "strings", "how strings come (default: list)", {"choices": get_args(StringLayout)}),
     Argument("--decimals", "decimals", "take decimals as doubles", {"choices": ["float64"]}),
+    Argument("--unsupported", "unsupported", "take what has no tensor form as Python values", {"choices": ["list"]}),
 )
 
+
+CHOSEN = (
+    Argument(
+        "--catalog", "catalog", "the catalog of an Iceberg table, as .pyiceberg.yaml or the environment name it", _TEXT
+    ),
+    Argument("--table", "table", "the Iceberg table's name in the catalog, such as db.t, in place of PATH", _TEXT),
+    Argument(
+        "--snapshot-id", "snapshot_id", "of an Iceberg table; of Delta Lake the version (default: newest)", _WHOLE
+    ),
+    Argument("--branch", "branch", "the newest snapshot of a branch of an Iceberg table", _TEXT),
+    Argument("--tag", "tag", "the snapshot that a tag of an Iceberg table names", _TEXT),
+    Argument(
+        "--as-of",
+        "as_of",
+        "what was the newest then: a time with its zone, 2026-01-31T12:00:00+00:00",
+        {"metavar": "TIME"},
+    ),
+)
+"""What names a table of Iceberg or Delta Lake, and which of its snapshots is read."""
+
+TABLE_FORMATS = ("iceberg", "delta")
+"""What --format names beside the formats of files."""
 
 OF_FILES = ("path", "format", "filters", "partitioning", "storage_options", "retry_seconds", "plan_cache", "raw_files")
 """The keywords of commands that read a table's files."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str]) -> None:
-    """Add the options that give some keywords; what is not typed leaves the library's own default.
+def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str], *, beside: bool = False) -> None:
+    """Add the options that name a table and give some keywords; what is not typed leaves the library's own default.
 
     Args:
         parser: of a command.
         keywords: of `StructuredDataset`.
+        beside: whether another positional argument comes after PATH, which must then be there.
     """
-    wanted = set(keywords)
-    for argument in TABLE:
+    wanted = set(keywords) | {argument.keyword for argument in CHOSEN if not (beside and argument.keyword == "table")}
+    for argument in (*TABLE, *CHOSEN):
         if argument.keyword in wanted:
             settings: dict[str, Any] = {"help": argument.text, **argument.settings}
             if argument.keyword == "format":
-                settings["choices"] = format_names()
+                settings["choices"] = [*format_names(), *TABLE_FORMATS]
+            if argument.keyword == "path" and not beside:
+                settings["nargs"] = "*"
             if argument.flag.startswith("-"):
                 settings |= {"dest": argument.keyword, "default": argparse.SUPPRESS}
             parser.add_argument(argument.flag, **settings)
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a command's help, which `Help` leaves as it is."""
+    return "\n  ".join([_EXAMPLES, *lines])
+
+
+class Help(argparse.HelpFormatter):
+    """Help that wraps all text but examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(_EXAMPLES) else super()._fill_text(text, width, indent)
 
 
 def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
@@ -166,8 +214,8 @@ def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
     """
     given = {argument.keyword: getattr(typed, argument.keyword, None) for argument in TABLE}
     keywords = {name: value for name, value in given.items() if value is not None}
-    if len(keywords["path"]) == 1:
-        keywords["path"] = keywords["path"][0]
+    if len(path := keywords.pop("path", [])):
+        keywords["path"] = path[0] if len(path) == 1 else path
     if "storage_options" in keywords:
         keywords["storage_options"] = dict(keywords["storage_options"])
     if "nulls" in keywords:
@@ -186,11 +234,99 @@ def _nulls(given: list[tuple[str, Any]]) -> Any:
     return fills[""]
 
 
-def open_loader(typed: argparse.Namespace, **own: Any) -> tuple[TableLoader, StructuredDataset]:
-    """Open the table that was named.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which dataset was asked for, and how.
+
+    Args:
+        kind: the class of the dataset.
+        keywords: that it takes.
+    """
+
+    kind: type[TableDataset]
+    keywords: dict[str, Any]
+
+    @property
+    def of_files(self) -> bool:
+        """Whether it is a table of plain files."""
+        return self.kind is StructuredDataset
+
+
+def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
+    """Return the dataset that was named: of files, of Iceberg or of Delta Lake.
+
+    A catalog or the name of a table, a metadata.json, and the folder of a table that has a log of its own are known for
+    what they are; ``--format`` says it otherwise, and ``--raw-files`` reads the files.
 
     Args:
         typed: what a parser with `add_arguments` gave.
         own: keywords that the command sets by itself, and that win.
+
+    Raises:
+        ConfigError: no table was named, or two; or an option for another kind of table.
     """
-    return StructuredDataset.create_dataloader(**{**loader_keywords(typed), "check_plan": False, **own})
+    keywords = {**loader_keywords(typed), **own}
+    chosen = {each.keyword: getattr(typed, each.keyword) for each in CHOSEN if hasattr(typed, each.keyword)}
+    path = keywords.get("path")
+    if (path is None) == ("table" not in chosen):
+        raise ConfigError("name one table: PATH, or --table with the --catalog that has it")
+    kind = _kind(keywords, chosen)
+    if kind not in TABLE_FORMATS:
+        if chosen:
+            raise ConfigError(
+                f"{_flag(next(iter(chosen)))} is for tables of Iceberg and Delta Lake, and this is one of plain files; "
+                "name its --catalog or its --format, or leave it out"
+            )
+        return Asked(StructuredDataset, keywords)
+    for name in ("path", "format"):
+        keywords.pop(name, None)
+    if path is not None and not isinstance(path, str):
+        raise ConfigError(f"one table is read at a time, and {len(path)} paths were given; name one")
+    if kind == "iceberg":
+        return Asked(IcebergDataset, keywords | _iceberg(path, chosen))
+    return Asked(DeltaDataset, keywords | _delta(path, chosen))
+
+
+def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
+    """Return the format that was named, or that the path shows; None for that of its files."""
+    named, path = keywords.get("format"), keywords.get("path")
+    if "catalog" in chosen or "table" in chosen:
+        if named not in (None, "iceberg"):
+            raise ConfigError(f"--catalog and --table name an Iceberg table, which is not of the format {named!r}")
+        return "iceberg"
+    if named is not None or keywords.get("raw_files") or not isinstance(path, str):
+        return named
+    if path.endswith(".metadata.json"):
+        return "iceberg"
+    options, seconds = keywords.get("storage_options"), keywords.get("retry_seconds", DEFAULT_RETRY_SECONDS)
+    return format_of_folder(path, options, seconds)
+
+
+def _iceberg(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    if "catalog" in chosen and "table" not in chosen:
+        return {**chosen, "table": path}
+    return dict(chosen) if path is None else {**chosen, "metadata_location": path}
+
+
+def _delta(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"snapshot_id": "version", "as_of": "timestamp"}
+    for name in chosen:
+        if name not in names:
+            raise ConfigError(f"{_flag(name)} is for Iceberg tables, and this is one of Delta Lake; leave it out")
+    return {"table_uri": path, **{names[name]: value for name, value in chosen.items()}}
+
+
+def _flag(keyword: str) -> str:
+    return next(argument.flag for argument in CHOSEN if argument.keyword == keyword)
+
+
+def open_table(typed: argparse.Namespace, **own: Any) -> TableDataset:
+    """Open the table that was named; see `asked_for`."""
+    asked = asked_for(typed, **{"check_plan": False, **own})
+    return asked.kind(**asked.keywords)
+
+
+def open_loader(typed: argparse.Namespace, **own: Any) -> tuple[TableLoader, TableDataset]:
+    """Open the table that was named, and make its loader; see `asked_for`."""
+    asked = asked_for(typed, **{"check_plan": False, **own})
+    return asked.kind.create_dataloader(**asked.keywords)

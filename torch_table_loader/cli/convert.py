@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pyarrow.parquet as pq
 
-from torch_table_loader.cli.arguments import OF_FILES, add_arguments, loader_keywords
-from torch_table_loader.dataset import StructuredDataset
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, examples, open_table
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
@@ -27,6 +26,7 @@ from torch_table_loader.read.format_writer import ENTRY_POINT_GROUP, FormatWrite
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from torch_table_loader.dataset import TableDataset
     from torch_table_loader.engine.table import Table
 
 _KEYWORDS = (*OF_FILES, "columns", "on_error")
@@ -69,8 +69,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="write a table's files in another format, such as tensor shards",
         description="Writes one file for each file of a table, with its rows in order. The folder gets its name "
         "once it is complete.",
+        epilog=examples(
+            "torch-table-loader convert clicks shards",
+            "torch-table-loader convert db.clicks clicks --catalog prod --to parquet",
+        ),
     )
-    add_arguments(parser, _KEYWORDS)
+    add_arguments(parser, _KEYWORDS, beside=True)
     parser.add_argument("out", metavar="OUT", help="the folder to write, which may not be there yet")
     to = "format to write (default: parquet; of Parquet tensorproto)"
     parser.add_argument("--to", metavar="NAME", help=to)
@@ -90,12 +94,9 @@ def run(typed: argparse.Namespace) -> None:
         TableError: a row that it does not carry; or the table is damaged.
         StorageError: the folder cannot be written.
     """
-    keywords = loader_keywords(typed)
     if typed.to is not None:
         _writer(typed.to)  # a wrong name is refused before the table is read
-    dataset = StructuredDataset(
-        **keywords, output_format="arrow", num_workers=0, count_filtered=False, check_plan=False
-    )
+    dataset = open_table(typed, output_format="arrow", num_workers=0, count_filtered=False)
     is_parquet = all(file.format == "parquet" for file in dataset.table.files)
     writer = _writer(typed.to or ("tensorproto" if is_parquet else "parquet"))
     writer.check(dataset.schema)
@@ -122,7 +123,7 @@ def _writer(name: str) -> FormatWriter:
     return found
 
 
-def _files(dataset: StructuredDataset, suffix: str) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
+def _files(dataset: TableDataset, suffix: str) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
     """Yield for each file of a table the name of its copy, and its rows."""
     table, filters = dataset.table, dataset.options.filters
     reader = table.reader(dataset.schema.names, filters, max_rows=_ROWS_OF_A_BATCH)

@@ -12,6 +12,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.read.field_ids import names_in, places
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.table import Table
@@ -34,13 +35,13 @@ def decode_row_groups(table: Table, columns: Sequence[str], threads: int) -> int
 
     Args:
         table: of Parquet files.
-        columns: names; those that a file lacks are not read there.
+        columns: names that the table has for them; those that a file lacks are not read there.
         threads: how many decode.
 
     Returns:
         The rows that came out.
     """
-    present = [[name for name in columns if name in meta.schema.names] for meta in table.metas]
+    present = [_names_in_file(table, file, columns) for file in range(len(table.files))]
 
     def open_file(file: int) -> pq.ParquetFile:
         footer = pq.read_metadata(pa.BufferReader(table.metas[file].footer))
@@ -51,6 +52,16 @@ def decode_row_groups(table: Table, columns: Sequence[str], threads: int) -> int
 
     groups = [(file, group) for file, meta in enumerate(table.metas) for group in range(len(meta.group_rows))]
     return decode_on_threads(groups, open_file, read, threads)
+
+
+def _names_in_file(table: Table, number: int, columns: Sequence[str]) -> list[str]:
+    """Return what a file calls some columns, without those that it lacks."""
+    file, schema = table.files[number], table.metas[number].schema
+    if file.columns is None:
+        return [name for name in columns if name in schema.names]
+    at = places(schema, names_in(schema, file.columns))
+    ids = {column.name: column.field_id for column in file.columns.table.current}
+    return [schema.field(at[ids[name]]).name for name in columns if ids.get(name) in at]
 
 
 def decode_on_threads(

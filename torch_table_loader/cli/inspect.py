@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.kinds import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.cli.arguments import TABLE, add_arguments, loader_keywords, open_loader
+from torch_table_loader.cli.arguments import TABLE, add_arguments, examples, loader_keywords, open_loader
 from torch_table_loader.cli.text_tables import render
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
@@ -25,6 +26,7 @@ from torch_table_loader.explain import explain
 from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.ragged import Pad
+from torch_table_loader.scrubbing import shown_url
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 NOT_TAKEN = frozenset({"worker_type"})
 """Keywords that change neither the plan nor the form of columns."""
 
-FORM = ("output_format", "nulls", "ragged", "strings", "decimals")
+FORM = ("output_format", "nulls", "ragged", "strings", "decimals", "unsupported")
 """Keywords that decide the form of columns: the table is opened without them, so that columns they refuse are shown."""
 
 REFUSED = "refused"
@@ -56,6 +58,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "inspect",
         help="print a table's schema and files, and who reads what of it",
         description="Prints a table's schema, files, row groups and splits, and what each rank and worker would read.",
+        epilog=examples(
+            "torch-table-loader inspect clicks --columns label --ranks 8",
+            "torch-table-loader inspect --catalog prod --table db.clicks --as-of 2026-01-31T00:00:00+00:00",
+            "torch-table-loader inspect lake/orders --format delta --snapshot-id 3",
+            "torch-table-loader inspect clicks --ranks 8 --shuffle --html clicks.html",
+        ),
     )
     add_arguments(parser, {argument.keyword for argument in TABLE} - NOT_TAKEN)
     parser.add_argument("--epoch", type=int, default=0, metavar="N", help="the epoch that is planned (default: 0)")
@@ -66,6 +74,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         metavar="N",
         help="the most files, workers and ranks that are listed; 0 for all (default: 20)",
     )
+    parser.add_argument("--html", metavar="FILE", help="also write rank 0's plan as a page that any browser shows")
     parser.set_defaults(run=run)
     return parser
 
@@ -90,20 +99,50 @@ def run(typed: argparse.Namespace) -> None:
     assert isinstance(job, StreamJob)  # noqa: S101 the command does not shuffle rows
     keywords = loader_keywords(typed)
     asked = replace(job.options, **{name: keywords.get(name, defaults()[name]) for name in FORM})
-    for part in tell(job, asked, typed.epoch, most):
+    load = Load(job, typed.epoch)
+    for part in tell(job, asked, load, typed.epoch, most):
         sys.stdout.write(f"{part}\n\n")
+    if typed.html is not None:
+        title = dataset.table.description or " ".join(map(shown_url, typed.path))
+        write_page(typed.html, title, job, load, typed.epoch)
 
 
-def tell(job: StreamJob, asked: LoaderOptions, epoch: int, most: int) -> Iterator[str]:
+def write_page(path: str, title: str, job: StreamJob, load: Load, epoch: int) -> None:
+    """Write the plan of rank 0 as an HTML file, with the load of all ranks where rows are counted.
+
+    Args:
+        path: of the file, which is replaced.
+        title: of the page.
+        job: rank 0's.
+        load: of every rank.
+        epoch: from 0.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    told = explain(job, epoch)
+    if load.counted:
+        steps = tuple(each for each in load.steps if each is not None)
+        rows = tuple(load.rows_of(rank) for rank in range(len(steps)))
+        told = replace(told, rows_per_rank=rows, steps_per_rank=steps)
+    try:
+        Path(path).write_text(told.to_html(title), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html must name a file that can be written, got {path!r}: {error.strerror}") from error
+    sys.stdout.write(f"page: {path}\n")
+
+
+def tell(job: StreamJob, asked: LoaderOptions, load: Load, epoch: int, most: int) -> Iterator[str]:
     """Return the printed tables one by one.
 
     Args:
         job: rank 0's, of Arrow batches; it is planned for every rank.
         asked: the options with the form of columns that was typed.
+        load: of every rank.
         epoch: from 0.
         most: files, workers and ranks that are listed.
     """
-    told, load = explain(job, epoch), Load(job, epoch)
+    told = explain(job, epoch)
     yield (
         f"{told.files:,} files, {told.row_groups:,} row groups, {told.rows:,} rows, {told.stored_bytes:,} bytes stored"
     )
@@ -231,6 +270,10 @@ class Load:
                 size = int((num_bytes[runs.split] * share).sum())
                 batches = made[lane] if self.counted else None
                 self.workers.append((rank, lane, len(runs), runs.num_rows, size, batches))
+
+    def rows_of(self, rank: int) -> int:
+        """Add up the rows of a rank's workers."""
+        return sum(worker[3] for worker in self.workers if worker[0] == rank)
 
 
 def bytes_of(segments: SegmentTable) -> NDArray[np.int64]:

@@ -8,13 +8,15 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, NoReturn
 
-from torch_table_loader.cli import bench, convert, inspect, registry, store, tokenize
+from torch_table_loader.cli import bench, convert, inspect, looking, registry, sample, store, tokenize
+from torch_table_loader.cli.arguments import Help
 from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.scrubbing import without_logins
 
-COMMANDS = (inspect, bench, store, tokenize, convert, registry)
+COMMANDS = (inspect, looking.head, looking.schema, looking.plan, bench, store, tokenize, convert, sample, registry)
 """Each has ``add_parser(subparsers)``, which sets ``run``: a function of what was typed."""
 
 USAGE_ERROR = 2
@@ -25,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         """Accept options by their full names alone."""
-        super().__init__(**{"allow_abbrev": False, **settings})
+        super().__init__(**{"allow_abbrev": False, "formatter_class": Help, **settings})
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse; of arguments that nobody knows, say the names and not the values."""
@@ -54,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; None for those of this process.
 
     Returns:
-        The exit code: 0; 2 for an error of the caller's, the table's or the store's; 130 when interrupted.
+        The exit code: 0; 1 where the reader of the output has gone; 2 for an error of the caller's, the table's or the
+        store's; 130 when interrupted.
     """
     typed = make_parser().parse_args(arguments)
     try:
@@ -77,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> Parser:
     """Make the parser of all commands."""
     parser = Parser(prog="torch-table-loader", description="Looks at tables as the loader sees them.")
+    parser.add_argument("--version", action="version", version=f"torch-table-loader {version('torch-table-loader')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(commands).add_argument("--debug", action="store_true", help="show the traceback of an error")

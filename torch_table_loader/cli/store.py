@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.cli.arguments import OF_FILES, add_arguments, loader_keywords
+from torch_table_loader.cli.arguments import OF_FILES, Asked, add_arguments, asked_for
 from torch_table_loader.cli.text_tables import render
 from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
@@ -154,16 +154,16 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
         raise ConfigError("--address is of a Ray cluster; pass --engine ray too, or leave it out")
     # Which rows a rank would read is no part of a store; with drop_last no rank is warned of unequal steps.
     own = {"shuffle": "rows", "num_ranks": "auto", "drop_last": True, "check_plan": False, "output_format": "arrow"}
-    keywords = {**loader_keywords(typed), **own, "row_store": row_store}
+    asked = asked_for(typed, **own, row_store=row_store)
     began = time.perf_counter()
     if typed.engine is None:
-        _plan_share(keywords, _share_of_this_rank(keywords))
-        store = _open(keywords, show_progress=typed.progress)
+        _plan_share(asked.keywords, _share_of_this_rank(asked))
+        store = _open(asked, show_progress=typed.progress)
         builders = []
     else:
         with ray_cluster(typed.address) as cluster:
-            builders = _plan_over(cluster, keywords)
-            store = _open(keywords, show_progress=typed.progress)
+            builders = _plan_over(cluster, asked)
+            store = _open(asked, show_progress=typed.progress)
             builders += _build_over(cluster, store)
     store.rows()
     assert store.place is not None  # noqa: S101 a folder was named
@@ -178,8 +178,8 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
     print("\n  ".join([first, *builders]), flush=True)
 
 
-def _open(keywords: Keywords, *, show_progress: bool) -> RowStoreHandle:
-    return table_rows(StructuredDataset(**keywords, show_progress=show_progress), "store build").store
+def _open(asked: Asked, *, show_progress: bool) -> RowStoreHandle:
+    return table_rows(asked.kind(**asked.keywords | {"show_progress": show_progress}), "store build").store
 
 
 def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
@@ -189,9 +189,10 @@ def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
     return len(names)
 
 
-def _names(keywords: Keywords) -> list[str]:
-    """Return the names of the table's files, where there is a plan cache that could keep what is read of them."""
-    if "plan_cache" not in keywords:
+def _names(asked: Asked) -> list[str]:
+    """Return the names of a plain table's files, where there is a plan cache that could keep what is read of them."""
+    keywords = asked.keywords
+    if "plan_cache" not in keywords or not asked.of_files:
         return []
     name = keywords.get("format")
     source = PathSource.open(
@@ -208,19 +209,19 @@ def _names(keywords: Keywords) -> list[str]:
     return [file.name for file in source.files]
 
 
-def _share_of_this_rank(keywords: Keywords) -> list[str]:
+def _share_of_this_rank(asked: Asked) -> list[str]:
     """Return the names of files that this rank plans first; other ranks plan the others meanwhile."""
     ranks = resolve_ranks(LoaderOptions(num_ranks="auto"))
-    return _names(keywords)[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
+    return _names(asked)[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
 
 
-def _plan_over(cluster: RayCluster, keywords: Keywords) -> list[str]:
+def _plan_over(cluster: RayCluster, asked: Asked) -> list[str]:
     """Fill the plan cache on all nodes, where there is one; what it knows already costs them little."""
-    names, planned = _names(keywords), Counter[str]()
+    names, planned = _names(asked), Counter[str]()
     if not names:
         return []
     tasks = min(cluster.cpus, len(names))
-    for node, count in cluster.run(_plan_share, [(keywords, names[part::tasks]) for part in range(tasks)]):
+    for node, count in cluster.run(_plan_share, [(asked.keywords, names[part::tasks]) for part in range(tasks)]):
         planned[node] += count
     return [f"{node} planned {count} of {len(names)} files" for node, count in sorted(planned.items())]
 

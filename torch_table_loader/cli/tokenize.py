@@ -8,13 +8,12 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
 
-from torch_table_loader.cli.arguments import OF_FILES, add_arguments, comma_separated, loader_keywords
-from torch_table_loader.dataset import StructuredDataset
+from torch_table_loader.cli.arguments import OF_FILES, add_arguments, comma_separated, examples, open_table
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
+from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.iceberg import IcebergDataset
 from torch_table_loader.text.token_parts import IdType, Nulls
-from torch_table_loader.text.token_table import tokenize_table
+from torch_table_loader.text.token_table import TokenizedShare, tokenize_table
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
@@ -29,8 +28,12 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="write a token table from a table with text",
         description="Writes a folder of Parquet files with tokens in place of text, one file for each split of the "
         "table. It goes on where it was ended, and several ranks write one folder.",
+        epilog=examples(
+            "torch-table-loader tokenize stories tokens --tokenizer models/llama",
+            "torch-table-loader tokenize db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
+        ),
     )
-    add_arguments(parser, _KEYWORDS)
+    add_arguments(parser, _KEYWORDS, beside=True)
     parser.add_argument("out", metavar="OUT", help="the folder to write, which is there when all of it is")
     parser.add_argument(
         "--tokenizer",
@@ -53,10 +56,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--special-tokens", action="store_true", help=special)
     workers = "processes (default: one for each CPU, over the ranks of this machine)"
     parser.add_argument("--workers", type=int, metavar="N", help=workers)
+    over = "tokenize on the CPUs of a cluster (default: on this machine); every node sees OUT"
+    parser.add_argument("--engine", choices=["ray"], help=over)
+    parser.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one that Ray finds)")
     parser.add_argument("--num-ranks", type=int, metavar="N", help="of the job (default: what torchrun and others say)")
     parser.add_argument("--rank", type=int, metavar="N", help="which of them this is")
-    parser.add_argument("--catalog", metavar="NAME", help="PATH is an Iceberg table of this catalog of .pyiceberg.yaml")
-    parser.add_argument("--snapshot-id", type=int, metavar="N", help="of the Iceberg table (default: the current one)")
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
     parser.set_defaults(run=run)
     return parser
@@ -72,10 +76,29 @@ def run(typed: argparse.Namespace) -> None:
         ConfigError: options that do not fit each other.
     """
     began = time.perf_counter()
-    workers = typed.workers
-    if workers is None:
-        workers = max(1, usable_cpus() // ranks_on_this_node())
-    share = tokenize_table(
+    if typed.engine is None:
+        if typed.address is not None:
+            raise ConfigError("--address is of a Ray cluster; pass --engine ray too, or leave it out")
+        own = max(1, usable_cpus() // ranks_on_this_node())
+        share = _tokenize(typed, own if typed.workers is None else typed.workers, None)
+    else:
+        if given := [name for name in ("workers", "num_ranks") if getattr(typed, name) is not None]:
+            raise ConfigError(
+                f"--engine ray takes all CPUs of the cluster for one job; leave --{given[0].replace('_', '-')} out"
+            )
+        with ray_cluster(typed.address) as cluster:
+            share = _tokenize(typed, 1, cluster)
+    told = f"{share.written:,} of {share.num_parts:,} files written: {share.documents:,} rows, {share.tokens:,} tokens"
+    told += f", {share.dropped:,} rows without text left out" if share.dropped else ""
+    print(f"{told}, {time.perf_counter() - began:.1f} s")
+    if share.finished:
+        print(f"{typed.out} is whole")
+    else:
+        print(f"{typed.out} will be there when the other ranks are done")
+
+
+def _tokenize(typed: argparse.Namespace, workers: int, cluster: RayCluster | None) -> TokenizedShare:
+    return tokenize_table(
         _open(typed),
         typed.out,
         typed.tokenizer,
@@ -86,29 +109,17 @@ def run(typed: argparse.Namespace) -> None:
         nulls=typed.text_nulls,
         special_tokens=typed.special_tokens,
         workers=workers,
+        cluster=cluster,
     )
-    told = f"{share.written:,} of {share.num_parts:,} files written: {share.documents:,} rows, {share.tokens:,} tokens"
-    told += f", {share.dropped:,} rows without text left out" if share.dropped else ""
-    print(f"{told}, {time.perf_counter() - began:.1f} s")
-    if share.finished:
-        print(f"{typed.out} is whole")
-    else:
-        print(f"{typed.out} will be there when the other ranks are done")
 
 
 def _open(typed: argparse.Namespace) -> TableDataset:
     if (typed.rank is None) != (typed.num_ranks is None):
         raise ConfigError("--rank and --num-ranks are given together, or none of them")
-    ranks = {"num_ranks": "auto"} if typed.rank is None else {"num_ranks": typed.num_ranks, "rank": typed.rank}
+    alone = {"num_ranks": 1} if typed.engine else {"num_ranks": "auto"}
+    ranks = alone if typed.rank is None else {"num_ranks": typed.num_ranks, "rank": typed.rank}
     # Every row comes once, in any number of steps: nothing is counted, and no rank is warned of unequal steps.
-    own: dict[str, Any] = {"drop_last": True, "count_filtered": False, "check_plan": False, "output_format": "arrow"}
+    own: dict[str, Any] = {"drop_last": True, "count_filtered": False, "output_format": "arrow"}
     own["show_progress"] = not typed.quiet and sys.stderr.isatty() and find_spec("tqdm") is not None
     own |= {"columns": list(dict.fromkeys([typed.column, *typed.keep])), **ranks}
-    keywords = loader_keywords(typed) | own
-    if typed.catalog is None:
-        if typed.snapshot_id is not None:
-            raise ConfigError("--snapshot-id is of an Iceberg table; pass --catalog NAME too")
-        return StructuredDataset(**keywords)
-    if not isinstance(keywords["path"], str) or "format" in keywords:
-        raise ConfigError("--catalog wants one name of a table in place of PATH, and no --format")
-    return IcebergDataset(keywords.pop("path"), typed.catalog, snapshot_id=typed.snapshot_id, **keywords)
+    return open_table(typed, **own)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from torch_table_loader.read.counted import Counted
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.source.plan_cache import PlanCache
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[Iterable[Any], int | None], Iterable[Any]]
 """Wraps the items of a pass, of which there are so many (None: unknown), to show how it goes."""
@@ -87,9 +91,14 @@ class LiveCounter:
         touched = np.zeros(len(self._group_live), dtype=np.bool_)
         touched[segments.group[(live < 0) & of_wanted]] = True
         missing = np.flatnonzero((live < 0) & touched[segments.group])
+        began = time.perf_counter()
         for part, counts in self._read(segments, missing):
             live[part] = [count for count, _ in counts]
             self._remember(segments, part, counts)
+        _log.info(
+            "counted live rows in %.2f s: %d in %d parts of row groups",
+            *(time.perf_counter() - began, live[missing].sum(), len(missing)),
+        )
         self._save(segments, missing)
         return segments.counted(live)
 

@@ -130,7 +130,7 @@ def build_over_ray(cluster: RayCluster, store: RowStoreHandle, place: Path) -> d
         StorageError: a node does not see the folder, or the disk is full.
     """
     built: Counter[str] = Counter()
-    with _mark(place.parent) as mark, store.progress() as report:
+    with shared_mark(place.parent) as mark, store.progress() as report:
 
         def look() -> None:
             if report is not None:
@@ -153,16 +153,25 @@ def _on_node(work: Callable[..., R], *arguments: Any) -> tuple[str, R]:
 
 def _build_share(store: RowStoreHandle, place: str, mark: str) -> int:
     """Build with one thread until the store is whole; return the number of chunks that were built here."""
-    if not Path(mark).exists():
-        raise StorageError(
-            f"the Ray node on {socket.gethostname()} does not see {Path(mark).parent}; pass --store a folder that all "
-            "nodes share"
-        )
+    check_mark(mark)
     return len(store.build_share(Path(place), threads=1))
 
 
+def check_mark(mark: str) -> None:
+    """Refuse to work on a node that does not see the folder of a mark.
+
+    Raises:
+        StorageError: names the node.
+    """
+    if not Path(mark).exists():
+        raise StorageError(
+            f"the Ray node on {socket.gethostname()} does not see {Path(mark).parent}; pass a folder that all nodes "
+            "share"
+        )
+
+
 @contextmanager
-def _mark(folder: Path) -> Iterator[Path]:
+def shared_mark(folder: Path) -> Iterator[Path]:
     """Keep a file in a folder, by which others tell that they see the same one."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / f".shared-{uuid.uuid4().hex}"

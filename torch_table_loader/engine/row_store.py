@@ -271,6 +271,7 @@ class RowStoreHandle:
                     self._rows = self._in_files(self.place, threads)
                 else:
                     self._rows = self._behind_url(self.place, self.url, threads)
+                _log.info("the row store of %d rows is ready", self.spec.num_rows)
             return self._rows
 
     def _in_memory(self, threads: int) -> StoredRows:
@@ -304,7 +305,7 @@ class RowStoreHandle:
         return rows
 
     def _opened(self, place: Path, threads: int) -> StoredRows | None:
-        _check_owner(place)
+        check_owner(place)
         free = available_memory()
         larger = free is not None and self.spec.num_bytes > free
         return open_store(place, self.spec, threads, self.window_bytes if larger else None)
@@ -350,7 +351,7 @@ class RowStoreHandle:
             place: the store's folder.
             threads: how many read and write here.
         """
-        _check_owner(place)
+        check_owner(place)
         build_files(place, self.spec, self._read, threads)
         return self.built
 
@@ -393,7 +394,7 @@ def default_folder() -> Path:
     return Path(base).expanduser().absolute() / "torch-table-loader" / "row-stores"
 
 
-def _check_owner(place: Path) -> None:
+def check_owner(place: Path) -> None:
     """Refuse a store in this user's own cache directory to which somebody else may write.
 
     A folder that the caller named may be shared on purpose.

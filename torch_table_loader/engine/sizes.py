@@ -28,6 +28,9 @@ With one, a thread would rest until the consumer has woken and taken it.
 SPARE_SLOTS = 2
 """Slots of shared memory beside those of the blocks that wait: one is being written, one is being copied out."""
 
+TENSOR_BYTES = 24
+"""Of a token's id, label and position in a batch."""
+
 _GATHER_ROWS = 65_536
 _GATHER_BYTES = 2 * CHUNK_BYTES
 
@@ -74,7 +77,7 @@ def blocks_of_a_process(
         row_bytes: of a decoded row.
         batch_size: rows of a batch.
         prefetch_batches: the caller's, or None.
-        collated: whether a `collate_fn` made the batches, which then cross one by one.
+        collated: whether functions of the caller's made the batches, which then cross one by one.
 
     Returns:
         Batches of a block, near `BLOCK_BYTES`, the same for every lane, so that none runs ahead of the others; and
@@ -113,7 +116,7 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
 
 
 def collated_ahead(options: LoaderOptions, lanes: int) -> int:
-    """Bound the results of `collate_fn` that wait to be taken, over all lanes."""
-    if options.collate_fn is None or options.num_workers == 0:
+    """Bound the results of the caller's functions that wait to be taken, over all lanes."""
+    if not options.calls_functions or options.num_workers == 0:
         return 0
     return lanes * (options.prefetch_batches or BLOCKS_AHEAD)

@@ -223,7 +223,9 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
 
 
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    differing = [name for name in dict.fromkeys((*own, "stage")) if own.get(name) != theirs.get(name)]
+    differing = [
+        name for name in dict.fromkeys((*own, "stage", "weights", "batch_by")) if own.get(name) != theirs.get(name)
+    ]
     if not differing:
         return
     if differing == ["splits"]:
@@ -291,7 +293,7 @@ class MixtureState:
             _refuse_others(
                 state["epoch"], consumed, total, start, *(number for entry in shares for number in entry[1:])
             )
-            given, newest = _weights(state["given"]), _weights(state["newest"])
+            given, newest = read_weights(state["given"]), read_weights(state["newest"])
             excluded = {
                 name: ExclusionVersions.from_state({"exclusions": entry}) for name, entry in state["exclusions"]
             }
@@ -329,7 +331,8 @@ class MixtureState:
             identity: of the source here, whose own shuffling a mixture does not use.
         """
         source = self.sources[name]
-        options = {**identity["options"], **source["options"]}
+        shuffling = {option: identity["options"][option] for option in ("shuffle", "shuffle_seed")}
+        options = {**shuffling, **source["options"]}
         about = {"version": STATE_VERSION, "table": source["table"], "options": options}
         return about | {"epoch": self.epoch, "consumed": 0}
 
@@ -358,11 +361,16 @@ def write_mixture_state(
         "version": STATE_VERSION,
         "mixture": dict(bound["options"]),
         "sources": [
-            [name, _pairs(source["table"]), _pairs(source["options"]), *([anchors[name]] if name in anchors else [])]
+            [
+                name,
+                pairs_of(source["table"]),
+                pairs_of(source["options"]),
+                *([anchors[name]] if name in anchors else []),
+            ]
             for name, source in sorted(bound["sources"].items())
         ],
-        "given": given if isinstance(given, str) else _pairs(given),
-        "newest": newest if isinstance(newest, str) else _pairs(newest),
+        "given": given if isinstance(given, str) else pairs_of(given),
+        "newest": newest if isinstance(newest, str) else pairs_of(newest),
         "epoch": position.epoch,
         "position": [position.consumed, position.ended, position.total],
         "shares": [
@@ -396,7 +404,13 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         )
 
 
-def _weights(written: Any) -> Weights:
+def read_weights(written: Any) -> Weights:
+    """Read weights as a state has them.
+
+    Raises:
+        TypeError: they are something else.
+        ValueError: likewise.
+    """
     if isinstance(written, str):
         if written not in get_args(NaturalShares):
             raise ValueError(f"weights {written!r}")
@@ -424,5 +438,6 @@ def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
             raise ValueError(f"weights {entry!r} for the sources {names!r}")
 
 
-def _pairs(values: Mapping[str, Any]) -> list[list[Any]]:
+def pairs_of(values: Mapping[str, Any]) -> list[list[Any]]:
+    """Write a mapping as a list, by name: the keys of a state never change."""
     return [[name, value] for name, value in sorted(values.items())]

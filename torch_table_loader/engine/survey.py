@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,10 +19,11 @@ from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.format_contracts import SettlingReader
 from torch_table_loader.messages import warn_caller
 from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter
 from torch_table_loader.read.failures import reading
-from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_groups
+from torch_table_loader.read.footers import FooterSizes, LazyFooters, check_rows, estimated_layout
 from torch_table_loader.read.formats import infers_types, inspect_file, reader_of
 from torch_table_loader.read.sound import check_names
 from torch_table_loader.read.unify import resolve_schema
@@ -28,10 +31,14 @@ from torch_table_loader.source.fingerprint import fingerprint, fingerprint_witho
 from torch_table_loader.source.plan_cache import CacheEntry
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.records import DataFile, FileMeta, LeftOut
     from torch_table_loader.source.plan_cache import PlanCache
 
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -97,12 +104,13 @@ def survey(
         TableError: a file is gone, torn, or does not fit the others.
         ConfigError: the filter does not fit the schema.
     """
-    files = tuple(source.files)
+    began = time.perf_counter()
     snapshot = source if isinstance(source, SnapshotSource) else None
     inspect = Inspector(source.storage, given, cache)
     deletes = Deletes(source.storage, verify_checksums=verify_checksums)
     if lazy and snapshot is not None and not skip:
-        return _estimate(snapshot, files, inspect, filters, deletes, split_deletes=split_deletes)
+        return _estimate(snapshot, inspect, filters, deletes, split_deletes=split_deletes)
+    files = tuple(source.files)
     files, metas, left_out = _salvage(files, inspect) if skip else (files, _inspect(files, inspect), [])
     if not files and given is None and snapshot is None:
         raise ConfigError(
@@ -116,12 +124,18 @@ def survey(
         kept = in_parallel(
             lambda pair: _prune(source.storage, *pair, filters, schema), list(zip(files, metas, strict=True))
         )
-    groups = [(meta.group_rows, meta.group_bytes) for meta in metas]
-    layout = _lay_out(files, groups, kept, deletes, source.storage, split_deletes=split_deletes)
+    layout = TableLayout.of(files, [meta.group_rows for meta in metas], [meta.group_bytes for meta in metas], kept)
+    layout = _without_deleted(layout, deletes, source.storage, split_deletes=split_deletes)
+    layout = replace(layout, uri_prefix=getattr(source.storage, "uri_prefix", ""))
     if snapshot is None:
         table = Table(source.storage, layout, metas, schema, fingerprint(files, layout.file_rows.tolist()), deletes)
     else:
         table = _snapshot_table(snapshot, layout, metas, deletes)
+    _log.info(
+        "read the footers of %d files in %.2f s: %d row groups, %d rows; %d files and %d row groups are pruned",
+        *(len(layout), time.perf_counter() - began, len(layout.group_rows), layout.num_rows),
+        *(layout.pruned_files, layout.pruned_groups),
+    )
     return _without(table, left_out)
 
 
@@ -132,7 +146,6 @@ def _prune(storage: Storage, file: DataFile, meta: FileMeta, filters: Any, schem
 
 def _estimate(
     snapshot: SnapshotSource,
-    files: tuple[DataFile, ...],
     inspect: Inspector,
     filters: Any,
     deletes: Deletes,
@@ -142,12 +155,11 @@ def _estimate(
     """Lay a table out by its metadata alone."""
     if filters is not None:
         check_filter(filters, snapshot.schema)
-    groups = list(map(estimated_groups, files))
-    layout = _lay_out(files, groups, None, deletes, snapshot.storage, split_deletes=split_deletes)
-    metas = LazyFooters(files, inspect)
+    layout = estimated_layout(snapshot.files)
+    metas = LazyFooters(layout.files, inspect)
     # A file without rows is never opened later: only here it is noticed if it has some.
-    empty = [index for index, file in enumerate(files) if file.num_rows == 0]
-    in_parallel(metas.__getitem__, empty, asks=snapshot.storage)
+    in_parallel(metas.__getitem__, np.flatnonzero(layout.file_rows == 0).tolist(), asks=snapshot.storage)
+    layout = _without_deleted(layout, deletes, snapshot.storage, split_deletes=split_deletes)
     return _snapshot_table(snapshot, layout, metas, deletes)
 
 
@@ -156,7 +168,7 @@ def _snapshot_table(
 ) -> Table:
     return Table(
         snapshot.storage,
-        layout,
+        replace(layout, snapshot_id=snapshot.snapshot_id),
         metas,
         snapshot.schema,
         snapshot.fingerprint,
@@ -168,23 +180,22 @@ def _snapshot_table(
     )
 
 
-def _lay_out(
-    files: tuple[DataFile, ...],
-    groups: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
-    kept: list[Sequence[bool]] | None,
-    deletes: Deletes,
-    storage: Storage,
-    *,
-    split_deletes: bool,
-) -> TableLayout:
-    rows, num_bytes = [each[0] for each in groups], [each[1] for each in groups]
-    deleted = [index for index, file in enumerate(files) if file.deletes]
-    counted = in_parallel(lambda index: _live(files[index], rows[index], deletes), deleted, asks=storage)
-    live: list[Sequence[int]] = list(rows)
-    for index, own in zip(deleted, counted, strict=True):
-        live[index] = own
-    whole = [not split_deletes and tuple(own) != all_rows for own, all_rows in zip(live, rows, strict=True)]
-    return TableLayout.of(files, rows, num_bytes, kept, live, whole=whole)
+def _without_deleted(layout: TableLayout, deletes: Deletes, storage: Storage, *, split_deletes: bool) -> TableLayout:
+    """Return the table without the rows that deletes take."""
+    files = layout.files
+    if isinstance(files, ListedFiles):
+        deleted: list[int] = files.deleted.tolist()
+    else:
+        deleted = [index for index, file in enumerate(files) if file.deletes]
+
+    def live(index: int) -> Sequence[int]:
+        groups = layout.groups_of(index)
+        return _live(files[index], layout.group_rows[groups.start : groups.stop], deletes)
+
+    if not deleted:
+        return layout
+    counted = in_parallel(live, deleted, asks=storage)
+    return layout.without(dict(zip(deleted, counted, strict=True)), split_deletes=split_deletes)
 
 
 def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta], given: pa.Schema | None) -> pa.Schema:
@@ -193,17 +204,17 @@ def _schema(source: Source, files: Sequence[DataFile], metas: Sequence[FileMeta]
     return resolve_schema(schemas, partition=source.partition_schema, given=given, inferred=inferred)
 
 
-def _live(file: DataFile, group_rows: tuple[int, ...], deletes: Deletes) -> Sequence[int]:
+def _live(file: DataFile, group_rows: NDArray[np.int64], deletes: Deletes) -> Sequence[int]:
     """Return the rows that position deletes leave in each row group; −1 where keys are deleted too."""
     if any(delete.kind == "equality" for delete in file.deletes):
         return [-1] * len(group_rows)
     positions = deletes.positions(file)
-    if len(positions) and not 0 <= positions[0] <= positions[-1] < sum(group_rows):
+    if len(positions) and not 0 <= positions[0] <= positions[-1] < group_rows.sum():
         raise TableError(
-            f"the deletes of {file.name} must lie in its {sum(group_rows)} rows, got rows {positions[0]} to "
+            f"the deletes of {file.name} must lie in its {group_rows.sum()} rows, got rows {positions[0]} to "
             f"{positions[-1]}; the table's metadata does not fit its files"
         )
-    edges = np.cumsum([0, *group_rows])
+    edges = np.concatenate(([0], np.cumsum(group_rows)))
     found: list[int] = (np.diff(edges) - np.diff(np.searchsorted(positions, edges))).tolist()
     return found
 

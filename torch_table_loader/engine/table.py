@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from torch_table_loader.engine.parallel import in_parallel
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import ListBoundsReader, NullProvingReader
+from torch_table_loader.format_contracts import BoundsReader, ListBoundsReader, NullProvingReader
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import reading
@@ -58,7 +58,7 @@ class Table:
     left_out: tuple[LeftOut, ...] = ()
 
     @property
-    def files(self) -> tuple[DataFile, ...]:
+    def files(self) -> Sequence[DataFile]:
         """The data files in canonical order."""
         return self.layout.files
 
@@ -151,7 +151,9 @@ class Table:
     def null_free(self, columns: Sequence[str]) -> frozenset[str]:
         """Return those of some columns in which statistics prove that there is no null in what is read."""
         free = frozenset() if self.estimated else frozenset(columns)
-        for index, file in enumerate(self.files if free else ()):
+        for index, file in enumerate(self.files):
+            if not free:
+                break
             reader, kept = reader_of(file), self._kept_groups(index)
             if any(kept):
                 proven = {name for name, value in file.partition if value is not None}
@@ -174,6 +176,22 @@ class Table:
                 return None
             found.append(bounds)
         return (min(low for low, _ in found), max(high for _, high in found)) if found else None
+
+    def bounds(self, index: int, column: str) -> tuple[int, int | None, int | None] | None:
+        """Return the nulls, the least and the greatest value of integers in a file; None where its footer is no proof.
+
+        Args:
+            index: of the file.
+            column: of integers.
+        """
+        file = self.files[index]
+        if self.estimated or self.left_out or file.deletes or any(name == column for name, _ in file.partition):
+            return None
+        reader = reader_of(file)
+        if not isinstance(reader, BoundsReader) or self._in_file(index, [column]) != [column]:
+            return None
+        with _naming(self.storage, file):
+            return reader.bounds(self.metas[index], column)
 
     def _kept_groups(self, index: int) -> list[bool]:
         groups = self.layout.groups_of(index)

@@ -11,7 +11,7 @@ import re
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +46,14 @@ STALE_SECONDS = 600.0
 """Seconds after which a file that nobody finished is removed."""
 
 _log = logging.getLogger(__name__)
+
+NewBlock = Callable[[int], memoryview]
+"""Allocates so many bytes, their values undefined."""
+
+
+def _new_block(num_bytes: int) -> memoryview:
+    array: Any = new_array((num_bytes,), "uint8")
+    return memoryview(array)
 
 
 class RangeKey(NamedTuple):
@@ -130,16 +138,33 @@ class DiskCache:
         """Open the same folder there."""
         return type(self), (str(self._root), self._most)
 
-    def get(self, key: RangeKey) -> memoryview | None:
-        """Return the bytes of a range; None if some are not here."""
+    def get(self, key: RangeKey, new: NewBlock = _new_block) -> memoryview | None:
+        """Return the bytes of a range; None if some are not here.
+
+        Args:
+            key: of the range.
+            new: allocates the memory that the bytes are put in.
+        """
         try:
-            found = self._get(key)
+            found = self._get(key, new)
             if found is None and (parts := covering(self.ranges(key), key.start, key.stop)):
-                found = self._joined(key, parts)
+                found = self._joined(key, parts, new)
         except OSError as error:
             self._warn("read", f"the disk cache cannot be read, and those bytes are fetched: {error}")
             return None
         return found
+
+    def expect(self, key: RangeKey) -> None:
+        """Have the system read a range that was put, so that a slow disk is at work while others are decoded."""
+        name = key.entry
+        if name is None or not hasattr(os, "posix_fadvise"):
+            return
+        with suppress(OSError, StorageError):  # `get` says what is wrong with it
+            file = open_regular(self._shard(name) / name)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(file)
 
     def ranges(self, key: RangeKey) -> list[tuple[int, int]]:
         """Return which ranges of a key's file were put, and may be here still."""
@@ -183,7 +208,7 @@ class DiskCache:
     def _shard(self, name: str) -> Path:
         return self._root / name[:3]
 
-    def _get(self, key: RangeKey) -> memoryview | None:
+    def _get(self, key: RangeKey, new: NewBlock) -> memoryview | None:
         """Return a range that was put; None if it is not here, damaged, or may not be kept."""
         name = key.entry
         if name is None:
@@ -194,7 +219,7 @@ class DiskCache:
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
-            found = _read(file, _hash(name), key.stop - key.start)
+            found = _read(file, _hash(name), new, key.stop - key.start)
             damaged = found is None and os.pread(file, len(_OLD_MAGIC), 0) != _OLD_MAGIC
             with suppress(OSError):  # read-only: then nobody evicts either
                 os.utime(file) if found is not None else path.unlink()
@@ -204,12 +229,11 @@ class DiskCache:
             self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched anew: {path}")
         return found
 
-    def _joined(self, key: RangeKey, parts: Iterable[tuple[int, int]]) -> memoryview | None:
+    def _joined(self, key: RangeKey, parts: Iterable[tuple[int, int]], new: NewBlock) -> memoryview | None:
         """Return a range of which others hold all bytes; None if one of them is damaged."""
-        array: Any = new_array((key.stop - key.start,), "uint8")
-        joined = memoryview(array)
+        joined = new(key.stop - key.start)
         for start, stop in parts:
-            part = self._get(key._replace(start=start, stop=stop))
+            part = self._get(key._replace(start=start, stop=stop), new)
             if part is None:
                 return None
             first, last = max(start, key.start), min(stop, key.stop)
@@ -317,12 +341,11 @@ def _read_total(lock: int) -> int | None:
     return int(text) if len(text) == _TOTAL_DIGITS and text.isdigit() else None
 
 
-def _read(file: int, digest: bytes, num_bytes: int) -> memoryview | None:
+def _read(file: int, digest: bytes, new: NewBlock, num_bytes: int) -> memoryview | None:
     """Read a range; None if the file is anything else. A mapping of one that is cut short would end the process."""
     if os.fstat(file).st_size != _HEAD.size + num_bytes:
         return None
-    array: Any = new_array((num_bytes,), "uint8")
-    head, data = bytearray(_HEAD.size), memoryview(array)
+    head, data = bytearray(_HEAD.size), new(num_bytes)
     got = os.preadv(file, [head, data], 0)
     while 0 < got < _HEAD.size + num_bytes:
         more = os.preadv(file, [data[got - _HEAD.size :]], got) if got >= _HEAD.size else 0

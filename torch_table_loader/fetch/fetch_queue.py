@@ -10,10 +10,6 @@ from typing import Any, NamedTuple
 
 from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests, Stage
 
-NEAR_BYTES = 8 * 1024 * 1024
-"""For each lane, bytes that are read ahead of those that the disk cache has: as they come at once, memory that is used
-again, and that a CPU's caches hold, is worth more."""
-
 
 class Task:
     """A planned read that was begun.
@@ -38,7 +34,7 @@ class Task:
 
 
 _Turn = tuple[int, ...]
-"""Ascends in the order of delivery; that of a request that a lane waits for is empty."""
+"""Ascends in the order of delivery."""
 
 
 class _Piece(NamedTuple):
@@ -59,25 +55,21 @@ class FetchQueue:
     """Says what to do next: find out what a read needs, or send a request. Not safe for two threads at once.
 
     Requests whose bytes the disk cache has take their turn and their part of the budget like others. But they are put
-    aside then, and sent a few at a time.
+    aside then: the lane reads them itself when it comes to them, into memory that is used again.
     """
 
-    def __init__(self, plan: Iterator[PlannedRead], budget: int, near: int = NEAR_BYTES) -> None:
+    def __init__(self, plan: Iterator[PlannedRead], budget: int) -> None:
         """Begin with nothing fetched.
 
         Args:
             plan: the reads of all lanes, in the order in which their rows are delivered.
             budget: bytes that are in flight, or fetched and not yet left behind; what is wanted now comes on top.
-            near: for each lane, bytes that are read from the disk cache before they are used; at least one request.
         """
         self.held = 0
         """Bytes that are put aside, in flight, or fetched and not yet left behind."""
         self._budget = budget
-        self._most_near = near
-        self._near: dict[Request, _Turn] = {}
-        """What comes from the disk cache, is in flight or fetched, and was not used yet."""
         self._aside: list[tuple[_Turn, Request]] = []
-        """What will come from there, in a heap."""
+        """What lanes will read from the disk cache, in a heap."""
         self._trusts_cache = True
         self._plan = plan
         self._upcoming = next(self._plan, None)
@@ -88,11 +80,6 @@ class FetchQueue:
         """By lane: tasks that the lane has not come to."""
         self._current: dict[int, Task] = {}
         self._added: set[Task] = set()
-
-    @property
-    def near_held(self) -> int:
-        """Bytes that come from the disk cache, are in flight or fetched, and were not used yet."""
-        return sum(request.num_bytes for request in self._near)
 
     def take(self, lane: int) -> Task:
         """Return a lane's next read; what the one before it held is given back."""
@@ -169,14 +156,24 @@ class FetchQueue:
             request.stage, request.error = Stage.FAILED, error
             self._give_back(request)
 
-    def use(self, requests: Iterable[Request]) -> bool:
-        """Note that decoding has come to some bytes; return whether others may be read in their place."""
-        used = [request for request in requests if self._near.pop(request, None) is not None]
-        return bool(used)
+    def read_here(self, requests: Iterable[Request]) -> Request | None:
+        """Return the first of some requests that the caller reads from the disk cache, which counts as begun.
 
-    def missed(self) -> None:
-        """Note that the disk cache has lost what it had: what it may lose next is asked for as early as all else."""
-        self._trusts_cache = False
+        `arrived` or `lost` is called with it then. None: all others are to be waited for.
+        """
+        for request in requests:
+            if request.is_here and request.stage is Stage.QUEUED:
+                return self._sent(request)
+        return None
+
+    def lost(self, request: Request) -> None:
+        """Note that the disk cache has lost what it had: it is sent like all else, and what may be lost next, too."""
+        self._trusts_cache = request.is_here = False
+        request.running -= 1
+        if request.stage is Stage.DROPPED:
+            self._give_back(request)
+        elif request.stage is Stage.IN_FLIGHT and not request.running:
+            request.stage, request.attempts = Stage.QUEUED, 0
 
     def drop(self, requests: Iterable[Request]) -> None:
         """Give back the bytes of requests that nobody wants any more; those in flight are given back when they end."""
@@ -200,24 +197,15 @@ class FetchQueue:
         while True:
             while self._aside and self._aside[0][1].stage is not Stage.QUEUED:
                 heapq.heappop(self._aside)
-            if self._aside and self._may_read(*self._aside[0], may_send):
-                turn, request = heapq.heappop(self._aside)
-                return self._sent(request, turn)
+            if self._aside and not self._trusts_cache and may_send(self._aside[0][1]):
+                return self._sent(heapq.heappop(self._aside)[1])
             job = self._next_of_plan()
             if not isinstance(job, Request):
                 return job
-            if not job.is_here:
+            if not (job.is_here and self._trusts_cache):
                 return self._sent(job) if may_send(job) else None
             self._hold(job)
             heapq.heappush(self._aside, ((*self._pieces[0][:2], next(self._numbers)), job))
-
-    def _may_read(self, turn: _Turn, request: Request, may_send: Callable[[Request], bool]) -> bool:
-        """Return whether a request that was put aside may be sent."""
-        if not self._trusts_cache:
-            return may_send(request)
-        # What is needed later, as reads may be found in another order, keeps nothing back.
-        sooner = sum(each.num_bytes for each, its_turn in self._near.items() if its_turn < turn)
-        return not sooner or sooner + request.num_bytes <= self._most_near * max(1, len(self._current))
 
     def _next_of_plan(self) -> Task | Request | None:
         """Return what comes next in the order of delivery; a request only where the budget has room for it."""
@@ -232,12 +220,10 @@ class FetchQueue:
             return None
         return piece.queued[0]
 
-    def _sent(self, request: Request, turn: _Turn = ()) -> Request:
+    def _sent(self, request: Request) -> Request:
         if request.stage is Stage.QUEUED:
             request.stage = Stage.IN_FLIGHT
             self._hold(request)
-            if request.is_here:
-                self._near[request] = turn
         request.attempts += 1
         request.running += 1
         return request
@@ -261,7 +247,6 @@ class FetchQueue:
             self.held += request.num_bytes
 
     def _give_back(self, request: Request) -> None:
-        self._near.pop(request, None)
         if request.is_held:
             request.is_held = False
             self.held -= request.num_bytes

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.buffers import ReusedBlocks
 from torch_table_loader.arrow.ranged_file import open_ranges
 from torch_table_loader.cancellation import cancellable
 from torch_table_loader.contracts import is_far
@@ -59,6 +60,8 @@ class Fetcher:
         self._limit = _LEARNED[self._place].heir() if self._place in _LEARNED else InFlightLimit()
         self._hedging = HedgePolicy()
         self._cache = settings.cache
+        self._blocks = ReusedBlocks()
+        """Where lanes put what they read from the disk cache."""
         self._stores: list[tuple[RangeStorage, int]] = [(storage, storage.traffic().retries)]
         """Each storage that is asked, and how often it had been asked again before."""
         self._threads = self._idle = 0
@@ -78,7 +81,7 @@ class Fetcher:
             self._check_open()
             task = self._queue.take(lane)
             self._wanted.notify()
-        return ReadStorage(self, self._storage, task)
+        return ReadStorage(self, task.read.storage or self._storage, task)
 
     def end(self, lane: int) -> None:
         """Give back what a lane's newest read holds."""
@@ -96,9 +99,7 @@ class Fetcher:
         task = Task(PlannedRead(rows_before, 0, 0, lambda: None))
         with self._wanted:
             self._check_open()
-            storage = requests.storage
-            if storage is not None and all(storage is not known for known, _ in self._stores):
-                self._stores.append((storage, storage.traffic().retries))
+            self._know(requests.storage)
             self._queue.add(task, requests)
             self._wanted.notify()
             self._grow()
@@ -120,6 +121,7 @@ class Fetcher:
             self._closed = True
             _LEARNED[self._place] = self._limit
             self._queue.close()
+            self._blocks.close()
             self._wanted.notify_all()
             self._arrived.notify_all()
             self._arrived.wait_for(lambda: not self._writing - {threading.get_ident()}, _WRITING_S)
@@ -144,16 +146,14 @@ class Fetcher:
             TableError: the file is gone or changed.
             StorageError: the store failed, or the epoch was left meanwhile.
         """
+        while (request := self._begun_here(requests, start, stop)) is not None:
+            self._read_here(request, requests.after(request))
         with self._wanted:
             self._check_open(requests)
             covering = requests.covering(start, stop)
             if covering is not None:
-                gone = requests.left_behind(covering[0].piece)
-                self._queue.drop(gone)
                 for request in covering:
                     self._wait_for(request)
-                if self._queue.use(covering) or gone:
-                    self._wanted.notify()
                 self._check_open(requests)
                 if all(request.stage is Stage.DONE for request in covering):  # none was left behind meanwhile
                     return joined(covering, start, stop)
@@ -162,6 +162,45 @@ class Fetcher:
             self.stats.num_bytes += stop - start
         storage = requests.storage or self._storage
         return storage.read_range(requests.file.path, start, stop, requests.file.version)
+
+    def _begun_here(self, requests: Requests, start: int, stop: int) -> Request | None:
+        """Give back what decoding left behind; return a request for these bytes that this thread does itself."""
+        with self._wanted:
+            self._check_open(requests)
+            covering = requests.covering(start, stop)
+            if covering is None:
+                return None
+            if gone := requests.left_behind(covering[0].piece):
+                self._queue.drop(gone)
+                self._wanted.notify()
+            request = self._queue.read_here(covering)
+            if request is not None:
+                request.began = time.monotonic()
+            return request
+
+    def _read_here(self, request: Request, following: Request | None) -> None:
+        """Read from the disk cache in the thread that decodes: handing that over costs more than it takes."""
+        data, error = None, None
+        try:
+            if self._cache is not None:
+                if following is not None and following.is_here:
+                    self._cache.expect(self._key(following))
+                data = self._cache.get(self._key(request), self._blocks.new)
+        except BaseException as caught:  # noqa: BLE001 raised where the bytes are waited for
+            error = caught
+        with self._wanted:
+            if data is None and error is None:
+                self._queue.lost(request)
+            else:
+                self._count(request, cached=data is not None, served=error is None)
+                self._queue.arrived(request, data, error)
+            self._arrived.notify_all()
+            if request.stage is not Stage.DONE:  # else there is nothing that a thread which fetches could do now
+                self._wanted.notify()
+
+    def _key(self, request: Request) -> RangeKey:
+        place = self._place if request.storage is None else request.storage.place
+        return RangeKey(place, request.file.path, request.file.version, request.start, request.stop)
 
     def _wait_for(self, request: Request) -> None:
         if request.stage is Stage.QUEUED:
@@ -248,22 +287,28 @@ class Fetcher:
             needs = task.read.find()
         except Exception as error:  # noqa: BLE001 the lane does the same when it reads, and raises it
             _log.debug("what a read needs could not be found: %s", type(error).__name__)
-        requests = None if needs is None else Requests(needs, held=self._held(needs.file))
+        storage = task.read.storage
+        requests = None if needs is None else Requests(needs, storage=storage, held=self._held(needs.file, storage))
         with self._wanted:
+            self._know(storage)
             self._queue.found(task, requests)
             self._arrived.notify_all()
             self._wanted.notify()
 
-    def _held(self, file: DataFile) -> list[tuple[int, int]]:
+    def _know(self, storage: RangeStorage | None) -> None:
+        """Note a storage that is asked; under the lock."""
+        if storage is not None and all(storage is not known for known, _ in self._stores):
+            self._stores.append((storage, storage.traffic().retries))
+
+    def _held(self, file: DataFile, storage: RangeStorage | None) -> list[tuple[int, int]]:
         """Return which ranges of a file the disk cache has."""
-        key = RangeKey(self._place, file.path, file.version, 0, 0)
+        place = self._place if storage is None else storage.place
+        key = RangeKey(place, file.path, file.version, 0, 0)
         return [] if self._cache is None else self._cache.ranges(key)
 
     def _fetch(self, request: Request, flight: Flight | None) -> None:
         file, data, error, cached = request.file, None, None, False
-        storage = request.storage or self._storage
-        place = self._place if storage is self._storage else storage.place
-        key = RangeKey(place, file.path, file.version, request.start, request.stop)
+        storage, key = request.storage or self._storage, self._key(request)
         try:
             data = None if self._cache is None else self._cache.get(key)
             cached = data is not None
@@ -272,8 +317,6 @@ class Fetcher:
         except BaseException as caught:  # noqa: BLE001 the lane that wants them raises it
             error = caught
         with self._wanted:
-            if request.is_here and not cached:
-                self._queue.missed()
             self._count(request, cached=cached, served=error is None)
             self._learn(request, flight, cached=cached, served=error is None)
             self._queue.arrived(request, data, error)
@@ -282,6 +325,7 @@ class Fetcher:
                 self._writing.add(threading.get_ident())
             self._arrived.notify_all()
             self._wanted.notify()
+        _log.debug("%s: bytes %d to %d asked for", file.name, request.start, request.stop)
         if keeps:
             self._keep(key, data)
 

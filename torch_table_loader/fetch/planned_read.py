@@ -24,12 +24,14 @@ class PlannedRead(NamedTuple):
         lane: which.
         rows: that it delivers.
         find: returns which bytes it takes, None where it takes none; may read footers and delete files.
+        storage: where the file is; None for where those of most reads are.
     """
 
     rows_before: int
     lane: int
     rows: int
     find: Callable[[], FileNeeds | None]
+    storage: RangeStorage | None = None
 
 
 class Stage(Enum):
@@ -145,6 +147,11 @@ class Requests:
             found.append(request)
             start, place = request.stop, place + 1
         return found
+
+    def after(self, request: Request) -> Request | None:
+        """Return the request that comes next in the file, which is the order of decoding; None for the last."""
+        place = bisect_right(self._starts, request.start)
+        return self._by_start[place] if place < len(self._by_start) else None
 
     @property
     def whole(self) -> Request | None:

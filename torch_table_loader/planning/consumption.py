@@ -90,6 +90,18 @@ class Consumption:
         left = Runs(runs.split[piece], low - base, high - base)
         return left.take(np.flatnonzero(left.stop > left.start))
 
+    def with_runs(self, runs: Runs, bases: NDArray[np.int64]) -> Consumption:
+        """Return this with some pieces of splits more.
+
+        Args:
+            runs: N pieces, of which nothing was consumed.
+            bases: int64[S] the place of each split's first live row.
+        """
+        base = bases[runs.split]
+        return Consumption(
+            *_merged([(self.starts, self.stops), (base + runs.start, base + runs.stop)]), windows=self.windows
+        )
+
     def after(self, plans: Iterable[PlacedPlan], steps: int) -> Consumption:
         """Return this with what every rank of a topology consumed.
 

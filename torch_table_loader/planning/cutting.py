@@ -1,8 +1,7 @@
-"""The built-in split strategies: three that cut and one that generates."""
+"""The built-in split strategies: four that cut and one that generates."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,18 +47,31 @@ class TargetSizeStrategy:
         layout = as_layout(files)
         target = parse_bytes(self.target_bytes) if self.target_rows is None else self.target_rows
         column = layout.group_bytes if self.target_rows is None else layout.group_rows
-        weights = np.where(layout.group_kept, column, 0).tolist()
-        offsets = layout.group_offsets.tolist()
-        first_groups: list[int] = []
-        for begin, end in itertools.pairwise(offsets):
+        weights = np.where(layout.group_kept, column, 0)
+        offsets = layout.group_offsets
+        sums = np.diff(np.concatenate(([0], np.cumsum(weights)))[offsets])
+        inner: list[int] = []
+        for file in np.flatnonzero(sums > target).tolist():
             total = 0
-            for group in range(begin, end):
-                weight = weights[group]
-                if group == begin or (total and total + weight > target):
-                    first_groups.append(group)
+            groups = range(int(offsets[file]), int(offsets[file + 1]))
+            for group, weight in zip(groups, weights[groups.start : groups.stop].tolist(), strict=True):
+                if total and total + weight > target:
+                    inner.append(group)
                     total = 0
                 total += weight
-        return _cut_at(layout, np.array(first_groups, dtype=np.int64))
+        heads = offsets[:-1][np.diff(offsets) > 0]
+        return _cut_at(layout, np.sort(np.append(heads, np.array(inner, dtype=np.int64))))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeFileStrategy:
+    """Each file is one split; unshuffled, rank r of R reads files r, r + R, … The default of ``batch_by="file"``."""
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
+        """Cut nothing."""
+        layout = as_layout(files)
+        number = np.arange(len(layout), dtype=np.int64)
+        return SplitTable(layout, number, np.zeros_like(number), layout.file_rows)
 
 
 @dataclass(frozen=True, slots=True)

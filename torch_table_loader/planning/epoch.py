@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torch_table_loader.planning.consumption import Consumption
+from torch_table_loader.planning.file_batches import full_batches, in_rows, in_units, num_batches, shared_in_units
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan, longest_first
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.ranks import Quota, Topology, quota_of, rank_rows, rank_runs, sliced_rows
+from torch_table_loader.planning.ranks import Topology, quota_of, quotas, rank_rows, rank_runs, sliced_rows
 from torch_table_loader.planning.runs import Runs
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.splits import SegmentTable
 
 
-def epoch_order(segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int) -> NDArray[np.int64]:
+def epoch_order(
+    segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int, purpose: str = "splits"
+) -> NDArray[np.int64]:
     """Order the splits of an epoch; those that metadata proves to be empty are left out.
 
     Args:
@@ -30,6 +33,7 @@ def epoch_order(segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int)
         shuffle: whether they are permuted.
         seed: key of the permutation, with the epoch.
         epoch: from 0.
+        purpose: what the permutation is for, in its key too.
 
     Returns:
         int64[N] splits, N <= S.
@@ -37,7 +41,7 @@ def epoch_order(segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int)
     present = np.flatnonzero(segments.metadata_rows() > 0)
     if not shuffle:
         return present
-    permutation = Permutation(len(present), derive_key(seed, epoch, "splits"))
+    permutation = Permutation(len(present), derive_key(seed, epoch, purpose))
     return present[permutation.slice(0, len(present))]
 
 
@@ -52,6 +56,7 @@ class CutEpoch:
         counted: False where the caller turned the counting pass off.
         consumed: what earlier stages of the epoch delivered; needs all live rows.
         stage: how many those are.
+        by_file: whether a batch ends where a split does. Ranks then share whole batches.
     """
 
     segments: SegmentTable
@@ -60,6 +65,7 @@ class CutEpoch:
     counted: bool = True
     consumed: Consumption = field(default_factory=Consumption.none)
     stage: int = 0
+    by_file: bool = False
 
     def splits_of(self, rank: int) -> NDArray[np.int64]:
         """Return the splits whose rows a rank must know: its own, or all where ranks or stages depend on each other."""
@@ -72,34 +78,60 @@ class CutEpoch:
         """What remains, in the epoch's order: open windows, then splits; unknown live rows count as metadata rows."""
         live = self._live[self.order]
         whole = Runs(self.order, np.zeros_like(live), live)
-        if not self.stage:
-            return whole
-        left = self.consumed.left_of(whole, self.segments.bases())
-        return Runs.concat([self.consumed.units(len(self.segments.splits)), left])
+        if self.stage:
+            left = self.consumed.left_of(whole, self.segments.bases())
+            whole = Runs.concat([self.consumed.units(len(self.segments.splits)), left])
+        drops = self.by_file and self.topology.drop_last
+        return full_batches(whole, self.topology.batch_size) if drops else whole
 
     @cached_property
     def rows_of_ranks(self) -> NDArray[np.int64]:
         """int64[R] rows of every rank: an upper bound where live rows are unknown."""
-        return rank_rows(self._sliced, self.topology)
+        if not self.by_file:
+            return self._shares
+        return np.array([self._own(rank).num_rows for rank in range(self.topology.num_ranks)], dtype=np.int64)
 
-    def quota(self, rank: int) -> Quota:
-        """What a rank delivers."""
-        return quota_of(self.rows_of_ranks, self.topology, rank)
+    def quotas(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What every rank repeats, in rows or batches, and its steps; see `ranks.quotas`."""
+        return quotas(self._shares, self._sharing)
 
     def plan(self, rank: int) -> RankPlan:
         """Plan one rank."""
         topology = self.topology
-        own = rank_runs(self.runs, self._sliced, topology, rank)
-        quota = self.quota(rank)
+        own = self._own(rank)
+        quota = quota_of(self._shares, self._sharing, rank)
         lane_of = longest_first(self._weights(own), topology.lanes)
         lanes = tuple(own.take(np.flatnonzero(lane_of == lane)) for lane in range(topology.lanes))
-        padding = repeat_rows(self.runs, quota.padding)
+        padding = self._in_rows(repeat_rows(self._shared, quota.padding))
         name = f"rank {rank} in stage {self.stage}"
-        return RankPlan(lanes, padding, topology.batch_size, quota.steps, name, counted=self.counted)
+        return RankPlan(
+            lanes, padding, topology.batch_size, quota.steps, name, counted=self.counted, by_file=self.by_file
+        )
+
+    def _own(self, rank: int) -> Runs:
+        return self._in_rows(rank_runs(self._shared, self._sliced, self._sharing, rank))
+
+    def _in_rows(self, shared: Runs) -> Runs:
+        return in_rows(shared, self.runs, self.topology.batch_size) if self.by_file else shared
+
+    @cached_property
+    def _shared(self) -> Runs:
+        """What ranks share: rows, or batches where these end with splits."""
+        return in_units(self.runs, self.topology.batch_size) if self.by_file else self.runs
+
+    @cached_property
+    def _sharing(self) -> Topology:
+        """The job's shape, for what ranks share."""
+        return shared_in_units(self.topology) if self.by_file else self.topology
+
+    @cached_property
+    def _shares(self) -> NDArray[np.int64]:
+        """int64[R] what each rank has of it."""
+        return rank_rows(self._sliced, self._sharing)
 
     @cached_property
     def _sliced(self) -> NDArray[np.int64]:
-        return sliced_rows(self.runs, self.topology.num_ranks)
+        return sliced_rows(self._shared, self.topology.num_ranks)
 
     @cached_property
     def _live(self) -> NDArray[np.int64]:
@@ -133,6 +165,7 @@ class DealtEpoch:
         counted: False where the caller turned the counting pass off.
         consumed: what earlier stages of the epoch delivered.
         stage: how many those are.
+        by_file: whether a batch ends where a split does.
     """
 
     segments: SegmentTable
@@ -144,6 +177,7 @@ class DealtEpoch:
     counted: bool = True
     consumed: Consumption = field(default_factory=Consumption.none)
     stage: int = 0
+    by_file: bool = False
 
     def plan(self) -> RankPlan:
         """Plan this rank: what the strategy dealt, less what was consumed; open windows are dealt in turn."""
@@ -165,9 +199,12 @@ class DealtEpoch:
             )
             for lane in range(count)
         )
-        steps = self.topology.batches(sum(lane.num_rows for lane in lanes))
+        size, steps = self.topology.batch_size, self.topology.batches(sum(lane.num_rows for lane in lanes))
+        if self.by_file:
+            lanes = tuple(full_batches(lane, size) for lane in lanes) if self.topology.drop_last else lanes
+            steps = sum(num_batches(lane, size) for lane in lanes)
         name = f"rank {self.rank} in stage {self.stage}"
-        return RankPlan(lanes, Runs.of([]), self.topology.batch_size, steps, name, counted=self.counted)
+        return RankPlan(lanes, Runs.of([]), size, steps, name, counted=self.counted, by_file=self.by_file)
 
 
 def repeat_rows(order: Runs, count: int) -> Runs:

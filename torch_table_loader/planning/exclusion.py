@@ -173,11 +173,12 @@ class Remaining:
         """How many places are left."""
         return self.total - len(self.gone)
 
-    def select(self, ranks: Ints) -> Ints:
+    def select(self, ranks: Ints, rounds: Ints | int = 0) -> Ints:  # noqa: ARG002 every round has the same places
         """Return the place of each rank among what is left.
 
         Args:
             ranks: int64, each in [0, num_rows).
+            rounds: see `WeightedRows.select`.
         """
         if not len(self.gone):
             return ranks

@@ -9,7 +9,7 @@ A step of an optimizer that accumulates gradients over k micro-batches is k of t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -143,6 +143,10 @@ class GlobalBatches:
         """Rows that this rank delivers, padding included."""
         return self.full_steps * self.batch_size + len(self.tail.places)
 
+    def rows_before(self, step: int) -> int:
+        """Count the rows that the rank has delivered when it has taken `step`, padding included."""
+        return min(step * self.batch_size, self.num_rows)
+
     def step(self, number: int) -> StepPlaces:
         """Return what a step takes.
 
@@ -184,6 +188,13 @@ class GlobalBatches:
         if 0 < self.longest <= steps:
             return self.total
         return self.start + steps * self.global_batch_size
+
+    def up_to(self, steps: int) -> GlobalBatches:
+        """Return the plan of no more than so many steps; where it is cut, all of them are full."""
+        if self.longest <= steps:
+            return self
+        total = self.start + steps * self.global_batch_size
+        return replace(self, total=total, topology=replace(self.topology, drop_last=False))
 
     def schedule(self, start: int = 0) -> Iterator[int]:
         """Yield the lane that each step's batch comes from.

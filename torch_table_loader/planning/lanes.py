@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from torch_table_loader.planning.file_batches import batch_ends, first_row, num_batches
 from torch_table_loader.planning.runs import Runs
 
 if TYPE_CHECKING:
@@ -30,14 +31,14 @@ def longest_first(weights: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
     [0, 0, 1, 1]
     """
     lane_of = np.zeros(len(weights), dtype=np.int64)
-    if lanes == 1:
+    if lanes == 1 or not len(weights):
         return lane_of
-    loads = [(0, lane) for lane in range(lanes)]
+    if 0 < weights.min() == weights.max():  # as of splits that a target cuts
+        return np.arange(len(weights), dtype=np.int64) % lanes
+    loads = list(range(lanes))  # load · lanes + lane: a number compares faster than a pair
     heaviest = np.argsort(-weights, kind="stable")
-    for piece, weight in zip(heaviest.tolist(), weights[heaviest].tolist(), strict=True):
-        load, lane = loads[0]
-        lane_of[piece] = lane
-        heapq.heapreplace(loads, (load + weight, lane))
+    taken = [heapq.heapreplace(loads, loads[0] + weight * lanes) for weight in weights[heaviest].tolist()]
+    lane_of[heaviest] = [load % lanes for load in taken]
     return lane_of
 
 
@@ -50,12 +51,14 @@ class Section:
         runs: all its rows.
         padded_from: the first row that is padding; the number of rows if none is.
         skip: rows at its start that were delivered before.
+        apart: whether windows begin anew at each piece, too.
     """
 
     name: str
     runs: Runs
     padded_from: int
     skip: int = 0
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +66,8 @@ class RankPlan:
     """Everything that one rank delivers, batch by batch.
 
     Full batches come first, from the lanes in turn. Then the tails of the lanes, in lane order, and the padding are
-    joined and cut into batches; tail batch t is read by lane t mod lanes.
+    joined and cut into batches; tail batch t is read by lane t mod lanes. Where batches end with pieces, lanes have no
+    tails, and a tail batch is one of the padding.
 
     Args:
         lanes: the rows of each lane, in reading order.
@@ -73,6 +77,7 @@ class RankPlan:
         name: says which rank of which stage of the epoch this is; part of the keys of shuffle windows.
         counted: False where live rows are not known before reading. Each lane then cuts batches as it reads, the
             consumer joins the last rows of all lanes, and `steps` means nothing.
+        by_file: whether a batch ends where a piece does, so that none has rows of two files.
     """
 
     lanes: tuple[Runs, ...]
@@ -81,12 +86,16 @@ class RankPlan:
     steps: int
     name: str = ""
     counted: bool = True
+    by_file: bool = False
+    body_batches: list[int] = field(init=False)
+    """Batches of each lane on its own: the full ones, or where batches end with pieces all."""
     endless: ClassVar[bool] = False
 
-    @property
-    def body_batches(self) -> list[int]:
-        """Full batches of each lane on its own."""
-        return [lane.num_rows // self.batch_size for lane in self.lanes]
+    def __post_init__(self) -> None:
+        """Count the batches of each lane."""
+        size = self.batch_size
+        batches = [num_batches(lane, size) if self.by_file else lane.num_rows // size for lane in self.lanes]
+        object.__setattr__(self, "body_batches", batches)
 
     @property
     def own_rows(self) -> int:
@@ -96,8 +105,40 @@ class RankPlan:
     @property
     def num_rows(self) -> int:
         """Rows delivered, padding included."""
-        total = self.own_rows + self.padding.num_rows
-        return min(total, self.steps * self.batch_size)
+        return self.rows_before(self.steps)
+
+    def rows_before(self, step: int) -> int:
+        """Count the rows that the rank has delivered when it has taken `step`, padding included.
+
+        Args:
+            step: steps taken, at most `steps`.
+        """
+        step = min(step, self.steps)
+        if not self.by_file:
+            return min(self.own_rows + self.padding.num_rows, step * self.batch_size)
+        own = [min(pair) for pair in zip(self.batches_before(step), self.body_batches, strict=True)]
+        padding = first_row(self.padding, self.batch_size, step - sum(own))
+        return padding + sum(self._first_row(lane, batches) for lane, batches in enumerate(own))
+
+    def first_batch_of(self, lane: int, piece: int) -> int:
+        """Count the batches of a lane before the one that a piece begins, where batches end with pieces."""
+        return int(batch_ends(self.lanes[lane], self.batch_size)[piece - 1]) if piece else 0
+
+    def piece_rows(self, lane: int, start: int) -> Iterator[int]:
+        """Yield the rows of each piece with any that a lane reads, after which a batch ends where they end with pieces.
+
+        Args:
+            lane: which.
+            start: batches of the lane that were delivered before.
+        """
+        for section in self.sections(lane, start):
+            rows = section.runs.slice(section.skip, section.runs.num_rows)
+            length = rows.stop - rows.start
+            yield from length[length > 0].tolist()
+
+    def up_to(self, steps: int) -> RankPlan:
+        """Return the plan of no more than so many steps."""
+        return replace(self, steps=min(self.steps, steps))
 
     def schedule(self, start: int = 0) -> Iterator[int]:
         """Yield the lane that each step's batch comes from.
@@ -153,10 +194,9 @@ class RankPlan:
             start: batches of the lane that were delivered before.
 
         Returns:
-            Sections, of which all but the very last have a multiple of `batch_size` rows. Where rows are not
-            counted there is one, and `start` must be 0.
+            Sections, each of whole batches; only the very last batch is short, or where batches end with pieces the
+            last of each. Where rows are not counted there is one, and `start` must be 0.
         """
-        size = self.batch_size
         if not self.counted:
             return [self.whole(lane, 0)]
         stop = self.batches_before(self.steps)[lane]
@@ -167,9 +207,10 @@ class RankPlan:
         tails, stream = self._tail_stream()
         for number in range(max(0, start - own), stop - own):
             tail = lane + number * len(self.lanes)
-            rows = stream.slice(tail * size, (tail + 1) * size)
-            padded_from = min(max(tails.num_rows - tail * size, 0), rows.num_rows)
-            result.append(Section(self.tail_name(tail), rows, padded_from))
+            first, last = self._tail_row(stream, tail), self._tail_row(stream, tail + 1)
+            rows = stream.slice(first, last)
+            padded_from = min(max(tails.num_rows - first, 0), rows.num_rows)
+            result.append(Section(self.tail_name(tail), rows, padded_from, apart=self.by_file))
         return result
 
     def delivered(self, lane: int, batches: int) -> tuple[Section | None, Runs]:
@@ -194,7 +235,7 @@ class RankPlan:
     def whole(self, lane: int, start: int) -> Section:
         """Return all rows of a lane, those of its tail too, `start` batches of which were delivered before."""
         rows = self.lanes[lane]
-        return Section(self.lane_name(lane), rows, rows.num_rows, start * self.batch_size)
+        return Section(self.lane_name(lane), rows, rows.num_rows, self._first_row(lane, start), self.by_file)
 
     def lane_name(self, lane: int) -> str:
         """Name the section of a lane's full batches."""
@@ -206,12 +247,22 @@ class RankPlan:
 
     def tails(self) -> Runs:
         """The last ``rows mod batch_size`` rows of each lane, in lane order."""
-        size = self.batch_size
-        return Runs.concat([lane.slice(lane.num_rows // size * size, lane.num_rows) for lane in self.lanes])
+        each = enumerate(self.lanes)
+        return Runs.concat(
+            [rows.slice(self._first_row(lane, self.body_batches[lane]), rows.num_rows) for lane, rows in each]
+        )
 
     def _body(self, lane: int, batches: int, start: int) -> Section:
-        rows = self.lanes[lane].slice(0, batches * self.batch_size)
-        return Section(self.lane_name(lane), rows, rows.num_rows, start * self.batch_size)
+        rows = self.lanes[lane].slice(0, self._first_row(lane, batches))
+        return Section(self.lane_name(lane), rows, rows.num_rows, self._first_row(lane, start), self.by_file)
+
+    def _first_row(self, lane: int, batch: int) -> int:
+        """Count the rows of a lane before one of its own batches."""
+        return first_row(self.lanes[lane], self.batch_size, batch) if self.by_file else batch * self.batch_size
+
+    def _tail_row(self, stream: Runs, tail: int) -> int:
+        """Count the rows before a tail batch."""
+        return first_row(stream, self.batch_size, tail) if self.by_file else tail * self.batch_size
 
     def _tail_stream(self) -> tuple[Runs, Runs]:
         tails = self.tails()

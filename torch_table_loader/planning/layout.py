@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.records import DataFile, DataFileInfo, FileVersion, RowGroupInfo, Segment
+from torch_table_loader.scrubbing import shown_url
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,15 +29,19 @@ class TableLayout(Sequence[DataFileInfo]):
         group_kept: bool[G]; False where statistics prove that no row passes the filter.
         group_live: int64[G] rows that deletes leave; −1 where these must be counted.
         whole: bool[F]; True where a file must not be cut.
+        uri_prefix: what stands before the path of a file to make it a URI.
+        snapshot_id: the snapshot that this is the table at; None of a table without snapshots.
     """
 
-    files: tuple[DataFile, ...]
+    files: Sequence[DataFile]
     group_offsets: NDArray[np.int64]
     group_rows: NDArray[np.int64]
     group_bytes: NDArray[np.int64]
     group_kept: NDArray[np.bool_]
     group_live: NDArray[np.int64]
     whole: NDArray[np.bool_]
+    uri_prefix: str = field(default="", repr=False)
+    snapshot_id: int | None = None
     group_starts: NDArray[np.int64] = field(init=False)
     """int64[G+1]: the ordinal of each row group's first row among all rows of the table."""
     file_starts: NDArray[np.int64] = field(init=False)
@@ -63,9 +69,6 @@ class TableLayout(Sequence[DataFileInfo]):
         group_rows: Sequence[Sequence[int]],
         group_bytes: Sequence[Sequence[int]],
         group_kept: Sequence[Sequence[bool]] | None = None,
-        group_live: Sequence[Sequence[int]] | None = None,
-        *,
-        whole: Sequence[bool] | None = None,
     ) -> TableLayout:
         """Build from one list of row groups a file.
 
@@ -74,8 +77,6 @@ class TableLayout(Sequence[DataFileInfo]):
             group_rows: for each file, the rows of its row groups.
             group_bytes: for each file, the bytes of its row groups.
             group_kept: for each file, whether a row group can hold rows that pass; None keeps all.
-            group_live: for each file, the rows of its row groups that deletes leave, −1 if unknown; None: all.
-            whole: for each file, whether it must not be cut; None: all may be.
         """
         offsets = np.zeros(len(files) + 1, dtype=np.int64)
         np.cumsum([len(rows) for rows in group_rows], out=offsets[1:])
@@ -83,27 +84,49 @@ class TableLayout(Sequence[DataFileInfo]):
         kept = np.ones(count, dtype=np.bool_) if group_kept is None else _flat(group_kept, count, np.bool_)
         rows = _flat(group_rows, count, np.int64)
         return cls(
-            tuple(files),
+            files if isinstance(files, ListedFiles) else tuple(files),
             offsets,
             rows,
             _flat(group_bytes, count, np.int64),
             kept,
-            rows if group_live is None else _flat(group_live, count, np.int64),
-            np.zeros(len(files), dtype=np.bool_) if whole is None else np.array(whole, dtype=np.bool_),
+            rows,
+            np.zeros(len(files), dtype=np.bool_),
         )
+
+    def without(self, deletes: Mapping[int, Sequence[int]], *, split_deletes: bool) -> TableLayout:
+        """Return the table without the rows that deletes take.
+
+        Args:
+            deletes: for each file that has deletes, the rows of its row groups that they leave; −1 if unknown.
+            split_deletes: whether such a file may be cut.
+        """
+        live, whole = self.group_live.copy(), self.whole.copy()
+        for file, own in deletes.items():
+            groups = self.groups_of(file)
+            part = slice(groups.start, groups.stop)
+            live[part] = own
+            whole[file] = not split_deletes and bool((live[part] != self.group_rows[part]).any())
+        return replace(self, group_live=live, whole=whole)
 
     @classmethod
     def of_infos(cls, files: Sequence[DataFileInfo]) -> TableLayout:
         """Build from the files that a split strategy sees, for one that is called outside of a loader."""
-        return cls.of(
+        layout = cls.of(
             [
-                DataFile(file.path, file.path, FileVersion(file.file_size or 0), "", tuple(file.partition.items()))
+                DataFile(
+                    file.uri or file.path,
+                    file.path,
+                    FileVersion(file.file_size or 0),
+                    "",
+                    tuple(file.partition.items()),
+                )
                 for file in files
             ],
             [[group.num_rows for group in file.row_groups] for file in files],
             [[group.num_bytes for group in file.row_groups] for file in files],
             [[group.kept for group in file.row_groups] for file in files],
         )
+        return replace(layout, snapshot_id=next((file.snapshot_id for file in files), None))
 
     @property
     def num_rows(self) -> int:
@@ -113,6 +136,8 @@ class TableLayout(Sequence[DataFileInfo]):
     @property
     def num_bytes(self) -> int:
         """Bytes of all files in the store."""
+        if isinstance(self.files, ListedFiles):
+            return int(self.files.num_bytes.sum())
         return sum(file.version.num_bytes for file in self.files)
 
     @property
@@ -163,6 +188,8 @@ class TableLayout(Sequence[DataFileInfo]):
             self.group_kept[groups],
             self.group_live[groups],
             self.whole[files],
+            self.uri_prefix,
+            self.snapshot_id,
         )
 
     def groups_of(self, file: int) -> range:
@@ -205,6 +232,8 @@ class TableLayout(Sequence[DataFileInfo]):
                     self.group_kept[groups].tolist(),
                 )
             ),
+            uri=shown_url(f"{self.uri_prefix}{file.path.lstrip('/')}" if self.uri_prefix else file.path),
+            snapshot_id=self.snapshot_id,
         )
 
     def __iter__(self) -> Iterator[DataFileInfo]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.exclusion import Remaining
+    from torch_table_loader.planning.weighted_rows import WeightedRows
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -304,13 +305,13 @@ class SourceOrder:
     """The order of a source's rows in an epoch: it repeats none until it wraps, and wraps in another order.
 
     Args:
-        remaining: the rows of the store that are left; at least one.
+        remaining: the rows of the store that are left, or that are drawn by weight; at least one.
         seed: the mixture's.
         name: the source's.
         epoch: from 0.
     """
 
-    remaining: Remaining
+    remaining: Remaining | WeightedRows
     seed: int
     name: str
     epoch: int
@@ -329,7 +330,7 @@ class SourceOrder:
         for inside in np.split(order, borders) if len(order) else []:
             wrap = int(wraps[inside[0]])
             taken[inside] = _permutation(rows, self.seed, self.epoch, self.name, wrap).take(places[inside])
-        return self.remaining.select(taken)
+        return self.remaining.select(taken, wraps)
 
 
 def _distinct(numbers: Ints) -> tuple[Ints, Ints]:

@@ -20,7 +20,7 @@ class PackCounts:
     """What packing makes of some documents. What nobody has counted is None, and so is its sum with anything.
 
     Args:
-        seq_len: tokens of a sequence.
+        seq_len: tokens of a sequence; 0 where sequences have several lengths.
         sequences: that come out.
         tokens: in them, padding left out.
         parts: of documents in them; a document that is whole is one.
@@ -73,12 +73,12 @@ class PackCounts:
         for field in fields(self)[1:]:
             one, two = getattr(self, field.name), getattr(other, field.name)
             sums.append(None if one is None or two is None else one + two)
-        return type(self)(self.seq_len, *sums)
+        return type(self)(self.seq_len if self.seq_len == other.seq_len else 0, *sums)
 
     @property
     def fill(self) -> float | None:
         """The share of positions that hold tokens; None where that is not known, or there is no sequence."""
-        return _share(self.tokens, self.sequences, self.seq_len)
+        return _share(self.tokens, self.sequences, self.seq_len) if self.seq_len else None
 
     @property
     def parts_per_sequence(self) -> float | None:
@@ -87,7 +87,8 @@ class PackCounts:
 
     def __str__(self) -> str:
         """Lay the numbers out in a line; what is not known is left out."""
-        shown = [] if self.sequences is None else [f"{self.sequences:,} sequences of {self.seq_len:,} tokens"]
+        length = f"{self.seq_len:,} tokens" if self.seq_len else "several lengths"
+        shown = [] if self.sequences is None else [f"{self.sequences:,} sequences of {length}"]
         if self.fill is not None:
             shown.append(f"{100 * self.fill:.2f} % full")
         if self.parts_per_sequence is not None:

@@ -17,15 +17,22 @@ import numpy as np
 
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.pack import LongDocs
-from torch_table_loader.planning.keys import as_int
+from torch_table_loader.planning.keys import as_int, keyed_hashes, u64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from torch_table_loader.planning.keys import Key
 
     Ints: TypeAlias = NDArray[np.int64]
 
 _RADIX_LENGTHS = 1 << 16
 """numpy sorts integers of 16 bits by counting."""
+
+_BLURS = (4, 6, 8, 9, 63)
+"""Lengths are blurred by up to a 16th, a 64th, a 256th, a 512th, or nothing of them: 2 to the power of these."""
+
+_BLUR_BITS = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,15 +94,48 @@ def best_fit(lengths: Ints, seq_len: int, max_documents: int | None = None) -> P
         )
     missing = seq_len - lengths
     turns = np.argsort(missing.astype(np.uint16) if seq_len <= _RADIX_LENGTHS else missing, kind="stable")
+    return _filled(lengths, turns, np.arange(len(lengths)), seq_len, most)
+
+
+def _filled(lengths: Ints, turns: Ints, ranks: Ints, seq_len: int, most: int) -> Packed:
+    """Place documents in turn, and put packs in the order of the ranks of their first documents."""
     pack_of_turn = np.array(_place(lengths[turns].tolist(), seq_len, most), dtype=np.int64)
-    # A pack's first document is its longest: packs are numbered as they are opened, in the order of the turns.
+    # Packs are numbered as they are opened, in the order of the turns.
     opener = turns[np.unique(pack_of_turn, return_index=True)[1]]
     rank = np.empty_like(opener)
-    rank[np.argsort(opener)] = np.arange(len(opener))
+    rank[np.argsort(ranks[opener], kind="stable")] = np.arange(len(opener))
     pack = np.empty_like(lengths)
     pack[turns] = rank[pack_of_turn]
     counts = np.bincount(pack, minlength=len(opener))
     return Packed(np.argsort(pack, kind="stable"), np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+
+
+def another_best_fit(lengths: Ints, seq_len: int, packs: int, key: Key, max_documents: int | None = None) -> Packed:
+    """Pack documents as `best_fit` does into as many packs, of other documents under each key.
+
+    Documents are placed from the longest to the shortest by lengths that are blurred a little. Where that takes more
+    packs, or fewer, they are blurred less, at last not at all: then documents of one length change places alone.
+
+    Args:
+        lengths: int64[n] tokens of each document, in [1, seq_len].
+        seq_len: the most tokens of a pack.
+        packs: how many `best_fit` makes.
+        key: of the order.
+        max_documents: the most documents of a pack; None for any number.
+
+    >>> from torch_table_loader.planning.keys import derive_key
+    >>> another_best_fit(np.array([3, 1, 3, 1]), 4, 2, derive_key(0, 0, "packs")).order.tolist()
+    [0, 1, 2, 3]
+    """
+    most = len(lengths) if max_documents is None else max_documents
+    random = (keyed_hashes(len(lengths), key) >> u64(64 - _BLUR_BITS)).astype(np.int64)
+    for blur in _BLURS:
+        blurred = (lengths << _BLUR_BITS) - (lengths * random >> blur)
+        turns = np.lexsort((random, -blurred))
+        found = _filled(lengths, turns, random, seq_len, most)
+        if len(found.offsets) - 1 == packs:
+            break
+    return found
 
 
 def split_long(lengths: Ints, seq_len: int, how: LongDocs) -> Pieces:
@@ -151,7 +191,7 @@ def _place(lengths: list[int], seq_len: int, most: int) -> list[int]:
     bit for each word that is not 0: the smallest number that is large enough is found by looking at two words.
 
     Args:
-        lengths: from the longest to the shortest.
+        lengths: in the order in which they are placed.
         seq_len: the most tokens of a pack.
         most: the most documents of a pack.
     """
@@ -160,7 +200,7 @@ def _place(lengths: list[int], seq_len: int, most: int) -> list[int]:
     words, summary = [0] * ((seq_len >> shift) + 1), 0
     top: dict[int, int] = {}
     below, documents, pack_of = [-1] * len(lengths), [0] * len(lengths), [0] * len(lengths)
-    least, opened = lengths[-1] if lengths else 1, 0
+    least, opened = min(lengths, default=1), 0
     for turn, length in enumerate(lengths):
         number = length >> shift
         enough = words[number] >> (length & mask) << (length & mask)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.file_batches import row_after
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.steps import step_of
 from torch_table_loader.planning.windows import stretches
 
 if TYPE_CHECKING:
@@ -50,8 +52,9 @@ def spans_of_batch(
     keys: tuple[int | None, int, int],
     live_before: Callable[[int, int], int],
     step: int,
+    most: int | None = None,
 ) -> list[RowSpan | LiveSpan]:
-    """Return which rows a batch holds.
+    """Return which rows a batch holds, or the first of them.
 
     Args:
         plan: the rank's.
@@ -60,6 +63,7 @@ def spans_of_batch(
         keys: rows of a shuffle window (or None), the loader's seed, and the epoch.
         live_before: counts the live rows of a row group (counted over the table) before a row of its file.
         step: the batch, from 0.
+        most: rows at most; None for all.
 
     Returns:
         Spans in delivery order, padding left out: runs of rows, single rows under a shuffle window, and live rows of
@@ -68,19 +72,63 @@ def spans_of_batch(
     Raises:
         ConfigError: there is no such step, or rows are not counted.
     """
+    section = _section_of(plan, step)
+    stop = row_after(section.runs, plan.batch_size, section.skip) if plan.by_file else section.skip + plan.batch_size
+    if most is not None:
+        stop = min(stop, section.skip + most)
+    return [
+        span
+        for table, runs in _pieces(section, stop, segments, windows, keys)
+        for split, start, stop in runs
+        for span in _spans(table, split, start, stop, live_before)
+    ]
+
+
+def file_of_batch(plan: RankPlan, segments: SegmentTable, windows: tuple[Window, ...], step: int) -> str:
+    """Return the name of the file that a batch is of, padding too; of a plan whose batches end with pieces.
+
+    Args:
+        plan: the rank's.
+        segments: what the splits consist of.
+        windows: those that were open when earlier stages ended.
+        step: the batch, from 0.
+    """
+    section = _section_of(plan, step)
+    split = int(section.runs.split[np.searchsorted(section.runs.ends, section.skip, side="right")])
+    if split >= len(segments.splits):
+        window = windows[split - len(segments.splits)]
+        segments, split = window.segments, int(window.runs.split[0])
+    return segments.splits.layout.files[int(segments.splits.file[split])].name
+
+
+def first_step_of(plan: RankPlan, segments: SegmentTable, file: int) -> int | None:
+    """Return the first step in which a rank delivers rows of a file; of a plan whose batches end with pieces.
+
+    Args:
+        plan: the rank's, from the start of an epoch.
+        segments: what the splits consist of.
+        file: its number in the layout.
+
+    Returns:
+        None where the rank delivers none.
+    """
+    steps = []
+    for lane, runs in enumerate(plan.lanes):
+        pieces = np.flatnonzero(segments.splits.file[runs.split] == file)
+        if len(pieces):
+            steps.append(step_of(plan, lane, plan.first_batch_of(lane, int(pieces[0]))))
+    return min((step for step in steps if step < plan.steps), default=None)
+
+
+def _section_of(plan: RankPlan, step: int) -> Section:
+    """Return the section in which a batch is, `skip` being the rows before it."""
     if not plan.counted:
         raise ConfigError("rows_of needs the counting pass, and count_filtered=False gave it up; leave it True")
     if not 0 <= step < plan.steps:
         raise ConfigError(f"step must be in [0, {plan.steps}), got {step}")
     before, after = plan.batches_before(step), plan.batches_before(step + 1)
     lane = next(number for number, taken in enumerate(after) if taken > before[number])
-    section = plan.sections(lane, before[lane])[0]
-    return [
-        span
-        for table, runs in _pieces(section, section.skip + plan.batch_size, segments, windows, keys)
-        for split, start, stop in runs
-        for span in _spans(table, split, start, stop, live_before)
-    ]
+    return plan.sections(lane, before[lane])[0]
 
 
 def _pieces(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -34,12 +34,14 @@ class SplitTable(Sequence[Split]):
         file: int64[S] the file of each split.
         row_start: int64[S] its first row, from the start of the file.
         row_stop: int64[S] the row after its last.
+        loose: whether rows may be left out, or be in several splits.
     """
 
     layout: TableLayout
     file: NDArray[np.int64]
     row_start: NDArray[np.int64]
     row_stop: NDArray[np.int64]
+    loose: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(cls, layout: TableLayout, splits: Iterable[Split], who: str) -> SplitTable:
@@ -105,7 +107,23 @@ class SplitTable(Sequence[Split]):
             layout: the larger table.
             files: int64[P] where it has the files of this one.
         """
-        return SplitTable(layout, files[self.file], self.row_start, self.row_stop)
+        return replace(self, layout=layout, file=files[self.file])
+
+    def cover(self, files: NDArray[np.int64]) -> SplitTable:
+        """Return splits that cover each row of some files once, cut wherever one of these begins or ends.
+
+        Args:
+            files: int64[P] which.
+        """
+        layout = self.layout
+        base, of_files = layout.file_starts, np.isin(self.file, files)
+        file, start, stop = self.file[of_files], self.row_start[of_files], self.row_stop[of_files]
+        cuts = np.unique(np.concatenate([base[files], base[files + 1], base[file] + start, base[file] + stop]))
+        begin, end = cuts[:-1], cuts[1:]
+        own = np.searchsorted(base, begin, side="right") - 1
+        inside = np.isin(own, files)
+        own, begin, end = own[inside], begin[inside], end[inside]
+        return SplitTable(layout, own, begin - base[own], end - base[own])
 
     def check_coverage(self, who: str) -> None:
         """Refuse splits that leave a row out or hold one twice.
@@ -202,7 +220,7 @@ class SegmentTable:
 
     @classmethod
     def concat(cls, tables: Sequence[SegmentTable]) -> SegmentTable:
-        """Join the splits of several tables of one layout, in order."""
+        """Join the splits of several tables of one layout, in order; none of them loose."""
         splits = [table.splits for table in tables]
         columns = (
             np.concatenate([getattr(part, name) for part in splits]) for name in ("file", "row_start", "row_stop")
@@ -223,7 +241,24 @@ class SegmentTable:
         Args:
             live: int64[T].
         """
-        return SegmentTable(self.splits, self.offsets, self.group, self.row_start, self.row_stop, self.kept, live)
+        return replace(self, live=live)
+
+    def counted_by(self, cover: SegmentTable) -> SegmentTable:
+        """Return the same segments with the live rows that are known of a cover; see `SplitTable.cover`.
+
+        Args:
+            cover: of some files, with all rows counted.
+        """
+        starts = self.splits.layout.file_starts
+        own = starts[np.repeat(self.splits.file, np.diff(self.offsets))]
+        others = starts[np.repeat(cover.splits.file, np.diff(cover.offsets))]
+        ends = np.concatenate(([0], np.cumsum(cover.live)))
+        first = np.searchsorted(others + cover.row_start, own + self.row_start, side="left")
+        last = np.searchsorted(others + cover.row_start, own + self.row_stop, side="left")
+        known = np.isin(self.group, cover.group)
+        live = self.live.copy()
+        live[known] = (ends[last] - ends[first])[known]
+        return self.counted(live)
 
     def metadata_rows(self) -> NDArray[np.int64]:
         """int64[S] rows of each split in row groups that statistics keep: known without reading."""
@@ -237,8 +272,11 @@ class SegmentTable:
     def bases(self) -> NDArray[np.int64]:
         """int64[S]: the place of each split's first live row; see `planning.consumption`.
 
-        The splits must cover the files that they are of, and every live row must be known.
+        Every live row must be known. A row of loose splits is placed by its split and its ordinal there; others must
+        cover the files that they are of.
         """
+        if self.splits.loose:
+            return self._bases_by_split()
         order = np.lexsort((self.splits.row_stop, self.splits.row_start, self.splits.file))
         file, live = self.splits.file[order], self.live_rows()[order]
         before = np.cumsum(live) - live
@@ -251,6 +289,14 @@ class SegmentTable:
         bases = np.empty_like(live)
         bases[order] = file * PLACES_OF_A_FILE + in_file
         return bases
+
+    def _bases_by_split(self) -> NDArray[np.int64]:
+        if int(self.live_rows().max(initial=0)) > PLACES_OF_A_FILE or len(self.splits) > _MOST_FILES:
+            raise ConfigError(
+                f"a job that changes within an epoch places at most {PLACES_OF_A_FILE:,} rows of a split, and "
+                f"{_MOST_FILES:,} splits; start a new epoch"
+            )
+        return np.arange(len(self.splits), dtype=np.int64) * PLACES_OF_A_FILE
 
     def task(self, split: int, start: int, stop: int) -> ReadTask:
         """Return what is to be read for the live rows [start, stop) of a split.

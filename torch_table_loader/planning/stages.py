@@ -125,9 +125,15 @@ class Position(ABC):
         """The first sample that the weights of a mixture hold for, and the weights by name; None without a mixture."""
         return None
 
+    @property
     @abstractmethod
-    def on(self, topology: Topology) -> Self:
-        """Return the position under another topology."""
+    def steps_before(self) -> int:
+        """Steps of the epoch that were taken before the newest stage."""
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps of the epoch that were taken, whatever the topologies."""
+        return self.steps_before + self.stage.steps
 
     def after(self, steps: int, *, ended: bool = False) -> Self:
         """Return the position at which the newest stage has taken so many steps."""
@@ -160,13 +166,23 @@ class StreamPosition(Position):
         return StreamPosition(self.epoch, replace(self.stage, steps=0), self.past)
 
     @property
+    def steps_before(self) -> int:
+        """Steps of the stages before the newest."""
+        return sum(stage.steps for stage in self.past)
+
+    @property
     def extents(self) -> tuple[Extent, ...]:
         """What the table was in earlier stages, oldest first, each once."""
         return tuple(dict.fromkeys(each.extent for each in (*self.past, self.stage) if each.extent is not None))
 
-    def on(self, topology: Topology) -> StreamPosition:
-        """Return the position under a topology, in the table as it is: the same stage if nothing changes."""
-        if topology == self.stage.topology and self.stage.extent is None:
+    def on(self, topology: Topology, *, anew: bool = False) -> StreamPosition:
+        """Return the position under a topology, in the table as it is: the same stage if nothing changes.
+
+        Args:
+            topology: the job's shape.
+            anew: begin a stage in any case.
+        """
+        if not anew and topology == self.stage.topology and self.stage.extent is None:
             return self
         past = (*self.past, self.stage) if self.stage.steps else self.past
         return replace(self, past=past, stage=Stage(topology), ended=False)
@@ -253,12 +269,14 @@ class SamplePosition(Position):
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
             sequences behind them.
+        steps_before: of packed sequences, the steps of the epoch before the stage.
         ended: see `Position`.
     """
 
     total: int = 0
     start: int = 0
     origin: int = field(default=0, kw_only=True)
+    steps_before: int = field(default=0, kw_only=True)
     exclusions: Mapping[str, ExclusionVersions] = field(default_factory=dict)
     mixture: Mixture | None = None
     rows: tuple[int, ...] = ()

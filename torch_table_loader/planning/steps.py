@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import TypeAlias
 
 from torch_table_loader.errors import ConfigError
@@ -35,20 +36,22 @@ def step_of(plan: Steps, lane: int, number: int) -> int:
 
 def step_at(
     most: int | None,
-    samples_of_a_step: int,
+    samples_of_a_step: int | None,
     *,
     step: int | None = None,
     sample: int | None = None,
     fraction: float | None = None,
+    file: Callable[[], int] | None = None,
 ) -> int:
     """Return the step of an epoch that a caller means.
 
     Args:
         most: steps of the rank that takes most; None where they are not known, or have no end.
-        samples_of_a_step: of all ranks.
+        samples_of_a_step: of all ranks; None where steps differ.
         step: itself.
         sample: which it begins with, or has.
         fraction: of the epoch, from 0 to 1.
+        file: finds the step of a file.
 
     Raises:
         ConfigError: more than one was given, or the place is behind the end.
@@ -57,7 +60,7 @@ def step_at(
     >>> step_at(10, 64, step=3), step_at(10, 64, sample=200), step_at(10, 64, fraction=0.55), step_at(10, 64)
     (3, 3, 5, 0)
     """
-    given = {"step": step, "sample": sample, "fraction": fraction}
+    given = {"step": step, "sample": sample, "fraction": fraction, "file": file}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
         raise ConfigError(f"a place in an epoch must be named in one way, got {' and '.join(named)}; pass one")
@@ -67,7 +70,13 @@ def step_at(
         if most is None:
             raise TypeError(f"{UNCOUNTED}, or has no end; pass step= or sample=")
         return int(fraction * most)
-    chosen = integer("step", step, 0) if step is not None else integer("sample", sample or 0, 0) // samples_of_a_step
+    if file is not None:
+        return file()
+    if sample is not None and samples_of_a_step is None:
+        raise ConfigError('with batch_by="file" steps have unequally many samples; pass step=, fraction= or file=')
+    chosen = integer("step", 0 if step is None else step, 0)
+    if sample is not None and samples_of_a_step is not None:
+        chosen = integer("sample", sample, 0) // samples_of_a_step
     if most is not None and chosen > most:
         raise ConfigError(f"the epoch has {most} steps, and {named[0]}={given[named[0]]} is behind its end; pass less")
     return chosen

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "torch_table_loader.strategies"
 
 Form = Literal["cutter", "generator", "generator_with_ranks"]
+Coverage = Literal["once", "any"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,14 @@ class Strategy:
         form: what its signature says.
         name: for messages, plans and states.
         took: the caller's options that it was made with.
+        coverage: "once", or "any" where splits may leave rows out or hold them several times.
     """
 
     target: Any
     form: Form
     name: str
     took: frozenset[str] = frozenset()
+    coverage: Coverage = "once"
 
     @property
     def cuts(self) -> bool:
@@ -48,8 +51,14 @@ class Strategy:
         return self.form == "cutter"
 
     def cut(self, layout: TableLayout) -> SplitTable:
-        """Run a cutter and check that it covers each row once; files that must not be cut are put together again."""
+        """Run a cutter, and return its splits.
+
+        They are checked to cover each row once, and files that must not be cut are put together again; those of "any"
+        coverage are taken as they are.
+        """
         splits = SplitTable.of(layout, _listed(self.target(layout), self.name, "a list of splits"), self.name)
+        if self.coverage == "any":
+            return replace(splits, loose=True)
         splits.check_coverage(self.name)
         return splits.joined()
 
@@ -88,14 +97,17 @@ class Strategy:
         lane_of = self._lanes(shards, lanes)
         parts = [list(shard.splits) for shard in shards]
         splits = SplitTable.of(layout, [split for part in parts for split in part], self.name)
+        splits = replace(splits, loose=self.coverage == "any")
         return splits, np.repeat(lane_of, [len(part) for part in parts])
 
     def check_coverage(self, parts: Sequence[SplitTable]) -> None:
-        """Refuse a generator whose ranks together leave a row out or read one twice.
+        """Refuse a generator whose ranks together leave a row out or read one twice, unless it declares that.
 
         Args:
             parts: one table a rank; of a three-argument generator, each covers all rows on its own.
         """
+        if self.coverage == "any":
+            return
         if self.form == "generator":
             for part in parts:
                 part.check_coverage(self.name)
@@ -121,7 +133,8 @@ def resolve_strategy(given: Any, arguments: Mapping[str, Any]) -> Strategy:
         arguments: what a factory found by name may take: shuffle, seed, target_bytes, target_rows.
 
     Raises:
-        ConfigError: no entry point of that name (the nearest are named), or one that cannot be loaded.
+        ConfigError: no entry point of that name (the nearest are named), or one that cannot be loaded; a coverage
+            that there is not.
         ConfigTypeError: the object has neither form.
     """
     accepted: dict[str, Any] = {}
@@ -134,7 +147,18 @@ def resolve_strategy(given: Any, arguments: Mapping[str, Any]) -> Strategy:
             accepted = _accepted(given, arguments)
             given = given(**accepted)
     named = given.func if isinstance(given, functools.partial) else given
-    return Strategy(given, _form(given), getattr(named, "__name__", type(named).__name__), frozenset(accepted))
+    name = getattr(named, "__name__", type(named).__name__)
+    return Strategy(given, _form(given), name, frozenset(accepted), _coverage(given, named, name))
+
+
+def _coverage(given: Any, named: Any, name: str) -> Coverage:
+    coverage: Coverage = getattr(given, "coverage", getattr(named, "coverage", "once"))
+    if coverage not in get_args(Coverage):
+        raise ConfigError(
+            f"coverage of {name} must be 'once', or 'any' where splits may leave rows out or hold them several times, "
+            f"got {coverage!r}"
+        )
+    return coverage
 
 
 def _is_factory(loaded: Any) -> bool:

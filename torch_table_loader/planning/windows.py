@@ -99,7 +99,7 @@ class Stretch:
 def stretches(section: Section, segments: SegmentTable, size: int | None) -> Iterator[Stretch]:
     """Yield what a section still has to deliver.
 
-    Windows begin at the section's start, and again after each unit.
+    Windows begin at the section's start, and again after each unit, or at each piece where the section says so.
 
     Args:
         section: with `skip` rows delivered before.
@@ -107,7 +107,7 @@ def stretches(section: Section, segments: SegmentTable, size: int | None) -> Ite
         size: rows of a window, or None.
     """
     at, num_splits = 0, len(segments.splits)
-    for runs in _apart(section.runs, num_splits):
+    for runs in _apart(section.runs, num_splits, each=section.apart and size is not None):
         end = at + runs.num_rows
         if end > section.skip:
             first = int(runs.split[0])
@@ -117,9 +117,9 @@ def stretches(section: Section, segments: SegmentTable, size: int | None) -> Ite
         at = end
 
 
-def _apart(runs: Runs, num_splits: int) -> Iterator[Runs]:
-    """Split runs where plain pieces and units meet; each unit comes alone."""
-    is_unit = runs.split >= num_splits
+def _apart(runs: Runs, num_splits: int, *, each: bool) -> Iterator[Runs]:
+    """Split runs where plain pieces and units meet; each unit comes alone, and each piece if asked."""
+    is_unit = (runs.split >= num_splits) | each
     if not is_unit.any():
         if len(runs):
             yield runs

@@ -46,6 +46,7 @@ class FilePlan(NamedTuple):
         empty: whether partition values let no row pass.
         positions: deleted rows of the file, ascending.
         keys: equality deletes.
+        key_conformer: makes the table's columns of which `keys` ask; None where there are no equality deletes.
     """
 
     file: DataFile
@@ -56,6 +57,7 @@ class FilePlan(NamedTuple):
     empty: bool
     positions: NDArray[np.int64]
     keys: Sequence[_Keys]
+    key_conformer: FileConformer | None
 
     @property
     def masks(self) -> bool:
@@ -69,19 +71,30 @@ class FilePlan(NamedTuple):
 
     def live_rows(self, segment: Segment) -> int:
         """Count a segment's rows that position deletes leave."""
-        low, high = np.searchsorted(self.positions, (segment.row_start, segment.row_stop))
-        return segment.row_stop - segment.row_start - int(high - low)
+        return segment.row_stop - segment.row_start - self.positions_in(segment.row_start, segment.row_stop)
 
     @property
-    def knows_places(self) -> bool:
-        """Whether the rows that are left out are known without reading any, and nothing else depends on them."""
-        return self.masks and self.knows_live and not self.conformer.counts_rows
+    def thins(self) -> bool:
+        """Whether rows may be left out while the file is read: they are known from their places or by a few columns.
+
+        Nothing else may depend on those rows, and there must be columns that are read beside the few.
+        """
+        reads = self.conformer.reads
+        if self.filters is not None or self.conformer.counts_rows or not reads:
+            return False
+        if self.key_conformer is None:
+            return bool(len(self.positions))
+        return 0 < len(self.key_conformer.reads) < len(reads)
 
     def live_bits(self, start: int, stop: int) -> pa.BooleanArray:
         """Return which of the rows `start` to `stop` of the file no position deletes."""
         live = self._not_at_positions(start, stop)
-        packed = np.packbits(np.ones(stop - start, dtype=np.bool_) if live is None else live, bitorder="little")
-        return pa.BooleanArray.from_buffers(pa.bool_(), stop - start, [None, pa.py_buffer(packed)])
+        return as_bits(np.ones(stop - start, dtype=np.bool_) if live is None else live)
+
+    def positions_in(self, start: int, stop: int) -> int:
+        """Count the rows `start` to `stop` of the file that a position deletes."""
+        low, high = np.searchsorted(self.positions, (start, stop))
+        return int(high - low)
 
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         """Return which rows of a batch live.
@@ -144,6 +157,7 @@ def plan_file(
     positions = np.empty(0, dtype=np.int64)
     keys: list[_Keys] = []
     conformer: FileConformer
+    key_conformer: FileConformer | None = None
     if file.columns is None:
         conformer = conform_plan(meta.schema, table_schema, file.partition, wanted, name=file.name)
     else:
@@ -153,7 +167,21 @@ def plan_file(
             positions = deletes.positions(file)
             keys = [_keys(found, file.columns, targets, file.name) for found in deletes.equality(file)]
         conformer = plan_by_id(meta.schema, file.columns, list(targets.items()), name=file.name)
-    return FilePlan(file, meta, [0, *accumulate(meta.group_rows)], conformer, row_filter, empty, positions, keys)
+        if keys:
+            asked = {column: targets[column] for found in keys for column, _ in found.columns}
+            key_conformer = plan_by_id(meta.schema, file.columns, list(asked.items()), name=file.name)
+    starts = [0, *accumulate(meta.group_rows)]
+    return FilePlan(file, meta, starts, conformer, row_filter, empty, positions, keys, key_conformer)
+
+
+def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:
+    """Return a mask as Arrow has it, a bit a row.
+
+    >>> as_bits(np.array([True, False])).to_pylist()
+    [True, False]
+    """
+    packed = np.packbits(mask, bitorder="little")
+    return pa.BooleanArray.from_buffers(pa.bool_(), len(mask), [None, pa.py_buffer(packed)])
 
 
 def _keys(found: EqualityKeys, columns: FileColumns, targets: dict[str, Column], name: str) -> _Keys:

@@ -14,10 +14,13 @@ import pyarrow.compute as pc
 from torch_table_loader.contracts import RenewingStorage
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import ThinningFile
+from torch_table_loader.read.file_plan import as_bits
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import Segment
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import OpenFile
     from torch_table_loader.read.file_plan import FilePlan
@@ -183,7 +186,7 @@ class FileWalk:
             may_thin: whether deleted rows may be left out already, where the file can do that.
             verify_checksums: whether stored checksums are compared with the data.
         """
-        self._may_thin = may_thin and plan.knows_places and bool(plan.conformer.reads)
+        self._may_thin = may_thin and plan.thins
         self._live = _LivePlaces(plan)
         self.handle: OpenFile | None = None
         self.row = 0
@@ -233,7 +236,7 @@ class FileWalk:
             return
         for part in self._parts(thinner, run):
             if self._thins(thinner, part):
-                yield self._thinned(thinner, part)
+                yield from self._thinned(thinner, part)
             else:
                 yield from self._unthinned(self.handle, part)
 
@@ -285,14 +288,38 @@ class FileWalk:
         (group,), starts = part.groups, self._plan.group_starts
         return part.pieces[0][:2] == (starts[group], starts[group + 1]) and thinner.thins(group, self._max_rows)
 
-    def _thinned(self, thinner: ThinningFile, part: Run) -> tuple[Piece, int, pa.RecordBatch, bool]:
+    def _thinned(self, thinner: ThinningFile, part: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         (group,), (piece,) = part
-        self.row = self._plan.group_starts[group]
-        kept = self._live.among(piece.row_start, piece.row_stop)
-        num_rows = piece.row_stop - piece.row_start
-        batch = thinner.thinned(group, self._plan.conformer.reads, num_rows, kept)
+        self.row, num_rows, reads = piece.row_start, piece.row_stop - piece.row_start, self._plan.conformer.reads
+        conformer = self._plan.key_conformer
+        if conformer is None:
+            some = self._plan.positions_in(piece.row_start, piece.row_stop)
+            kept = self._live.among(piece.row_start, piece.row_stop) if some else None
+            batch: pa.RecordBatch | None = thinner.thinned(group, reads, num_rows, kept)
+        else:  # the key columns first: they say which rows of the others are wanted, or that none is
+            keys = thinner.thinned(group, conformer.reads, num_rows, None)
+            mask = self._plan.mask(conformer.apply(keys, piece.row_start), piece.row_start)
+            kept = None if mask is None or mask.all() else self._live.marked(mask)
+            batch = None if kept is not None and not len(kept) else self._joined(thinner, group, keys, kept)
         self.row = piece.row_stop
-        return piece, piece.row_start, batch, True
+        if batch is not None:
+            yield piece, piece.row_start, batch, True
+
+    def _joined(
+        self, thinner: ThinningFile, group: int, keys: pa.RecordBatch, kept: pa.UInt32Array | None
+    ) -> pa.RecordBatch:
+        """Read the columns that are not among the keys, and return what is kept of all, in the conformer's order."""
+        reads, have = self._plan.conformer.reads, set(keys.schema.names)
+        others = thinner.thinned(group, [name for name in reads if name not in have], keys.num_rows, kept)
+        if kept is not None:
+            keys = pc.take(keys, kept, boundscheck=False)
+        by_name = {
+            field.name: (field, array)
+            for batch in (keys, others)
+            for field, array in zip(batch.schema, batch.columns, strict=True)
+        }
+        fields, arrays = zip(*(by_name[name] for name in reads), strict=True)
+        return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
 
     def _rest(self, run: Run) -> Run:
         """Leave out of a run what was read."""
@@ -309,7 +336,7 @@ def _other_rows(groups: range, end: int, difference: str) -> TableError:
 
 
 class _LivePlaces:
-    """Where the rows are that no position deletes, for a reader that asks row group by row group."""
+    """Where the rows are that live, for a reader that asks row group by row group."""
 
     def __init__(self, plan: FilePlan) -> None:
         """Compute nothing yet.
@@ -324,11 +351,18 @@ class _LivePlaces:
         self._ascending: pa.UInt32Array = pa.nulls(0, pa.uint32())
 
     def among(self, start: int, stop: int) -> pa.UInt32Array:
-        """Return the live rows among rows `start` to `stop` of the file, counted from `start`."""
+        """Return which of the rows `start` to `stop` of the file no position deletes, counted from `start`."""
         if not self._start <= start <= stop <= self._stop:
             self._start, self._stop = start, max(stop, min(start + _ROWS_AHEAD, self._plan.group_starts[-1]))
             self._bits = self._plan.live_bits(self._start, self._stop)
-        if len(self._ascending) < stop - start:
-            counted = np.arange(stop - start, dtype=np.uint32)
+        return self._of(self._bits.slice(start - self._start, stop - start))
+
+    def marked(self, mask: NDArray[np.bool_]) -> pa.UInt32Array:
+        """Return the places that a mask marks."""
+        return self._of(as_bits(mask))
+
+    def _of(self, bits: pa.BooleanArray) -> pa.UInt32Array:
+        if len(self._ascending) < len(bits):
+            counted = np.arange(len(bits), dtype=np.uint32)
             self._ascending = pa.Array.from_buffers(pa.uint32(), len(counted), [None, pa.py_buffer(counted)])
-        return pc.filter(self._ascending.slice(0, stop - start), self._bits.slice(start - self._start, stop - start))
+        return pc.filter(self._ascending.slice(0, len(bits)), bits)

@@ -7,7 +7,11 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from torch_table_loader.errors import TableError
+from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.read.lru_cache import LRUCache
 
 if TYPE_CHECKING:
@@ -152,3 +156,23 @@ def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
     num_bytes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
     edges = [file.num_rows * upto // sum(num_bytes) for upto in accumulate(num_bytes, initial=0)]
     return tuple(stop - start for start, stop in pairwise(edges)), num_bytes
+
+
+def estimated_layout(files: Sequence[DataFile]) -> TableLayout:
+    """Lay files out by row groups as `estimated_groups` estimates them, all live and none ruled out."""
+    if not isinstance(files, ListedFiles):
+        groups = list(map(estimated_groups, files))
+        return TableLayout.of(files, [rows for rows, _ in groups], [num_bytes for _, num_bytes in groups])
+    for place in np.flatnonzero(files.num_rows < 0)[:1].tolist():
+        estimated_groups(files[place])  # which raises
+    sizes = np.maximum(files.num_bytes, 1)
+    parts = -(-sizes // _PART_BYTES)
+    offsets = np.concatenate(([0], np.cumsum(parts)))
+    size, rows = np.repeat(sizes, parts), np.repeat(files.num_rows, parts)
+    start = (np.arange(offsets[-1]) - np.repeat(offsets[:-1], parts)) * _PART_BYTES
+    stop = np.minimum(start + _PART_BYTES, size)
+    if int(sizes.max(initial=0)) * int(rows.max(initial=0)) > np.iinfo(np.int64).max:
+        rows = rows.astype(object)
+    group_rows = (rows * stop // size - rows * start // size).astype(np.int64)
+    kept, whole = np.ones(len(size), dtype=np.bool_), np.zeros(len(files), dtype=np.bool_)
+    return TableLayout(files, offsets, group_rows, stop - start, kept, group_rows, whole)

@@ -110,6 +110,21 @@ class ParquetReader:
         refuse_unsafe(file.name, meta.footer, parsed, [leaf])
         return bounds_of(parsed, leaf)
 
+    def bounds(self, meta: FileMeta, column: str) -> tuple[int, int | None, int | None] | None:
+        """Return the nulls and the bounds of integers: see `format_contracts.BoundsReader`."""
+        nulls = _null_counts(meta, [column], [True] * len(meta.group_rows)).get(column)
+        if meta.footer is None or nulls is None:
+            return None
+        known = [count for count in nulls if count is not None]
+        if len(known) < len(nulls):
+            return None
+        if sum(known) == meta.num_rows:
+            return sum(known), None, None
+        parsed = parse(meta.footer)
+        paths = [parsed.schema.column(place).path for place in range(parsed.num_columns)]
+        found = bounds_of(parsed, paths.index(column))
+        return None if found is None else (sum(known), *found)
+
     def open(self, storage: Storage, file: DataFile, meta: FileMeta) -> ParquetFile:
         """Open with the footer that `inspect` read: see `FormatReader.open`."""
         parsed = parse(_footer_of(file, meta))
@@ -175,10 +190,10 @@ class ParquetFile:
         """Whether row groups are read one by one: see `ThinningFile.thins`."""
         return self._is_whole(group, max_rows)
 
-    def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array) -> pa.RecordBatch:
+    def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: pa.Array | None) -> pa.RecordBatch:
         """Read a few columns at a time, and copy the rows that stay while caches hold them: see `ThinningFile`."""
         names = list(columns)
-        at_once = max(1, _VALUES_TO_COPY // max(1, num_rows))
+        at_once = max(1, (_VALUES_AT_ONCE if kept is None else _VALUES_TO_COPY) // max(1, num_rows))
         fields: list[pa.Field] = []
         arrays: list[pa.Array] = []
         for start in range(0, len(names), at_once):
@@ -189,7 +204,7 @@ class ParquetFile:
                     "not what it was: build the loader again"
                 )
             fields += table.schema
-            arrays += _taken(table, kept)
+            arrays += _in_one_piece(table) if kept is None else _taken(table, kept)
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     def _whole(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -232,7 +247,12 @@ def _taken(table: pa.Table, places: pa.Array) -> list[pa.Array]:
     batches = table.to_batches()
     if len(batches) == 1:
         return list(pc.take(batches[0], places, boundscheck=False).columns)
-    return [column.combine_chunks() for column in pc.take(table, places, boundscheck=False).columns]
+    return _in_one_piece(pc.take(table, places, boundscheck=False))
+
+
+def _in_one_piece(table: pa.Table) -> list[pa.Array]:
+    """Return the columns of a table, each as one array; only where one has several chunks is it copied."""
+    return [column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in table.columns]
 
 
 def _footer_of(file: DataFile, meta: FileMeta) -> bytes:

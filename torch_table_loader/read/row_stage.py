@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.pack_counts import PackCounts
 
 
@@ -29,6 +30,15 @@ class RowStage(ABC):
         Blocks begin with a split's first row of the row group; only the last of a row group is shorter.
         """
         return None
+
+    @property
+    def orders_blocks(self) -> bool:
+        """Whether what comes out of a block may come in another order; see `in_order_of`."""
+        return False
+
+    def in_order_of(self, key: Key) -> RowStage:  # noqa: ARG002 the rows of most stages have one order
+        """Return the same with the rows of a block made in an order of the key's; as many come out under any."""
+        return self
 
     @property
     @abstractmethod

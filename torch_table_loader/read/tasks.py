@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_table_loader.arrow.arrays import ascending
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
@@ -30,9 +33,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Storage
+    from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.pack_counts import PackCounts
     from torch_table_loader.read.row_stage import RowStage, StagedRows
     from torch_table_loader.records import DataFile, FileMeta, ReadTask, Segment
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_MAX_ROWS = 65_536
 
@@ -125,6 +131,14 @@ class TaskReader:
         self._rows_schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
         self._schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
 
+    def in_order_of(self, key: Key) -> TaskReader:
+        """Return the same with what its stage takes together in an order of the key's; see `RowStage.in_order_of`."""
+        if self._stage is None or not self._stage.orders_blocks:
+            return self
+        other = copy.copy(self)
+        other._stage = self._stage.in_order_of(key)
+        return other
+
     @property
     def schema(self) -> pa.Schema:
         """The schema of what `read` yields: the columns asked for, then ``row_id``; or what the stage makes of them."""
@@ -156,6 +170,7 @@ class TaskReader:
         if found is None:
             return
         plan, segments, skip, take, _ = found
+        _log.debug("%s: reads parts of %d row groups", plan.file.name, len(segments))
         base = None if self._bases is None else int(self._bases[task.file_index])
         with closing(self._masked(plan, segments, storage, base)) as parts:
             for part in parts:
@@ -304,7 +319,7 @@ class TaskReader:
             batch = batch.select(self._columns)
         if base is None:
             return batch
-        ids = _ascending(base + row, batch.num_rows)
+        ids = ascending(base + row, batch.num_rows)
         return pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._rows_schema)
 
     def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
@@ -421,12 +436,6 @@ def _delivered_schema(table_schema: pa.Schema, columns: Sequence[str], *, row_id
         )
     fields = [table_schema.field(name) for name in columns]
     return pa.schema([*fields, pa.field(ROW_ID, pa.int64(), nullable=False)] if row_ids else fields)
-
-
-def _ascending(start: int, length: int) -> pa.Array:
-    buffer = pa.allocate_buffer(8 * length)
-    np.frombuffer(buffer, dtype=np.int64)[:] = np.arange(start, start + length, dtype=np.int64)
-    return pa.Array.from_buffers(pa.int64(), length, [None, buffer])
 
 
 def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[int]) -> None:

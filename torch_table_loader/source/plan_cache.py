@@ -135,6 +135,14 @@ class PlanCache:
         digest = self._note_key(key)
         self._write(digest, _NOTE_MAGIC + hashlib.sha256(digest + data).digest() + data)
 
+    def versions(self, files: Sequence[DataFile]) -> str | None:
+        """Hash what tells these files from any others, for the keys of notes; None where one cannot be told."""
+        keys = [self._key(file) for file in files]
+        told = [key.hex() for key in keys if key is not None]
+        if len(told) < len(keys):
+            return None
+        return hashlib.sha256(json.dumps([told, [_locals(file) for file in files]]).encode("utf-8")).hexdigest()
+
     def _note_key(self, key: str) -> bytes:
         return hashlib.sha256(json.dumps(["note", self.scope, key]).encode("utf-8")).digest()
 

@@ -31,6 +31,7 @@ from torch_table_loader.scrubbing import public_options, scrub, secrets_of
 from torch_table_loader.source.address import (
     AZURE_PROTOCOLS,
     HTTP_PROTOCOLS,
+    LOCAL_PROTOCOLS,
     filesystem_class,
     parse_address,
     shown,
@@ -188,6 +189,11 @@ class FileStorage:
     def traffic(self) -> Traffic:
         """Return what this process asked of the store so far; nothing where no network is between."""
         return self._counter.total()
+
+    @property
+    def uri_prefix(self) -> str:
+        """What stands before a path to make it a URI: nothing before paths of this machine and URLs of http."""
+        return "" if self.protocol in (*LOCAL_PROTOCOLS, *HTTP_PROTOCOLS) else f"{self.protocol}://"
 
     def shown(self, path: str) -> str:
         """Write a path as messages may show it: with its protocol, without login or query."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
+from contextlib import suppress
+from typing import Any
 
 from torch_table_loader.errors import AccessRefusedError, ConfigError
-from torch_table_loader.source.address import HTTP_PROTOCOLS
+from torch_table_loader.source.address import HTTP_PROTOCOLS, parse_address
 from torch_table_loader.source.clients import Found
 from torch_table_loader.source.hive import hive_root
-from torch_table_loader.source.storage import FileStorage
+from torch_table_loader.source.storage import FileStorage, open_storage
 
 _ICEBERG = re.compile(r"(?P<table>(?:.*/)?)metadata/[^/]*\.metadata\.json")
 _DELTA = re.compile(r"(?P<table>(?:.*/)?)_delta_log(?:/.*)?")
@@ -75,6 +77,32 @@ def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Col
                     f"{explain(storage, storage.shown(table.rstrip('/')), found)}; "
                     "raw_files=True reads the files as they are, deleted and replaced rows included"
                 )
+
+
+def format_of_folder(path: str, options: Mapping[str, Any] | None, retry_seconds: float) -> str | None:
+    """Return which table format a folder says that it is of: "delta", "iceberg", or None where it says none.
+
+    An Iceberg table says so by ``metadata/version-hint.text``, as those have that no catalog keeps.
+
+    Args:
+        path: a local path or URL.
+        options: for its file system.
+        retry_seconds: how long to try a request that the store does not serve.
+    """
+    protocol = parse_address(path).protocol
+    if protocol in HTTP_PROTOCOLS or any(character in path for character in "*?["):
+        return None
+    storage, root = open_storage(path, None if protocol == "file" else options, retry_seconds)
+    root = root.rstrip("/")
+    try:
+        if _folder(storage, f"{root}/_delta_log"):
+            return "delta"
+        with suppress(AccessRefusedError):  # the caller may read the files and nothing beside them
+            hint = storage.probe(f"{root}/metadata/version-hint.text")
+            return None if hint is None or hint.is_dir else "iceberg"
+    finally:
+        storage.close()
+    return None
 
 
 def _above(root: str) -> Iterator[str]:

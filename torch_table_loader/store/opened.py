@@ -71,13 +71,18 @@ def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> Stored
 
 def _map(path: Path) -> NDArray[np.uint8]:
     """Map a file, of which parts are read here and there."""
-    mapped = _mapping(path)
+    mapped = mapping(path)
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(mapped, dtype=np.uint8)
 
 
-def _mapping(path: Path) -> mmap.mmap:
+def mapping(path: Path) -> mmap.mmap:
+    """Map a file that is not empty, to be read.
+
+    Raises:
+        OutOfMemoryError: the address space has no room for it.
+    """
     file = open_regular(path)
     try:
         return mmap.mmap(file, 0, access=mmap.ACCESS_READ)
@@ -93,5 +98,5 @@ def _mapping(path: Path) -> mmap.mmap:
 
 
 def _heap(path: Path) -> list[pa.RecordBatch]:
-    with pa.ipc.open_file(pa.BufferReader(pa.py_buffer(_mapping(path)))) as reader:
+    with pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapping(path)))) as reader:
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]

@@ -7,16 +7,24 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import NullProvingReader, Traits
+from torch_table_loader.format_contracts import (
+    BoundsReader,
+    NullProvingReader,
+    SalvagingReader,
+    SettlingReader,
+    Traits,
+)
 from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.listing import PathSource
+from torch_table_loader.testing.damage import Damaged
+from torch_table_loader.testing.optional_parts import check_salvaging, check_settling
 from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
@@ -37,7 +45,9 @@ def check_format_reader(
 
     It must pickle; say metadata that is true of what it reads; read any row groups, columns and batch sizes alike;
     never prune a row group that holds a passing row; name null columns that do hold a null; open without reading
-    the footer again; and answer a missing, cut or damaged file with a TableError that names it.
+    the footer again; and answer a missing, cut or damaged file with a TableError that names it. With `settle` it must
+    give a column one type in all files, and read it so; with `salvage` it must leave out what is damaged, and no more
+    than it says.
 
     Args:
         reader: the reader.
@@ -52,6 +62,11 @@ def check_format_reader(
     require(isinstance(reader.name, str) and reader.name, f"{who} must have a name, got {reader.name!r}")
     require(files, f"{who} must be checked by at least one file")
     copy = pickled(reader, who)
+    found: list[tuple[DataFile, FileMeta]] = []
+
+    def read(where: str, storage: Storage, file: DataFile, meta: FileMeta) -> pa.Table:
+        return _check_batches(where, reader, storage, file, meta)
+
     for file in files:
         where = f"{who} on {file.name!r}"
         with contract_errors(where, "inspect raised"):
@@ -63,8 +78,14 @@ def check_format_reader(
         groups = _groups(table, meta)
         _check_pruning(where, reader, file, meta, groups)
         _check_null_columns(where, reader, meta, groups)
+        _check_bounds(where, reader, meta, groups)
         _check_footer_is_not_read_again(where, reader, storage, file, meta)
         _check_failures(where, reader, storage, file, meta, schema)
+        found.append((file, meta))
+        if isinstance(reader, SalvagingReader) and isinstance(copy, SalvagingReader):
+            check_salvaging(where, (reader, copy), storage, file, meta, schema, read)
+    if isinstance(reader, SettlingReader) and isinstance(copy, SettlingReader):
+        check_settling(who, (reader, copy), storage, found, read)
 
 
 def stored_files(
@@ -257,6 +278,21 @@ def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups
             )
 
 
+def _check_bounds(where: str, reader: FormatReader, meta: FileMeta, groups: Sequence[pa.Table]) -> None:
+    """Check that what is said of integers is what decoding gives."""
+    if not isinstance(reader, BoundsReader):
+        return
+    whole = pa.concat_tables(groups) if groups else meta.schema.empty_table()
+    for name in meta.schema.names:
+        if not pa.types.is_integer(meta.schema.field(name).type):
+            continue
+        with contract_errors(where, "bounds raised"):
+            found = reader.bounds(meta, name)
+        least = pc.min_max(whole.column(name)).as_py()
+        wanted = (whole.column(name).null_count, least["min"], least["max"])
+        require(found in (None, wanted), f"{where}: bounds of {name!r} must be None or {wanted}, got {found}")
+
+
 def _check_footer_is_not_read_again(
     where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta
 ) -> None:
@@ -312,38 +348,6 @@ def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
-    """Serves files that were cut in the middle, or overwritten with noise.
-
-    Args:
-        inner: where the sound files are.
-        harm: "cut" keeps the first half; "noise" keeps the length alone.
-    """
-
-    inner: Storage
-    harm: Literal["cut", "noise"]
-
-    @property
-    def is_local(self) -> bool:
-        """As the inner one says."""
-        return self.inner.is_local
-
-    def open(self, path: str) -> pa.NativeFile:
-        """Open the damaged file."""
-        with self.inner.open(path) as handle:
-            content = bytes(handle.read())
-        return pa.BufferReader(content[: len(content) // 2] if self.harm == "cut" else _noise(len(content)))
-
-    def version(self, path: str) -> FileVersion:
-        """As the inner one says: the harm is in the bytes alone."""
-        return self.inner.version(path)
-
-    def close(self) -> None:
-        """Close the inner one."""
-        self.inner.close()
-
-
-@dataclass(frozen=True, slots=True)
 class Watched:
     """Serves files as they are and notes what is read.
 
@@ -390,12 +394,3 @@ class _Noting(io.BytesIO):
         count = super().readinto(buffer)
         self._reads.append((start, start + count))
         return count
-
-
-def _noise(length: int) -> bytes:
-    """Bytes of a fixed generator (Lehmer's, modulo 2**31 − 1), the same in each run."""
-    state, noise = 1, bytearray()
-    for _ in range(length):
-        state = state * 48271 % 0x7FFFFFFF
-        noise.append(state & 0xFF)
-    return bytes(noise)

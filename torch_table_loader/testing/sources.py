@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from torch_table_loader.contracts import SnapshotSource, TimeTravelSource
+from torch_table_loader.contracts import HistorySource, SnapshotSource, TimeTravelSource
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import DataFile
 from torch_table_loader.testing.rules import contract_errors, pickled, require
@@ -22,7 +22,8 @@ def check_source(source: Source, *, opened: int = 16) -> None:
     It must pickle, list files in an order that stays, under names that are unique and relative, with the version that
     its storage says, and give each file exactly the partition columns of its schema, of their types; a source of
     snapshots, whose partitioning may have changed since a file was written, some of them. Its formats must be known.
-    A source that can open other snapshots must open its own alike.
+    A source that can open other snapshots must open its own alike, and one with a history must say nothing of what
+    happened since its own, and something of one that is no ancestor.
 
     Args:
         source: the source, of a table that nobody changes meanwhile.
@@ -69,6 +70,25 @@ def _check_snapshot(who: str, source: SnapshotSource, files: list[DataFile]) -> 
         again = source.at_snapshot(source.snapshot_id)
         same = again.snapshot_id == source.snapshot_id and again.fingerprint == source.fingerprint
         require(same and list(again.files) == files, f"{who} must be the same at its own snapshot {source.snapshot_id}")
+    if isinstance(source, HistorySource):
+        _check_history(who, source, source.snapshot_id)
+
+
+def _check_history(who: str, source: HistorySource, own: int) -> None:
+    """Check what is said of the commits since a snapshot: since its own, and since one that nobody made."""
+    start = getattr(source, "start_snapshot_id", None)
+    require(
+        start is None or (isinstance(start, int) and start != own),
+        f"{who} must have a start_snapshot_id that is None or an older snapshot than its own, {own}, got {start!r}",
+    )
+    stranger = -abs(own) - 1
+    for since, happened in ((own, False), (stranger, True)):
+        with contract_errors(who, f"must say what commits did since snapshot {since}, but changes_since raised"):
+            told = source.changes_since(since)
+            words = not isinstance(told, str) and all(isinstance(each, str) and each for each in told)
+        require(words, f"{who}: changes_since({since}) must give a list of texts, got {told!r}")
+        expected = "say that it is no ancestor" if happened else "be empty, since that is its own snapshot"
+        require(bool(told) == happened, f"{who}: changes_since({since}) must {expected}, got {list(told)}")
 
 
 def _check_names(who: str, files: list[DataFile]) -> None:

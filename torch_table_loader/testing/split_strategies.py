@@ -52,8 +52,8 @@ def check_split_strategy(
     """Check a split strategy of either form.
 
     It must have a form, pickle, leave its input alone, name shards in ``[0, num_workers)``, count rows right where
-    it counts, cover each row once, and give the same answer each time: called again, in another order, after
-    pickling, and in a process where ``hash()`` of strings differs.
+    it counts, cover each row once unless its `coverage` is "any", and give the same answer each time: called again, in
+    another order, after pickling, and in a process where ``hash()`` of strings differs.
 
     Args:
         strategy: the object, or the name under which it is installed.
@@ -78,7 +78,12 @@ def check_split_strategy(
     expected = _answers(resolved, tables, worlds)
     backwards = dict(reversed(list(tables.items())))
     _check_same(resolved, expected, _answers(resolved, backwards, worlds[::-1]), "asked again, in another order")
-    unpickled = Strategy(pickled(resolved.target, resolved.name), resolved.form, resolved.name)
+    unpickled = resolve_strategy(pickled(resolved.target, resolved.name), {})
+    require(
+        unpickled.coverage == resolved.coverage,
+        f"{resolved.name} declares coverage={resolved.coverage!r}, and {unpickled.coverage!r} after pickling; declare "
+        "it where the class or function is defined",
+    )
     _check_same(resolved, expected, _answers(unpickled, tables, worlds), "pickled")
     for table, entries in tables.items():
         _check_input_is_left_alone(resolved, table, entries, worlds)

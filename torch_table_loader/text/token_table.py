@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch_table_loader.engine.jobs.resolve import columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.ray_cluster import check_mark, shared_mark
 from torch_table_loader.errors import ConfigError, ResumeError, StorageError, WorkerError
 from torch_table_loader.local_files import new_file, read_regular
 from torch_table_loader.messages import progress_bar
@@ -40,11 +41,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from torch_table_loader.dataset import TableDataset
+    from torch_table_loader.engine.ray_cluster import RayCluster
 
 DESCRIPTION = "_tokens.json"
 """In the folder of a token table: of what it was made. Loaders leave out names that begin so."""
 
 _FORMAT = 1
+
+_SHARES_OF_A_CPU = 4
+"""Of a cluster: a few, so that CPUs end closer together; each loads the tokenizer once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,7 @@ def tokenize_table(
     nulls: Nulls = "error",
     special_tokens: bool = False,
     workers: int = 1,
+    cluster: RayCluster | None = None,
 ) -> TokenizedShare:
     """Write a table with tokens in place of text, as Parquet; a call that was ended goes on where it was.
 
@@ -101,6 +107,7 @@ def tokenize_table(
         nulls: of a row without text, "error" refuses it, "drop" leaves it out, "empty" makes no tokens of it.
         special_tokens: of Hugging Face's tokenizers, whether begin and end tokens and their like are added.
         workers: processes; 1 tokenizes in this one.
+        cluster: whose CPUs do it instead, all of them; every node must see `out`, and have what `tokenizer` names.
 
     Raises:
         ConfigError: an option is wrong, or `out` is something else.
@@ -125,7 +132,12 @@ def tokenize_table(
 
     def counted() -> Iterator[None]:
         nonlocal done
-        for counts in _written(writer, (tokenizer, special_tokens), folder, todo, min(workers, len(todo))):
+        source = (tokenizer, special_tokens)
+        if cluster is None:
+            written = _written(writer, source, folder, todo, min(workers, len(todo)))
+        else:
+            written = _written_over(cluster, writer, source, folder, todo)
+        for counts in written:
             done = PartCounts(*map(sum, zip(done, counts, strict=True)))
             yield
 
@@ -298,6 +310,27 @@ def _written(
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _written_over(
+    cluster: RayCluster, writer: PartsWriter, source: _Source, folder: _Folder, parts: Sequence[int]
+) -> Iterator[PartCounts]:
+    """Write parts on the nodes of a cluster, and yield what each holds when its share is there."""
+    tasks = min(len(parts), _SHARES_OF_A_CPU * cluster.cpus)
+    with shared_mark(folder.path.parent) as mark:
+        shared = cluster.share((writer.rows, writer.form, writer.schema, source, folder, str(mark)))
+        for _, written in cluster.run(_write_share, [(shared, list(parts[task::tasks])) for task in range(tasks)]):
+            yield from written
+
+
+def _write_share(
+    shared: tuple[PartsReader, TokenForm, pa.Schema, _Source, _Folder, str], parts: Sequence[int]
+) -> list[PartCounts]:
+    """Write parts on a node; one whose task was lost with its node may be there already, and is written again."""
+    rows, form, schema, (given, special_tokens), folder, mark = shared
+    check_mark(mark)
+    writer = PartsWriter(rows, form, schema, load_tokenizer(given, special_tokens=special_tokens))
+    return [writer.write(part, folder.part(part)) for part in parts]
 
 
 _WRITERS: list[PartsWriter] = []

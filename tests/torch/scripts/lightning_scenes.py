@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from tests.torch.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset
+from torch_table_loader.integrations.lightning import ResumeOnAnyRanks
 
 
 class Model(lightning.LightningModule):
@@ -56,10 +59,18 @@ def own(batch: dict[str, torch.Tensor]) -> list[int]:
     return (batch["x"] if padding is None else batch["x"][~padding]).tolist()
 
 
-def fit(root: Path, model: Model, *, resume: str | None = None, keep: bool = False, **options: Any) -> Model:
+def fit(
+    root: Path,
+    model: Model,
+    *,
+    resume: str | None = None,
+    keep: bool = False,
+    beside: Sequence[lightning.Callback] = (),
+    **options: Any,
+) -> Model:
     """Train; where `keep`, with a checkpoint after every third step and every epoch."""
     chosen: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0, "limit_val_batches": 0} | options
-    callbacks = []
+    callbacks = [*beside]
     if keep:
         steps: dict[str, Any] = {"dirpath": root / "checkpoints", "save_top_k": -1, "filename": "{step}"}
         callbacks += [ModelCheckpoint(every_n_train_steps=3, **steps)]
@@ -117,17 +128,67 @@ def one_loader_for_two_trainers(root: Path) -> Any:
     return found
 
 
+ONE_RANK: dict[str, Any] = {"num_ranks": 1, "rank": 0, "check_plan": False}
+"""Both processes train on all rows, as a job of one rank does."""
+
+
+def on_another_world(root: Path, before: dict[str, Any], after: dict[str, Any]) -> Any:
+    """Go on as another number of ranks from what was saved after every third step, for two epochs in all."""
+    shutil.rmtree(root / "checkpoints", ignore_errors=True) if dist.get_rank() == 0 else None
+    dist.barrier()
+    whole = fit(root, Model(root / "table", **before), keep=True).rows
+    dist.barrier()
+    saved = sorted((root / "checkpoints").glob("*.ckpt"))
+    return {
+        "whole": whole,
+        "gone on": {
+            path.stem: fit(root, Model(root / "table", **after), resume=str(path), beside=[ResumeOnAnyRanks()]).rows
+            for path in saved
+        },
+    }
+
+
 @scene
 def on_more_ranks(root: Path) -> Any:
-    """Go on from what one rank saved after three steps: Lightning counts them among the steps of two ranks."""
+    return on_another_world(root, ONE_RANK, {})
+
+
+@scene
+def on_fewer_ranks(root: Path) -> Any:
+    return on_another_world(root, {}, ONE_RANK)
+
+
+@scene
+def on_more_ranks_without_the_callback(root: Path) -> Any:
+    """Lightning then counts the steps of one rank among those of two."""
     path = root / f"of one rank {dist.get_rank()}.ckpt"
-    alone = Model(root / "table", num_ranks=1, rank=0, check_plan=False).train_dataloader()
+    alone = Model(root / "table", **ONE_RANK).train_dataloader()
     batches = iter(alone)
     before = [row for _ in range(3) for row in own(next(batches))]
     checkpoint = torch.load(root / "checkpoints/step=3.ckpt", weights_only=False)
     checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = [alone.state_dict()]
     torch.save(checkpoint, path)
     return {"before": before, "after": fit(root, Model(root / "table"), resume=str(path)).rows}
+
+
+@scene
+def under_fabric(root: Path) -> Any:
+    """A loop of one's own: two epochs, of which the second is left after three batches, saved and gone on with."""
+
+    def begin() -> tuple[Any, Any, dict[str, Any]]:
+        fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+        fabric.launch()
+        loader: Any = Model(root / "table").train_dataloader()
+        return fabric, fabric.setup_dataloaders(loader), {"loader": loader}
+
+    fabric, batches, kept = begin()
+    epochs = [[own(batch) for batch in batches]]
+    kept["loader"].set_epoch(1)
+    epochs.append([own(batch) for _, batch in zip(range(3), batches, strict=False)])
+    fabric.save(root / "fabric.ckpt", kept)
+    fabric, batches, kept = begin()
+    fabric.load(root / "fabric.ckpt", kept)
+    return [*epochs, [own(batch) for batch in batches]]
 
 
 @scene

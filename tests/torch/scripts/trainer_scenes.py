@@ -1,7 +1,8 @@
-"""What two ranks see of one table under the Hugging Face Trainer, with the mixin of the docs. Run by torchrun."""
+"""What two ranks see of one table under the Hugging Face Trainer. Run by torchrun."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,9 @@ import torch
 import torch.distributed as dist
 from transformers import TrainingArguments
 
-from tests.rooms.test_docs import ROOT, blocks_of
 from tests.torch.scripts.stage import play_all_and_leave, scene
 from torch_table_loader import StructuredDataset, TableLoader
-
-RECIPE: dict[str, Any] = {"__name__": "recipe"}
-exec(next(b.text for b in blocks_of(ROOT / "docs/frameworks.md") if "class TableTrainer(" in b.text), RECIPE)  # noqa: S102
+from torch_table_loader.integrations.transformers import TableTrainer
 
 
 class Model(torch.nn.Module):
@@ -31,26 +29,27 @@ class Model(torch.nn.Module):
         return {"loss": torch.mean(self.layer(f.float()[:, None])) * 1e-6}
 
 
-def train(root: Path, resume: Path | None = None, **options: Any) -> dict[str, Any]:
+def train(root: Path, resume: Path | None = None, table: dict[str, Any] | None = None, **options: Any) -> Any:
     """Train; gives the rows of each batch, and the numbers of the steps that were saved."""
     chosen: dict[str, Any] = {"num_train_epochs": 2, "save_strategy": "no"} | options
     arguments = TrainingArguments(str(root / "trained"), use_cpu=True, report_to=[], disable_tqdm=True, **chosen)
+
+    of_table: dict[str, Any] = {"num_workers": 2, "columns": ["x", "f"], "num_ranks": "auto", "even_ranks": "balance"}
+    of_table |= table or {}
 
     def make_loader() -> TableLoader:
         return StructuredDataset.create_dataloader(
             str(root / "table"),
             batch_size=7,
-            num_workers=2,
-            columns=["x", "f"],
             shuffle=True,
-            num_ranks="auto",
-            even_ranks="balance",
+            **of_table,
         )[0]
 
     model = Model()
-    trainer = RECIPE["TableTrainer"](model, arguments, make_loader=make_loader)
+    trainer = TableTrainer(model, arguments, make_loader=make_loader)
     done = trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-    return {"batches": model.rows, "steps": done.global_step, "place": trainer.state.epoch}
+    ends = trainer.state
+    return {"batches": model.rows, "steps": done.global_step, "place": ends.epoch, "max_steps": ends.max_steps}
 
 
 @scene
@@ -63,14 +62,44 @@ def some_steps(root: Path) -> Any:
     return train(root, max_steps=13)
 
 
+ONE_RANK: dict[str, Any] = {"num_ranks": 1, "rank": 0, "check_plan": False}
+"""Both processes train on all rows, as a job of one rank does."""
+
+
+def gone_on(root: Path, before: dict[str, Any] | None = None, after: dict[str, Any] | None = None, **told: Any) -> Any:
+    """Train, and go on from each checkpoint, as ranks of another job perhaps."""
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1} | told
+    whole = train(root, table=before, **saving)
+    dist.barrier()
+    saved = sorted((root / "trained").glob("checkpoint-*"))
+    found = {path.name: train(root, path, after, **told) for path in saved}
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(root / "trained")
+    dist.barrier()
+    return {"whole": whole, "gone on": found}
+
+
 @scene
 def accumulated_and_gone_on(root: Path) -> Any:
     """Eleven batches, four to an update: three updates an epoch, the last one of three batches."""
-    options: dict[str, Any] = {"gradient_accumulation_steps": 4}
-    whole = train(root, save_strategy="steps", save_steps=1, **options)
-    dist.barrier()
-    found = {path.name: train(root, path, **options) for path in sorted((root / "trained").glob("checkpoint-*"))}
-    return {"whole": whole, "gone on": found}
+    return gone_on(root, gradient_accumulation_steps=4)
+
+
+@scene
+def on_more_ranks(root: Path) -> Any:
+    return gone_on(root, ONE_RANK, gradient_accumulation_steps=4)
+
+
+@scene
+def on_fewer_ranks(root: Path) -> Any:
+    return gone_on(root, None, ONE_RANK, gradient_accumulation_steps=4)
+
+
+@scene
+def so_many_steps_on_fewer_ranks(root: Path) -> Any:
+    """Steps were asked for: so many come, in however many epochs."""
+    return gone_on(root, None, ONE_RANK, max_steps=14, save_steps=6)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,13 @@ class Items(ABC):
         """Return a position with what the caller changed since; the position itself if nothing did."""
         return position
 
+    def next_stage(self, position: SamplePosition) -> SamplePosition:
+        """Return the position with a new stage for the steps that come."""
+        return position
+
+    def enter(self, before: SamplePosition, position: SamplePosition) -> None:  # noqa: B027 rows are found at once
+        """Note that an epoch comes from one stage to the next."""
+
     @abstractmethod
     def state(self, position: SamplePosition) -> dict[str, Any]:
         """Write where the job is, as plain data that is equal on every rank."""
@@ -202,7 +209,7 @@ class IndexedJob(Job):
     @property
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
-        return {**self.items.compared, "on_growth": self.options.on_growth}
+        return {**self.items.compared, **self._compared_options}
 
     @property
     def changes(self) -> int:
@@ -225,6 +232,14 @@ class IndexedJob(Job):
     def current(self, position: SamplePosition) -> SamplePosition:
         """Return a position with what the caller changed since; the position itself if nothing did."""
         return self.items.current(position)
+
+    def next_stage(self, position: SamplePosition) -> SamplePosition:
+        """Return the position with a new stage for the steps that come."""
+        return self.items.next_stage(position)
+
+    def enter(self, before: SamplePosition, position: SamplePosition) -> None:
+        """Note that the job comes from one stage of an epoch to the next."""
+        self.items.enter(before, position)
 
     def state(self, position: SamplePosition) -> dict[str, Any]:
         """Write where the job is, with what was asked for since."""
@@ -276,28 +291,30 @@ class IndexedJob(Job):
             gather_batches=self.gather_batches,
         )
 
-    def rows_of(self, position: SamplePosition, step: int) -> Sequence[RowSpan | SourceRow]:
+    def rows_of(self, position: SamplePosition, step: int, most: int | None = None) -> Sequence[RowSpan | SourceRow]:
         """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         position = self.current(position)
         places, padding = self.items.stream(position).dealt(self._batches(position), [step])
-        return self.items.locate(position, places[~padding])
+        return self.items.locate(position, places[~padding][:most])
 
     def outline(self, epoch: int) -> Outline:
         """Return what an epoch will be."""
         position, lanes = self.start(epoch), range(self.topology.lanes)
-        plan = self._batches(position)
-        endless = plan.endless
-        steps = plan.batches_before(plan.steps)
-        rows = [0 if endless else plan.rows_of(lane) for lane in lanes]
+        plans = [self._batches(stage) for stage in self.stages(position)]
+        plan, endless = plans[0], plans[0].endless
+        steps = [sum(own.batches_before(own.steps)[lane] for own in plans) for lane in lanes]
+        rows = [0 if endless else sum(own.rows_of(lane) for own in plans) for lane in lanes]
         gathered = self.gather_batches * self.options.batch_size
         ranks = range(self.topology.num_ranks)
         return Outline(
             strategy=self.items.strategy,
             splits=0,
             live_rows=self.items.live_rows,
-            rows_per_rank=None if endless else [position.batches(rank).num_rows for rank in ranks],
-            steps_per_rank=None if endless else steps_of_ranks(plan),
-            steps=None if endless else plan.steps,
+            rows_per_rank=None
+            if endless
+            else [sum(replace(own, rank=rank).num_rows for own in plans) for rank in ranks],
+            steps_per_rank=None if endless else [sum(each) for each in zip(*map(steps_of_ranks, plans), strict=True)],
+            steps=None if endless else sum(own.steps for own in plans),
             lanes=[LaneLoad(0, rows[lane], 0, 0 if endless else steps[lane]) for lane in lanes],
             rows_in_flight=self.items.copies * rows_in_flight(self.options, gathered, self.blocks),
             held_bytes=self.items.held_bytes,
@@ -321,4 +338,5 @@ class IndexedJob(Job):
 
     def _batches(self, position: SamplePosition) -> GlobalBatches:
         stage = Stage(replace(position.stage.topology, lanes=self.topology.lanes), position.stage.steps)
-        return replace(position, stage=stage).batches(self.rank)
+        batches, until = replace(position, stage=stage).batches(self.rank), self._phase(position)[1]
+        return batches if until is None else batches.up_to(until)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -11,6 +11,7 @@ from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.machine import ranks_on_this_node, threads_for, usable_cpus
 from torch_table_loader.engine.sizes import blocks_of_a_process
+from torch_table_loader.errors import ConfigError
 from torch_table_loader.planning.ranks import Topology
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
     from torch_table_loader.planning.stages import Extent, Position
     from torch_table_loader.planning.steps import Steps
+
+
+_NO_FILES = (
+    '{} needs batches that are of one file each, and shuffle="rows" and mixtures take rows of any; pass '
+    'batch_by="file" and another shuffle='
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +146,14 @@ class Job(ABC):
     @property
     def compared(self) -> Mapping[str, Any]:
         """All that decides the order, by name: what ranks compare."""
-        return {**self.identity["table"], **self.identity["options"], "on_growth": self.options.on_growth}
+        return {**self.identity["table"], **self.identity["options"], **self._compared_options}
+
+    @property
+    def _compared_options(self) -> dict[str, Any]:
+        """Options that no state is bound to, and ranks must have in common."""
+        pack = self.options.pack
+        lengths = [] if pack is None else [list(each) for each in pack.schedule]
+        return {"on_growth": self.options.on_growth, "seq_len_from": lengths}
 
     @property
     def counted(self) -> bool:
@@ -159,7 +173,7 @@ class Job(ABC):
     @property
     def blocks(self) -> tuple[int, int]:
         """Batches that cross a process together, and how many such blocks of a lane wait there."""
-        options, collated = self.options, self.options.collate_fn is not None
+        options, collated = self.options, self.options.calls_functions
         return blocks_of_a_process(
             self.block_row_bytes, options.batch_size, options.prefetch_batches, collated=collated
         )
@@ -187,6 +201,39 @@ class Job(ABC):
     def current(self, position: Any) -> Any:
         """Return a position with what the caller changed since; the position itself if nothing did."""
         return position
+
+    def following(self, position: Any) -> Any:
+        """Return where the job goes on in the epoch when the newest stage has ended; None: with nothing.
+
+        Sequences of another length make another stage, of which `planned` gives the steps until then.
+        """
+        until = self._phase(position)[1]
+        if until is None or (self.planned(position).longest or 0) < until:
+            return None
+        after = self.next_stage(position.after(until))
+        return after if self.planned(after).longest else None
+
+    def stages(self, position: Any) -> Iterator[Any]:
+        """Yield a position, and the begins of the stages of the epoch that follow its own."""
+        while position is not None:
+            yield position
+            position = self.following(position)
+
+    def at(self, epoch: int, steps: int) -> Any:
+        """Return the position so many steps into an epoch."""
+        position = self.start(epoch)
+        while (until := self._phase(position)[1]) is not None and steps >= until:
+            if (after := self.following(position)) is None:
+                break
+            position, steps = after, steps - until
+        return position.after(steps)
+
+    @abstractmethod
+    def next_stage(self, position: Any) -> Any:
+        """Return the position with a new stage for the steps that come."""
+
+    def enter(self, before: Any, position: Any) -> None:  # noqa: B027 a stream finds any place at once
+        """Note that the job comes from one stage of an epoch to the next."""
 
     @abstractmethod
     def state(self, position: Any) -> dict[str, Any]:
@@ -238,8 +285,30 @@ class Job(ABC):
         """Return a value that threads and processes can work on."""
 
     @abstractmethod
-    def rows_of(self, position: Any, step: int) -> Sequence[RowSpan | LiveSpan | SourceRow]:
-        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
+    def rows_of(self, position: Any, step: int, most: int | None = None) -> Sequence[RowSpan | LiveSpan | SourceRow]:
+        """Return which rows a batch delivers, or the first of them; see `TableLoader.rows_of`.
+
+        Args:
+            position: in the epoch.
+            step: the batch.
+            most: rows that are named at most; None for all.
+        """
+
+    def file_of(self, position: Any) -> str | None:  # noqa: ARG002 rows that are permuted are of any file
+        """Return the name of the file that the newest batch is of; see `TableLoader.current_file`.
+
+        Raises:
+            ConfigError: batches have rows of several files.
+        """
+        raise ConfigError(_NO_FILES.format("current_file"))
+
+    def step_of_file(self, epoch: int, file: str) -> int:  # noqa: ARG002 see `file_of`
+        """Return the step in which the first rank comes to a file; see `TableLoader.seek`.
+
+        Raises:
+            ConfigError: batches have rows of several files, or the epoch has no row of this one.
+        """
+        raise ConfigError(_NO_FILES.format("seek(file=...)"))
 
     @abstractmethod
     def outline(self, epoch: int) -> Outline:
@@ -249,9 +318,25 @@ class Job(ABC):
     def close_clients(self) -> None:
         """Close the stores' clients of this process, so that none crosses into another."""
 
+    def _phase(self, position: Position) -> tuple[int, int | None]:
+        """Return the length of a stage's sequences, and the steps that the stage may have; None: to the epoch's end."""
+        length, change = self._length_at(position.epoch, position.steps_before)
+        return length, None if change is None else change - position.steps_before
+
+    def _length_at(self, epoch: int, step: int) -> tuple[int, int | None]:
+        """Return the length of sequences at a step, and the step at which it changes; see `Pack.length_at`."""
+        return (0, None) if self.options.pack is None else self.options.pack.length_at(epoch, step)
+
+    def _options_at(self, position: Position) -> LoaderOptions:
+        """Return the options with the length that the sequences of a stage have."""
+        pack = self.options.pack
+        if pack is None or not pack.schedule:
+            return self.options
+        return replace(self.options, pack=pack.of_length(self._phase(position)[0]))
+
     def _common_work(self, position: Position, *, marks_padding: bool) -> dict[str, Any]:
         """Return the fields that all work has in common."""
-        options = self.options
+        options = self._options_at(position)
         block_batches, blocks_ahead = self.blocks
         return {
             "rank": self.rank,

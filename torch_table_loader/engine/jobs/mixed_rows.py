@@ -112,7 +112,7 @@ class MixedRows(Items):
         given = checked_weights(weights, sources)
         block = resolve_block(given, unit, block, options.pack)
         own = {name: rows.apart() for name, rows in sources.items()}
-        columns = common_columns(own, options)
+        columns = common_columns({name: rows.columns for name, rows in own.items()}, options)
         mixed = cls(options, own, columns, given, stop, block, WeightState(given))
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
         for name, rows in own.items():
@@ -170,7 +170,8 @@ class MixedRows(Items):
     def with_sources(self, sources: Mapping[str, TableItems]) -> MixedRows:
         """Return the same mixture over other versions of its sources."""
         both = {**self.sources, **sources}
-        return replace(self, sources=both, columns=common_columns(both, self.options))
+        columns = common_columns({name: rows.columns for name, rows in both.items()}, self.options)
+        return replace(self, sources=both, columns=columns)
 
     def start(self, epoch: int, topology: Topology) -> SamplePosition:
         """Return the start of an epoch.
@@ -373,7 +374,7 @@ class MixedRows(Items):
     @property
     def held_bytes(self) -> int:
         """Bytes of the stores that are held in memory."""
-        return sum(rows.store.spec.num_bytes for rows in self.sources.values() if rows.store.place is None)
+        return sum(rows.held_bytes for rows in self.sources.values())
 
     def notes(self, position: SamplePosition) -> list[str]:
         """What `explain()` says of the sources, their shares and their stores."""

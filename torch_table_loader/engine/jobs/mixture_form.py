@@ -4,46 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
-from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences
+from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
+from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.work.source_form import SequenceForm
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.pack import Pack
 from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
 from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
-    from torch_table_loader.engine.jobs.table_rows import TableItems
+    from torch_table_loader.batching.packed import PackedCodec
+    from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.options import LoaderOptions
 
 SOURCE_COLUMN = "source"
 
-FORM_OPTIONS = ("output_format", "nulls", "ragged", "strings", "vocabulary", "decimals", "row_id", "pack")
+FORM_OPTIONS = (
+    *("output_format", "nulls", "ragged", "strings", "vocabulary", "decimals", "unsupported"),
+    *("transforms", "decode", "row_id", "pack"),
+)
 """Options that say in what form rows come: sources have them in common, and the mixture takes them from there."""
 
 
-def common_columns(sources: Mapping[str, TableItems], options: LoaderOptions) -> pa.Schema:
+def common_columns(sources: Mapping[str, pa.Schema], options: LoaderOptions) -> pa.Schema:
     """Return the columns that come out of a mixture: those of its sources, in the first one's order, and `source`.
 
     Where sources are packed, `source` is a column of the documents.
 
     Args:
-        sources: by name.
+        sources: what comes of each, by name.
         options: the mixture's.
 
     Raises:
         ConfigError: sources differ, or have a column of ours; names the column and both types.
     """
     first, *others = sources
-    flat = {
-        name: rows.columns if options.pack is None else flat_columns(rows.columns) for name, rows in sources.items()
-    }
+    flat = {name: own if options.pack is None else flat_columns(own) for name, own in sources.items()}
     schema = flat[first]
     for name in others:
         _compare(first, schema, name, flat[name])
@@ -62,9 +66,15 @@ def common_columns(sources: Mapping[str, TableItems], options: LoaderOptions) ->
 
 
 def flat_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that are cut, of the type of one token's value, and the other columns of the documents."""
-    cut = [pa.field(field.name, field.type.value_type, nullable=False) for field in schema if field.name != DOCUMENTS]
-    return pa.schema([*cut, *columns_of_parts(schema)])
+    """Return the columns that are cut, of the type of one token's value, and the other columns of the documents.
+
+    Args:
+        schema: of either form of `arrow.token_rows`.
+    """
+    cut = [field for field in schema if field.name != DOCUMENTS]
+    kinds = [field.type if tokens_are_rows(schema) else field.type.value_type for field in cut]
+    flat = [pa.field(field.name, kind, nullable=False) for field, kind in zip(cut, kinds, strict=True)]
+    return pa.schema([*flat, *columns_of_parts(schema)])
 
 
 def common_form(sources: Mapping[str, LoaderOptions]) -> dict[str, Any]:
@@ -116,6 +126,27 @@ def same(one: Any, two: Any) -> bool:
 def places_of(columns: pa.Schema, own: pa.Schema) -> tuple[int, ...]:
     """Return where a source has each column of the mixture but `source`."""
     return tuple(own.get_field_index(name) for name in columns.names if name != SOURCE_COLUMN)
+
+
+def sequence_form(
+    number: int, codec: RowsCodec[Any], mixed: pa.Schema, own: pa.Schema, policy: TypePolicy
+) -> SequenceForm:
+    """Return what makes sequences of the mixture of what is read of a packed stream.
+
+    Args:
+        number: what the column `source` says.
+        codec: the mixture's.
+        mixed: the mixture's columns, from `common_columns`.
+        own: the source's columns, of sequences or of tokens.
+        policy: how types come out.
+    """
+    fields, read = columns_of_parts(mixed), codec
+    if tokens_are_rows(own):
+        cut = list(flat_columns(mixed))[: -len(fields)]
+        read = make_codec(schema_of_tokens(cut, fields), policy)
+    places = places_of(pa.schema(fields), pa.schema(columns_of_parts(own)))
+    decodes, takes, gives = (cast("PackedCodec", each) for each in (make_codec(own, policy), read, codec))
+    return SequenceForm(number, decodes, takes, gives, tuple(fields), places)
 
 
 def _compare(first: str, schema: pa.Schema, name: str, other: pa.Schema) -> None:
@@ -180,6 +211,35 @@ def resolve_block(
     if asked and block:
         raise ConfigError(f"{asked} holds at every row, which no block={block} is needed for; leave block out")
     return block
+
+
+def stream_weights(
+    weights: Mapping[str, float] | NaturalShares,
+    sources: Mapping[str, object],
+    unit: ShareUnit,
+    block: int | None,
+    pack: Pack | None,
+) -> dict[str, int] | NaturalShares:
+    """Return the weights of a mixture of streams; see `checked_weights`.
+
+    Args:
+        weights: by name of the source, or a word for natural shares.
+        sources: by name.
+        unit: what weights are shares of.
+        block: what the caller said.
+        pack: the sources', or None.
+
+    Raises:
+        ConfigError: they do not fit the sources, or what is asked for has no meaning for streams.
+    """
+    given = checked_weights(weights, sources)
+    resolve_block(given, unit, None, pack)
+    if block is not None:
+        raise ConfigError(
+            f'block={block} is for sources with shuffle="rows": a mixture of streams has its shares after every step '
+            "in which each source has a row; leave block out"
+        )
+    return given
 
 
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:

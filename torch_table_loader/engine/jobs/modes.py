@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.packed_items import PackedItems
-from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.jobs.stream_opening import open_stream
 from torch_table_loader.engine.jobs.table_rows import TableRows
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def open_job(
     split_deletes: bool = False,
     lazy: bool = False,
 ) -> Job:
-    """Open this rank's share of a table, in the order that the caller asked for; see `StreamJob.open`.
+    """Open this rank's share of a table, in the order that the caller asked for; see `open_stream`.
 
     Items are gathered one by one, so `split_deletes` and `lazy` mean nothing to them.
     """
     if options.shuffle == "rows":
         items = TableRows if options.pack is None else PackedItems
         return IndexedJob.of(items.survey(source, options, cache), options, ranks)
-    return StreamJob.open(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)
+    return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)

@@ -18,6 +18,7 @@ from torch_table_loader.engine.jobs.exclusion_state import ExclusionState
 from torch_table_loader.engine.jobs.mixture_form import SOURCE_COLUMN
 from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TableRows, TurnsOf
+from torch_table_loader.engine.sizes import TENSOR_BYTES
 from torch_table_loader.engine.state import check_state, write_state
 from torch_table_loader.engine.work.packed_work import PackedStream, StoredTokens
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _KEPT_STREAMS = 4
-
-_TENSOR_BYTES = 24
-"""Of a token's id, label and position in a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +87,7 @@ class PackedItems(TableItems):
         others = list(documents.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])
         make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
-        row_bytes = pack.seq_len * (_TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields))
+        row_bytes = pack.longest * (TENSOR_BYTES + sum(width_of(entry.type) for entry in cut_fields))
         return cls(options, documents, columns, StoredTokens(documents.store, pack), row_bytes)
 
     @property
@@ -158,6 +156,17 @@ class PackedItems(TableItems):
         total = self._stream(epoch, versions.running).count
         return SamplePosition(epoch, Stage(topology), total=total, exclusions={"": versions})
 
+    def next_stage(self, position: SamplePosition) -> SamplePosition:
+        """Return the position with a stage of sequences of the next length, from the next token on."""
+        stage, taken = Stage(position.stage.topology), position.steps_taken
+        origin = self.stream(position).tokens_before(position.consumed)
+        after = replace(position, origin=origin, start=0, steps_before=taken, stage=stage)
+        return replace(after, total=self.stream(after).count)
+
+    def enter(self, before: SamplePosition, position: SamplePosition) -> None:
+        """Note that an epoch comes from one stage to the next, which goes on where the walk of the first has come."""
+        self.stream(position).begin_at(self.stream(before).anchor(before.consumed))
+
     def state(self, position: SamplePosition) -> dict[str, Any]:
         """Write where the job is, with what was excluded since.
 
@@ -168,32 +177,41 @@ class PackedItems(TableItems):
         consumed = position.consumed
         count = SampleCount(position.epoch, consumed, versions, position.ended)
         anchor = self.stream(position).anchor(consumed) if consumed or position.origin else []
-        return write_state(self.identity, {**count.to_state(), "anchor": anchor, "origin": position.origin})
+        origin = [position.origin, position.steps_taken] if self.pack.strategy == "concat" else 0
+        seq_len = self._length_at(position.epoch, position.steps_before)
+        bound = {**self.identity, "options": {**self.identity["options"], "seq_len": seq_len}}
+        return write_state(bound, {**count.to_state(), "anchor": anchor, "origin": origin})
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[PackedItems, SamplePosition]:
         """Return the sequences with the state's exclusions, and the position."""
         pack, options = self.pack, state.get("options", {})
-        seq_len = options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
-        if seq_len != pack.seq_len and isinstance(seq_len, int) and seq_len > 0:
+        then = options.get("seq_len") if pack.strategy == "concat" else pack.seq_len
+        if then != pack.seq_len and isinstance(then, int) and then > 0:
             state = {**state, "options": {**options, "seq_len": pack.seq_len}}  # its place is a token
         check_state(self.identity, self.table, state, self.options.filters)
-        count, origin = SampleCount.from_state(state), _origin_of(state)
+        count, (origin, steps) = SampleCount.from_state(state), _origin_of(state, topology)
         items = self.resumed(count.exclusions, count.epoch)
         versions, running, taken = {"": count.exclusions}, count.exclusions.running, count.consumed
-        stream = items._stream(count.epoch, running, origin)
-        if seq_len != pack.seq_len:
-            before = stream.with_length(seq_len)
-            count.check(before.count)
-            origin, taken = before.tokens_before(taken), 0
-            stream = items._stream(count.epoch, running, origin)
-        else:
-            count.check(stream.count)
+        now = self._length_at(count.epoch, steps)
+        stream = items._stream(count.epoch, running, origin, then)
+        count.check(stream.count)
+        if then != now or pack.schedule:  # a stage ends at a step, and begins with a token
+            origin, taken = stream.tokens_before(taken), 0
+            stream = items._stream(count.epoch, running, origin, now)
         if anchor := state.get("anchor", []):
             stream.begin_at(anchor)
-        position = SamplePosition(
-            count.epoch, Stage(topology), total=stream.count, start=taken, exclusions=versions, origin=origin
+        return items, SamplePosition(
+            count.epoch,
+            Stage(topology),
+            total=stream.count,
+            start=taken,
+            exclusions=versions,
+            origin=origin,
+            steps_before=steps,
         )
-        return items, position
+
+    def _length_at(self, epoch: int, step: int) -> int:
+        return self.pack.length_at(epoch, step)[0]
 
     def exclude(self, row_ids: Any) -> Exclusions:
         """Return the exclusions with some documents more.
@@ -211,7 +229,8 @@ class PackedItems(TableItems):
 
     def stream(self, position: SamplePosition) -> PackedStream:
         """Return the sequences of an epoch by their place in its order."""
-        return self._stream(position.epoch, position.exclusions[""].running, position.origin)
+        length = self._length_at(position.epoch, position.steps_before)
+        return self._stream(position.epoch, position.exclusions[""].running, position.origin, length)
 
     def locate(self, position: SamplePosition, places: Ints) -> list[RowSpan]:
         """Return the file and the row of each document under the sequences at some places."""
@@ -231,6 +250,10 @@ class PackedItems(TableItems):
             raise ConfigError(
                 f"a mixture deals sequences in turn, got balance={self.pack.balance!r}; leave balance out of the packs "
                 "of its sources"
+            )
+        if self.pack.schedule:
+            raise ConfigError(
+                "a mixture has sequences of one length, got seq_len_from; leave it out of the packs of its sources"
             )
         if not self.documents.count(turns):
             return 0
@@ -275,16 +298,20 @@ class PackedItems(TableItems):
             "pad": "documents are shuffled one by one, each a sequence",
             "best_fit": f"documents are shuffled one by one, and packed, {pack.block_docs:,} together",
         }
+        sequences = "" if pack.schedule else f"{position.total:,} sequences of "
         return [
-            f"{orders[pack.strategy]}, {pack.seq_len:,} tokens a sequence, from a row store in {self.where}",
-            f"{position.total:,} sequences of {tokens:,} tokens in {self.live_rows:,} documents",
+            f"{orders[pack.strategy]}, {pack.told_lengths} a sequence, from a row store in {self.where}",
+            f"{sequences}{tokens:,} tokens in {self.live_rows:,} documents",
             f"{left:,} of {self.live_rows:,} live documents are in the epoch; the others are excluded",
             *([self.store.note] if self.store.note else []),
         ]
 
-    def packing(self, position: SamplePosition) -> PackCounts:
-        """Return what packing makes of the documents of an epoch; its order is walked for that."""
-        return self.stream(position).counts()
+    def packing(self, position: SamplePosition) -> PackCounts | None:
+        """Return what packing makes of the documents of an epoch; its order is walked for that.
+
+        None where sequences have several lengths.
+        """
+        return None if self.pack.schedule else self.stream(position).counts()
 
     @property
     def _windows(self) -> Windows:
@@ -303,11 +330,12 @@ class PackedItems(TableItems):
                 'they are of; take strategy="concat", or filters='
             )
 
-    def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0) -> PackedStream:
-        """Return the order of an epoch, from a token on."""
-        seed = self.options.shuffle_seed
-        made = partial(PackedStream, self.tokens, self.columns, seed=seed, epoch=epoch, origin=origin)
-        return self._kept((epoch, exclusions.digest, origin), exclusions, made)
+    def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
+        """Return the order of an epoch, from a token on, as sequences of a length; None: that with which it begins."""
+        seed, length = self.options.shuffle_seed, self._length_at(epoch, 0) if seq_len is None else seq_len
+        tokens = self.tokens.of_length(length)
+        made = partial(PackedStream, tokens, self.columns, seed=seed, epoch=epoch, origin=origin)
+        return self._kept((epoch, exclusions.digest, origin, length), exclusions, made)
 
     def _kept(
         self, key: tuple[Any, ...], exclusions: Exclusions, make: Callable[[Remaining], PackedStream]
@@ -341,16 +369,25 @@ class PackedItems(TableItems):
         )
 
 
-def _origin_of(state: Mapping[str, Any]) -> int:
-    """Return the tokens that were taken as sequences of another length.
+def _origin_of(state: Mapping[str, Any], topology: Topology) -> tuple[int, int]:
+    """Return the tokens that were taken as sequences of another length, and the steps of the epoch that were taken.
+
+    States of before there were schedules of lengths say no steps: those that a job of this shape takes for as many
+    sequences.
 
     Raises:
-        ResumeError: that is no number.
+        ResumeError: those are no numbers.
     """
-    origin = state.get("origin", 0)
-    if isinstance(origin, bool) or not isinstance(origin, int) or origin < 0:
-        raise ResumeError(f"the state's origin must be a number of tokens, got {origin!r}; pass state_dict() unchanged")
-    return origin
+    given = state.get("origin", 0)
+    consumed = state.get("consumed")
+    count = consumed[0] if isinstance(consumed, list) and consumed else consumed
+    if type(given) is int and type(count) is int:
+        given = [given, count // (topology.num_ranks * topology.batch_size)]
+    if not (isinstance(given, list) and len(given) == 2 and all(type(each) is int and each >= 0 for each in given)):
+        raise ResumeError(
+            f"the state's origin must be numbers of tokens and of steps, got {given!r}; pass state_dict() unchanged"
+        )
+    return given[0], given[1]
 
 
 def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
@@ -365,6 +402,7 @@ def _of_documents(options: LoaderOptions, pack: Pack) -> LoaderOptions:
         strings="list",
         vocabulary=None,
         decimals=None,
+        unsupported=None,
         collate_fn=None,
         device=None,
         pin_memory=False,

@@ -10,8 +10,8 @@ import numpy as np
 
 from torch_table_loader.engine.jobs.job import PlannedStage
 from torch_table_loader.planning.consumption import Consumption
+from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import CutEpoch, DealtEpoch, epoch_order
-from torch_table_loader.planning.ranks import quotas
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.planning.stages import StreamPosition
 
@@ -62,6 +62,7 @@ class Planner:
         seed: int,
         filtered: bool,
         counter: LiveCounter | None,
+        by_file: bool = False,
     ) -> None:
         """Cut the table, where the strategy cuts.
 
@@ -73,6 +74,7 @@ class Planner:
             seed: key of the permutation.
             filtered: whether live rows depend on a row filter.
             counter: counts what filter and deletes leave; None where the caller gave that up, or nothing is to count.
+            by_file: whether a batch ends where a split does.
         """
         self.layout = layout
         self.strategy = strategy
@@ -83,6 +85,7 @@ class Planner:
         self._seed = seed
         self._filtered = filtered
         self._counter = counter
+        self._by_file = by_file
         self._segments: dict[Extent | None, SegmentTable] = {}
         """The splits of a strategy that cuts, of the table as it is and as it was."""
         self._files_of: Mapping[Extent, NDArray[np.int64]] = {}
@@ -133,6 +136,10 @@ class Planner:
         splits = self.strategy.cut(layout) if self.strategy.cuts else self.strategy.deal(layout, 1, 0, 1, 0)[0]
         return splits.digest()
 
+    def whole(self) -> SegmentTable:
+        """Return the splits of a strategy that cuts, with the live rows of each, whichever rank reads it."""
+        return self._count(None, np.arange(len(self._segments[None].splits)))
+
     def packed(self, segments: SegmentTable) -> PackCounts | None:
         """Return what packing makes of some splits; see `LiveCounter.packed`."""
         return None if self._counter is None else self._counter.packed(segments)
@@ -167,7 +174,7 @@ class Planner:
         job = self._cut_epoch(position.start_of_stage, None if count else ())
         if not self._all_known(job):
             return None
-        _, steps = quotas(job.rows_of_ranks, topology)
+        _, steps = job.quotas()
         return [int(each) for each in steps]
 
     def rows_of_ranks(self, position: StreamPosition) -> list[int] | None:
@@ -180,7 +187,9 @@ class Planner:
         return [int(each) for each in job.rows_of_ranks]
 
     def _layout_of(self, extent: Extent | None) -> TableLayout:
-        return self.layout if extent is None else self.layout.part(self._files_of[extent])
+        if extent is None:
+            return self.layout
+        return replace(self.layout.part(self._files_of[extent]), snapshot_id=extent.snapshot_id)
 
     def _segment(self, splits: SplitTable, extent: Extent | None = None) -> SegmentTable:
         """Divide splits, which may be of the table as it was, into parts of the table as it is."""
@@ -198,12 +207,22 @@ class Planner:
     def _count(self, extent: Extent | None, splits: NDArray[np.int64]) -> SegmentTable:
         """Return the splits of the table, as it is or was, with the live rows of some of them."""
         if self._counter is not None:
-            self._segments[extent] = self._counter.count(self._segments[extent], splits)
+            self._segments[extent] = self._counted(self._segments[extent], splits, self._counter)
         return self._segments[extent]
+
+    def _counted(self, segments: SegmentTable, wanted: NDArray[np.int64], counter: LiveCounter) -> SegmentTable:
+        """Fill in the live rows of some splits; of loose ones, by parts of files that are each counted once."""
+        if not segments.splits.loose:
+            return counter.count(segments, wanted)
+        unknown = wanted[segments.live_rows()[wanted] < 0]
+        if not len(unknown):
+            return segments
+        cover = SegmentTable.of(segments.splits.cover(distinct(segments.splits.file[unknown])), filtered=self._filtered)
+        return segments.counted_by(counter.count(cover, np.arange(len(cover.splits))))
 
     def _cut(self, position: StreamPosition, rank: int) -> PlannedStream:
         job = self._cut_epoch(position, (rank,))
-        padding, steps = quotas(job.rows_of_ranks, job.topology)
+        padding, steps = job.quotas()
         even_ranks = job.topology.even_ranks
         marks = even_ranks == "pad" or (even_ranks == "balance" and bool(padding.any()))
         longest = int(steps.max()) if self._all_known(job) else None
@@ -217,7 +236,14 @@ class Planner:
         """Lay a stage out for all ranks, with the rows counted that some ranks need (None: all)."""
         extent = position.stage.extent
         segments, order = self._ordered(extent, position.epoch)
-        job = CutEpoch(segments, order, position.stage.topology, counted=self.counted, stage=len(position.past))
+        job = CutEpoch(
+            segments,
+            order,
+            position.stage.topology,
+            counted=self.counted,
+            stage=len(position.past),
+            by_file=self._by_file,
+        )
         everything = ranks is None or bool(position.past)
         wanted = order if everything else np.concatenate([order[:0], *map(job.splits_of, ranks or ())])
         segments = self._count(extent, wanted)
@@ -226,7 +252,7 @@ class Planner:
             def place(stage: Stage, consumed: Consumption, number: int) -> Iterator[PlacedPlan]:
                 _, order = self._ordered(stage.extent, position.epoch)
                 segments = self._count(stage.extent, order)
-                job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number)
+                job = CutEpoch(segments, order, stage.topology, consumed=consumed, stage=number, by_file=self._by_file)
                 bases = segments.bases()
                 for rank in range(stage.topology.num_ranks):
                     yield job.plan(rank), segments, bases, stage.topology.shuffle_buffer_size
@@ -282,14 +308,25 @@ class Planner:
         tables = [self._counted_whole(self._segment(splits, stage.extent)) for splits, _ in dealt]
         bases = self._bases(tables) if position.past else [np.empty(0, dtype=np.int64)] * ranks
         return [
-            DealtEpoch(segments, lane_of, topology, rank, ranks, bases[rank], self.counted, consumed, number)
+            DealtEpoch(
+                segments,
+                lane_of,
+                topology,
+                rank,
+                ranks,
+                bases[rank],
+                self.counted,
+                consumed,
+                number,
+                self._by_file,
+            )
             for rank, (segments, (_, lane_of)) in enumerate(zip(tables, dealt, strict=True))
         ]
 
     def _counted_whole(self, segments: SegmentTable) -> SegmentTable:
         if self._counter is None:
             return segments
-        return self._counter.count(segments, np.arange(len(segments.splits)))
+        return self._counted(segments, np.arange(len(segments.splits)), self._counter)
 
     @staticmethod
     def _bases(tables: Sequence[SegmentTable]) -> list[NDArray[np.int64]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.types as kinds
 
 from torch_table_loader.arrow.reserved import PADDING_COLUMN
 from torch_table_loader.batching.codec import make_codec
@@ -16,6 +17,7 @@ from torch_table_loader.engine.jobs.planner import Planner
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.messages import did_you_mean, progress_bar, warn_caller
+from torch_table_loader.planning.cutting import WholeFileStrategy
 from torch_table_loader.planning.global_batches import rank_batch_size
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.strategies import Strategy, resolve_strategy
@@ -79,6 +81,21 @@ def codec_of(table: Table, schema: pa.Schema, columns: Sequence[str], options: L
     return codec
 
 
+def delivered(table: Table, schema: pa.Schema, options: LoaderOptions) -> pa.Schema:
+    """Return columns as they come out: with `nulls="mask"`, those that statistics prove free of nulls say so.
+
+    Args:
+        table: surveyed.
+        schema: what is read of it, in order.
+        options: the caller's.
+    """
+    if options.nulls != "mask" or options.pack is not None:
+        return schema
+    asked = [field.name for field in schema if field.nullable and not kinds.is_nested(field.type)]
+    free = table.null_free([name for name in asked if name in table.schema.names])
+    return pa.schema([field.with_nullable(field.nullable and field.name not in free) for field in schema])
+
+
 def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
     """Return the split strategy, and warn of what it cannot do.
 
@@ -91,7 +108,12 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
         "target_bytes": options.target_split_bytes if options.split_bytes is not None else None,
         "target_rows": options.split_rows,
     }
-    strategy = resolve_strategy(options.split_strategy, arguments)
+    chosen = options.split_strategy
+    if options.batch_by == "file" and chosen is None:
+        chosen = WholeFileStrategy()
+    strategy = resolve_strategy(chosen, arguments)
+    if strategy.coverage == "any":
+        _refuse_beside_any_coverage(strategy, options)
     if strategy.cuts:
         return strategy
     if options.even_ranks is not None:
@@ -110,6 +132,16 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
             "the epoch it is given"
         )
     return strategy
+
+
+def _refuse_beside_any_coverage(strategy: Strategy, options: LoaderOptions) -> None:
+    """Refuse what cannot be with splits that may leave rows out, or hold them several times."""
+    for name in ("on_growth", "pack"):
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"{name} needs splits that hold each row once, and {strategy.name} declares coverage='any'; leave "
+                f"{name} out, or take another split_strategy"
+            )
 
 
 def counter_of(
@@ -182,6 +214,7 @@ def planner_of(
         seed=options.shuffle_seed,
         filtered=options.filters is not None or stage is not None,
         counter=counter_of(table, options, cache, fetching, stage),
+        by_file=options.batch_by == "file",
     )
     if options.even_ranks is not None and not planner.counted:
         raise ConfigError(

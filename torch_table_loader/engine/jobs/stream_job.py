@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow.datatypes import is_variable, width_of
+from torch_table_loader.arrow.datatypes import is_variable
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, planner_of, strategy_of, with_padding
-from torch_table_loader.engine.sizes import rows_in_flight, rows_of_a_read
+from torch_table_loader.engine.jobs.resolve import (
+    with_padding,
+)
+from torch_table_loader.engine.sizes import rows_in_flight
 from torch_table_loader.engine.state import (
     bound_by,
     check_state,
@@ -23,34 +25,30 @@ from torch_table_loader.engine.state import (
     refuse_unknown,
     write_state,
 )
-from torch_table_loader.engine.survey import survey
 from torch_table_loader.engine.table import Table
 from torch_table_loader.engine.work.stream_work import StreamWork
-from torch_table_loader.errors import ResumeError
+from torch_table_loader.errors import ConfigError, ResumeError
 from torch_table_loader.fetch.settings import FetchSettings
-from torch_table_loader.messages import warn_caller
+from torch_table_loader.messages import did_you_mean, warn_caller
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.epoch import uneven_steps
+from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.requests import plan_file
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, spans_of_batch
+from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, file_of_batch, first_step_of, spans_of_batch
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
-from torch_table_loader.read.token_stages import stage_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from torch_table_loader.contracts import Source
     from torch_table_loader.engine.jobs.planner import Planner
-    from torch_table_loader.engine.rank_info import RankInfo
-    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
-    from torch_table_loader.source.plan_cache import PlanCache
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,6 +58,7 @@ class StreamJob(Job):
     Args:
         table: surveyed.
         reader: reads its rows.
+        delivers: the columns that come out, but for `padding`.
         strategy: splits it.
         planner: plans its epochs.
         read_rows: rows that a lane reads at a time.
@@ -70,78 +69,13 @@ class StreamJob(Job):
 
     table: Table
     reader: TaskReader
+    delivers: pa.Schema
     strategy: Strategy
     planner: Planner
     read_rows: int
     splits_digest: str
     fetching: FetchSettings
     stage: RowStage | None = None
-
-    @classmethod
-    def open(
-        cls,
-        source: Source,
-        options: LoaderOptions,
-        ranks: RankInfo,
-        cache: PlanCache | None,
-        *,
-        split_deletes: bool = False,
-        lazy: bool = False,
-        stage: RowStage | None = None,
-    ) -> StreamJob:
-        """Survey the table, check the options against it, and cut it.
-
-        Args:
-            source: the table.
-            options: the caller's.
-            ranks: this rank, of how many.
-            cache: footers and counts that are kept; or None.
-            split_deletes: whether files that have deletes may be cut.
-            lazy: plan by the table's metadata, and read footers with the files.
-            stage: makes other rows of those that live; None delivers them as they are.
-
-        Raises:
-            ConfigError: an option does not fit the table or another option.
-            TableError: the table cannot be read as it was asked for.
-        """
-        table = survey(
-            source,
-            options.filters,
-            options.schema,
-            cache,
-            split_deletes=split_deletes,
-            lazy=lazy,
-            verify_checksums=options.verify_checksums,
-            skip=options.on_error == "skip",
-        )
-        columns = columns_of(table, options)
-        row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
-        largest = int(table.layout.group_rows.max(initial=0))
-        if stage is None and options.pack is not None:
-            stage = stage_of(options.pack, table.schema, options.columns or ())
-        read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
-        reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage)
-        codec_of(table, reader.schema, columns, options)
-        strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
-        planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage)
-        stores = [table.storage, *([] if cache is None else [cache.storage])]
-        job = cls(
-            options=options,
-            rank=ranks.rank,
-            topology=planner.topology,
-            row_bytes=row_bytes,
-            table=table,
-            reader=reader,
-            strategy=strategy,
-            planner=planner,
-            read_rows=read_rows,
-            splits_digest=planner.digest(),
-            fetching=fetching,
-            stage=stage,
-            fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
-        )
-        planner.plan(planner.start(0), ranks.rank)
-        return job
 
     @property
     def tables(self) -> Mapping[str, Table]:
@@ -152,8 +86,16 @@ class StreamJob(Job):
     def identity(self) -> Mapping[str, Any]:
         """The table and the options that a state of the job is bound to."""
         bound = identity(self.table, self.reader.schema, self.options, self.strategy.name, self.splits_digest)
-        stage = {} if self.stage is None else {"stage": self.stage.key}
-        return {**bound, "options": {**bound["options"], **stage}}
+        # The order of what a block makes is none of the counts' business, which go by the key alone.
+        order = "-shuffled" if self._orders_blocks else ""
+        stage = {} if self.stage is None else {"stage": f"{self.stage.key}{order}"}
+        by_file = {} if self.options.batch_by is None else {"batch_by": self.options.batch_by}
+        return {**bound, "options": {**bound["options"], **stage, **by_file}}
+
+    @property
+    def _orders_blocks(self) -> bool:
+        """Whether what comes out of a block comes in another order in each epoch."""
+        return self.stage is not None and self.stage.orders_blocks and bool(self.options.shuffle)
 
     @property
     def counted(self) -> bool:
@@ -205,7 +147,20 @@ class StreamJob(Job):
         position = position if grown is None else position.before_growth(grown)
         job = self if self.options.num_workers is not None else self.with_lanes(position.stage.topology.lanes)
         job._check(position)
-        return job, position if job._stays(position) else position.on(job.topology)
+        if job._stays(position):
+            return job, position
+        job._check_rescaling(position)
+        return job, job.next_stage(position)
+
+    def _check_rescaling(self, position: StreamPosition) -> None:
+        """Refuse to deal what is left of an epoch anew where nobody can say what that is."""
+        then, now = position.stage.topology, self.topology
+        if self.strategy.coverage == "any" and not self.strategy.cuts and position.stage.steps:
+            raise ResumeError(
+                f"{self.strategy.name} declares coverage='any' and deals rows to ranks and workers, so that only a job "
+                f"of the same shape goes on with the epoch: {then} was saved, and this is {now}; take that shape, or "
+                "start a new epoch"
+            )
 
     def _check(self, position: StreamPosition) -> None:
         refuse_unknown(position.extents, self.planner.extents)
@@ -235,26 +190,42 @@ class StreamJob(Job):
 
     def _stays(self, position: StreamPosition) -> bool:
         """Whether the position's stage goes on here, or no rank has a step left in it."""
-        if position.stage.extent is not None:
+        epoch, begun, taken = position.epoch, position.steps_before, position.steps_taken
+        if position.stage.extent is not None or self._length_at(epoch, begun) != self._length_at(epoch, taken):
             return False
-        if position.stage.topology == self.topology:
+        if position.stage.topology == self._topology_at(epoch, taken):
             return True
         steps = self.planner.steps_of_ranks(position, count=True) if self.planner.counted else None
         return steps is not None and 0 < position.stage.steps >= max(steps)
 
     def start(self, epoch: int) -> StreamPosition:
         """Return the start of an epoch; where rows are not counted, of this rank alone."""
-        start = self.planner.start(epoch)
+        start = StreamPosition.at(epoch, self._topology_at(epoch, 0))
         return start if self.planner.counted else replace(start, rank=self.rank)
+
+    def next_stage(self, position: StreamPosition) -> StreamPosition:
+        """Return the position with a new stage for the steps that come."""
+        return position.on(self._topology_at(position.epoch, position.steps_taken), anew=True)
+
+    def _topology_at(self, epoch: int, step: int) -> Topology:
+        """Return the job's shape at a step of an epoch."""
+        pack = self.options.pack
+        if pack is None or not pack.schedule:
+            return self.topology
+        return replace(self.topology, batch_size=self.options.batch_size * pack.length_at(epoch, step)[0])
 
     def schema(self, position: StreamPosition) -> pa.Schema:
         """The Arrow schema of what comes out."""
-        return with_padding(self.reader.schema, marks=self.planned(position).marks_padding)
+        return with_padding(self.delivers, marks=self.planned(position).marks_padding)
 
     def planned(self, position: StreamPosition) -> PlannedStream:
         """Plan a stage of an epoch for this rank; of one that another topology has finished, nothing is left."""
-        if position.stage.topology == self.topology:
-            return self.planner.plan(position, self.rank)
+        if position.stage.topology == self._topology_at(position.epoch, position.steps_before):
+            planned, until = self.planner.plan(position, self.rank), self._phase(position)[1]
+            if until is None:
+                return planned
+            longest = None if planned.longest is None else min(planned.longest, until)
+            return replace(planned, plan=planned.plan.up_to(until), longest=longest)
         whole = self.planner.plan(self.planner.start(position.epoch), self.rank)
         empty = tuple(Runs.of([]) for _ in range(self.topology.lanes))
         nothing = RankPlan(empty, Runs.of([]), self.topology.batch_size, 0)
@@ -266,24 +237,51 @@ class StreamJob(Job):
         Args:
             position: the epoch and its past stages.
         """
-        planned = self.planned(position)
+        planned, reader = self.planned(position), self.reader
+        if self._orders_blocks:
+            reader = reader.in_order_of(derive_key(self.options.shuffle_seed, position.epoch, "packs"))
         return StreamWork(
             **self._common_work(position, marks_padding=planned.marks_padding),
             plan=planned.plan,
             segments=planned.segments,
-            reader=self.reader,
+            reader=reader,
             windows=planned.windows,
             seed=self.options.shuffle_seed,
             window=self.options.shuffle_buffer_size,
             fetching=self.fetching,
         )
 
-    def rows_of(self, position: StreamPosition, step: int) -> list[RowSpan | LiveSpan]:
+    def rows_of(self, position: StreamPosition, step: int, most: int | None = None) -> list[RowSpan | LiveSpan]:
         """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         planned = self.planned(position)
         key = (self.topology.shuffle_buffer_size, self.options.shuffle_seed, position.epoch)
         live_before = self.planner.live_before
-        return spans_of_batch(planned.plan, planned.segments, planned.windows, key, live_before, step)
+        return spans_of_batch(planned.plan, planned.segments, planned.windows, key, live_before, step, most)
+
+    def file_of(self, position: StreamPosition) -> str | None:
+        """Return the name of the file that the newest batch is of; see `TableLoader.current_file`."""
+        self._check_batches_end_with_files("current_file")
+        planned = self.planned(position)
+        taken = min(position.stage.steps, planned.plan.steps)
+        return file_of_batch(planned.plan, planned.segments, planned.windows, taken - 1) if taken else None
+
+    def step_of_file(self, epoch: int, file: str) -> int:
+        """Return the step in which the first rank comes to a file; see `TableLoader.seek`."""
+        self._check_batches_end_with_files("seek(file=...)")
+        names = [each.name for each in self.table.layout.files]
+        if file not in names:
+            raise ConfigError(f"the table has no file {file!r}{did_you_mean(file, names)}")
+        start, number = self.planner.start(epoch), names.index(file)
+        planned = (self.planner.plan(start, rank) for rank in range(self.topology.num_ranks))
+        steps = [first_step_of(each.plan, each.segments, number) for each in planned]
+        first = min((step for step in steps if step is not None), default=None)
+        if first is None:
+            raise ConfigError(f"epoch {epoch} delivers no row of {file!r}; name a file that has rows to deliver")
+        return first
+
+    def _check_batches_end_with_files(self, what: str) -> None:
+        if self.options.batch_by != "file":
+            raise ConfigError(f'{what} needs batches that are of one file each; pass batch_by="file"')
 
     def warn_of_uneven_steps(self) -> None:
         """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
@@ -305,7 +303,7 @@ class StreamJob(Job):
     def outline(self, epoch: int) -> Outline:
         """Return what an epoch will be."""
         planner = self.planner
-        start = planner.start(epoch)
+        start = self.start(epoch)
         planned = planner.plan(start, self.rank)
         live = planned.segments.live_rows()
         whole_table = self.strategy.cuts and planner.counted and bool((live >= 0).all())
@@ -316,8 +314,8 @@ class StreamJob(Job):
             splits=len(planned.segments.splits),
             live_rows=int(live.sum()) if whole_table else None,
             rows_per_rank=planner.rows_of_ranks(start),
-            steps_per_rank=planner.steps_of_ranks(start) if planner.counted else None,
-            steps=planned.plan.steps if planner.counted else None,
+            steps_per_rank=self._steps_of_ranks(start) if planner.counted else None,
+            steps=sum(self.planned(stage).plan.steps for stage in self.stages(start)) if planner.counted else None,
             lanes=[self._load(planned, lane) for lane in range(self.topology.lanes)],
             rows_in_flight=rows_in_flight(self.options, self.read_rows, self.blocks) + window,
             held_bytes=self.fetching.ahead_bytes if self.is_far else 0,
@@ -326,10 +324,22 @@ class StreamJob(Job):
             fetch=self._fetch_load(start) if self.is_far and not self.table.estimated else None,
         )
 
+    def _steps_of_ranks(self, start: StreamPosition) -> list[int] | None:
+        """Add up the steps of every rank over the stages of an epoch; None where a rank knows its own rows alone."""
+        found = [0] * self.topology.num_ranks
+        for stage in self.stages(start):
+            if (steps := self.planner.steps_of_ranks(stage)) is None:
+                return None
+            until = self._phase(stage)[1]
+            found = [
+                before + (own if until is None else min(own, until)) for before, own in zip(found, steps, strict=True)
+            ]
+        return found
+
     def _packing(self, start: StreamPosition, planned: PlannedStream, *, whole_table: bool) -> PackCounts | None:
         """Return what packing makes of the table in an epoch; sequences of "concat" end where a rank's tokens do."""
         pack, nobody_knows = self.options.pack, (None, None, None, None, None, None)
-        if pack is None:
+        if pack is None or pack.schedule:
             return None
         if pack.strategy == "concat":
             tokens = self.planner.rows_of_ranks(start) if self.planner.counted else None
@@ -371,6 +381,8 @@ class StreamJob(Job):
         layout, options = self.table.layout, self.options
         notes = [self.table.description] if self.table.description else []
         notes += self.table.notes
+        if options.pack is not None and options.pack.schedule:
+            notes.append(f"sequences have {options.pack.told_lengths}")
         if layout.has_deletes:
             fewer = np.flatnonzero(layout.group_live != layout.group_rows)
             deleting = len(distinct(np.searchsorted(layout.group_offsets, fewer, side="right")))
@@ -385,6 +397,25 @@ class StreamJob(Job):
                 notes.append(
                     "rows that pass the filter are not counted (count_filtered=False): no length, no equal steps"
                 )
+        if self.strategy.coverage == "any":
+            notes.append(self._coverage())
         if self.strategy.form == "generator" and self.topology.num_ranks > 1:
             notes.append(f"{self.strategy.name} does not take ranks: every rank reads the whole table")
         return notes
+
+    def _coverage(self) -> str:
+        """Say what a strategy leaves out, and what it gives several times."""
+        declared = f"{self.strategy.name} declares coverage='any'"
+        if not self.strategy.cuts:
+            return f"{declared}: an epoch has the rows that it deals for it"
+        splits, layout = self.strategy.cut(self.table.layout), self.table.layout
+        cover = splits.cover(np.arange(len(layout)))
+        starts, own = layout.file_starts, layout.file_starts[splits.file]
+        held = np.zeros(len(cover) + 1, dtype=np.int64)
+        places = starts[cover.file] + cover.row_start
+        np.add.at(held, np.searchsorted(places, own + splits.row_start), 1)
+        np.add.at(held, np.searchsorted(places, own + splits.row_stop), -1)
+        times, rows = np.cumsum(held)[:-1], cover.num_rows
+        again = int(((times - 1) * rows)[times > 1].sum())
+        missing = int(rows[times == 0].sum())
+        return f"{declared}: {missing:,} of {layout.num_rows:,} rows are left out, and {again:,} come again"

@@ -15,8 +15,9 @@ from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.engine.jobs.exclusion_state import ExclusionState, warn_of_undone
 from torch_table_loader.engine.jobs.indexed_job import Items
-from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, with_padding
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, counter_of, delivered, with_padding
 from torch_table_loader.engine.row_store import RowStoreHandle
+from torch_table_loader.engine.row_weights import RowWeights
 from torch_table_loader.engine.sizes import rows_of_a_read
 from torch_table_loader.engine.state import bound_by, check_state, identity, refuse_unknown, write_state
 from torch_table_loader.engine.survey import survey
@@ -33,6 +34,7 @@ from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.rows_of import RowSpan
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
+from torch_table_loader.weights import as_weights
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent
+    from torch_table_loader.planning.weighted_rows import WeightedRows
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -180,6 +183,7 @@ class TableRows(TableItems):
         live_rows: see `Items`.
         row_bytes: see `Items`.
         live_starts: int64[F+1] the row of the store that is the first of each file.
+        weights: how often each row comes; None: once.
         exclusions: what the caller took out.
         files_of: which files the table had before it grew.
     """
@@ -191,6 +195,7 @@ class TableRows(TableItems):
     live_rows: int
     row_bytes: int
     live_starts: Ints
+    weights: RowWeights | None = None
     exclusions: ExclusionState = field(default_factory=ExclusionState)
     files_of: Mapping[Extent, Ints] = field(default_factory=dict)
 
@@ -225,6 +230,7 @@ class TableRows(TableItems):
                 f"row_id=True adds a column {ROW_ID!r}, but the table has one of that name; leave one of them out"
             )
         with_ids = schema.append(pa.field(ROW_ID, pa.int64(), nullable=False)) if options.row_id else schema
+        with_ids = delivered(table, with_ids, options)
         codec_of(table, with_padding(with_ids, marks=options.even_ranks == "pad"), columns, options)
         segments = whole_files(table.layout, filtered=options.filters is not None)
         fetching = FetchSettings.of(options)
@@ -238,28 +244,44 @@ class TableRows(TableItems):
         made = None if stage is None else stage.key
         store = RowStoreHandle(table, options, schema, segments, reader, fetching, made)
         live_starts = np.concatenate(([0], np.cumsum(segments.live_rows()))).astype(np.int64)
-        return cls(options, table, store, with_ids, live_rows, row_bytes, live_starts)
+        folder = None if store.place is None else store.place.parent
+        weights = RowWeights.of(table, options, segments, folder, fetching)
+        return cls(options, table, store, with_ids, live_rows, row_bytes, live_starts, weights)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The table and the options that a state is bound to."""
         whole = identity(self.table, self.columns, self.options, "", "")
         kept = {name: whole["options"][name] for name in ("columns", "filters", "shuffle_seed")}
-        return {"table": whole["table"], "options": kept | {"shuffle": "rows"}}
+        weighted = {} if self.options.weights is None else {"weights": self._said_of_weights}
+        return {"table": whole["table"], "options": {**kept, "shuffle": "rows", **weighted}}
+
+    @property
+    def _said_of_weights(self) -> str:
+        return f"Weights(samples={self._samples})" if self.weights is None else self.weights.said
+
+    @property
+    def _samples(self) -> int | None:
+        """Rows of an epoch that the caller asked for; None: all that are left."""
+        return None if self.options.weights is None else as_weights(self.options.weights).samples
+
+    def _total(self, rows: int) -> int:
+        """Return how many places of an order an epoch has; rows that are drawn by weight are counted already."""
+        return rows if self._samples is None or self.weights is not None else min(rows, self._samples)
 
     @property
     def length(self) -> int:
         """Rows of an epoch in which nothing is excluded."""
-        return self.live_rows
+        return self.live_rows if self._samples is None else self._samples
 
     def start(self, epoch: int, topology: Topology) -> SamplePosition:
         """Return the start of an epoch.
 
         Raises:
-            ConfigError: every row is excluded.
+            ConfigError: every row is excluded, or every one with a weight.
         """
         versions = self.exclusions.of(epoch)
-        total = self._some(versions.running).num_rows
+        total = self._total(self._some(versions.running, epoch).num_rows)
         return SamplePosition(epoch, Stage(topology), total=total, exclusions={"": versions})
 
     def state(self, position: SamplePosition) -> dict[str, Any]:
@@ -286,7 +308,9 @@ class TableRows(TableItems):
             count = self._in_grown_table(count, grown)
         rows = self.resumed(count.exclusions, count.epoch)
         running = count.exclusions.running
-        total = (rows._order(count.epoch, count.extents, running) if count.extents else rows._some(running)).num_rows
+        grew = bool(count.extents)
+        order = rows._order(count.epoch, count.extents, running) if grew else rows._some(running, count.epoch)
+        total = self._total(order.num_rows)
         count.check(total)
         stage = Stage(topology)
         return rows, SamplePosition(
@@ -319,7 +343,7 @@ class TableRows(TableItems):
             tables = [*(self.files_of[each] for each in extents), np.arange(len(self.table.files), dtype=np.int64)]
             gone = self._places_of(running.ids)
             return GrownOrder.of(self.live_starts, tables, gone, self.options.shuffle_seed, epoch)
-        remaining = self._some(running)
+        remaining = self._some(running, epoch)
         return RowOrder(
             Permutation(remaining.num_rows, derive_key(self.options.shuffle_seed, epoch, "rows")), remaining
         )
@@ -342,13 +366,20 @@ class TableRows(TableItems):
         return replace(self, exclusions=ExclusionState(exclusions, epoch))
 
     def count(self, turns: TurnsOf) -> int:
-        """Return how many rows are left."""
-        return self.remaining(turns.exclusions).num_rows
+        """Return how many rows are left, or are drawn."""
+        left = self.remaining(turns.exclusions).num_rows
+        return self._total(self._of_source(turns).num_rows) if left else 0
 
     def by_turn(self, turns: TurnsOf) -> RowStream:
         """Return the rows as a source of a mixture, which marks them itself; see `TableItems.by_turn`."""
-        order = SourceOrder(self.remaining(turns.exclusions), turns.seed, turns.name, turns.epoch)
+        order = SourceOrder(self._of_source(turns), turns.seed, turns.name, turns.epoch)
         return RowStream(order, self.store, self.options.row_id)
+
+    def _of_source(self, turns: TurnsOf) -> Remaining | WeightedRows:
+        remaining = self.remaining(turns.exclusions)
+        if self.weights is None:
+            return remaining
+        return self.weights.drawn(remaining, turns.seed, turns.epoch, f"places in weights of source {turns.name}")
 
     def remaining(self, exclusions: Exclusions) -> Remaining:
         """Return the rows of the store that are left."""
@@ -369,25 +400,42 @@ class TableRows(TableItems):
         """Return the row ids at some places of the table's own order."""
         return self.store.rows().ids(places) if self.store.spec.keeps_ids else places
 
-    strategy = "rows"
+    @property
+    def strategy(self) -> str:
+        """What decides the order."""
+        return "rows" if self.weights is None else "rows by weight"
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the store and of weights that are held in memory at most."""
+        return super().held_bytes + (0 if self.weights is None else self.weights.memory_bytes)
 
     def notes(self, position: SamplePosition) -> list[str]:
         """What `explain()` says of the store and of exclusions."""
         store = self.store
         return [
             f"rows are shuffled one by one, from a row store of about {store.spec.num_bytes:,} bytes in {self.where}",
-            f"{position.total:,} of {self.live_rows:,} live rows are in the epoch; the others are excluded",
+            self._note_of_rows(position),
             *([store.note] if store.note else []),
         ]
 
-    def _some(self, exclusions: Exclusions) -> Remaining:
-        """Return the rows that are left, and refuse an epoch that has none."""
+    def _note_of_rows(self, position: SamplePosition) -> str:
+        """Say how many rows an epoch has, and which."""
+        if self.options.weights is None:
+            return f"{position.total:,} of {self.live_rows:,} live rows are in the epoch; the others are excluded"
+        left = self.remaining(position.exclusions[""].running).num_rows
+        how = "" if self.weights is None else f" by weight, {self.weights.asked.said},"
+        of = f"from {left:,} of {self.live_rows:,} live rows; the others are excluded"
+        return f"{position.total:,} rows an epoch are drawn{how} {of}"
+
+    def _some(self, exclusions: Exclusions, epoch: int) -> Remaining | WeightedRows:
+        """Return the rows that are left, or are drawn of those, and refuse an epoch that has none."""
         remaining = self.remaining(exclusions)
         if self.live_rows and not remaining.num_rows:
             raise ConfigError(
                 f"all {self.live_rows} rows are excluded, so that the epoch has none; include() some of them"
             )
-        return remaining
+        return remaining if self.weights is None else self.weights.drawn(remaining, self.options.shuffle_seed, epoch)
 
     def _places_of(self, ids: Ints) -> Ints:
         """Turn row ids into rows of the store; those that a filter leaves out have none."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.mixture import Mixture, Place
     from torch_table_loader.planning.permutation import Permutation
+    from torch_table_loader.planning.weighted_rows import WeightedRows
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -66,12 +67,12 @@ class RowOrder:
     """An epoch's order over the rows of a store.
 
     Args:
-        permutation: of the rows that are left.
-        remaining: which those are.
+        permutation: of the rows that are left, or of the samples that are drawn.
+        remaining: which rows those are.
     """
 
     permutation: Permutation
-    remaining: Remaining
+    remaining: Remaining | WeightedRows
 
     @property
     def num_rows(self) -> int:

@@ -85,6 +85,16 @@ class LaneWork(ABC):
         """
         return []
 
+    def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:  # noqa: ARG002 most cut all lanes alike
+        """Return what cuts a lane's rows.
+
+        Args:
+            lane: which.
+            start: batches of the lane that were delivered before.
+            unit: batches of which runs are cut.
+        """
+        return ExactBatches(self.codec, unit * self.plan.batch_size)
+
     def begun(self, start: int) -> list[int]:
         """Return the batches of each lane that were delivered in so many steps; 0 where rows are not counted."""
         return self.plan.batches_before(start) if self.plan.counted else [0] * self.lanes
@@ -106,7 +116,7 @@ class LaneWork(ABC):
         return rows.slice(0, stop).batches(size) if stop else [], -stop % size
 
     def collated(self, batch: Any, lane: int | None, number: int) -> Any:
-        """Call the caller's `collate_fn`, if there is one, with a batch.
+        """Call the caller's functions with a batch: those of columns, then `collate_fn`.
 
         Args:
             batch: of the output form.
@@ -114,19 +124,30 @@ class LaneWork(ABC):
             number: batches that the lane made before.
 
         Raises:
-            BaseException: what `collate_fn` raised, with a note of which batch it was.
-            RuntimeError: `collate_fn` raised StopIteration, which would end the epoch in silence.
+            BaseException: what a function raised, with a note of which that was, and of which batch.
+            RuntimeError: a function raised StopIteration, which would end the epoch in silence.
         """
-        if self.collate_fn is None:
-            return batch
-        try:
-            return self.collate_fn(batch)
-        except StopIteration as error:
-            message = f"collate_fn raised StopIteration; {self._where(lane, number)}"
-            raise RuntimeError(message) from error
-        except BaseException as error:
-            error.add_note(f"raised by collate_fn; {self._where(lane, number)}")
-            raise
+        for label, function in self._functions():
+            try:
+                batch = function(batch)
+            except StopIteration as error:
+                message = f"{label} raised StopIteration; {self._where(lane, number)}"
+                raise RuntimeError(message) from error
+            except BaseException as error:
+                error.add_note(f"raised by {label}; {self._where(lane, number)}")
+                raise
+        return batch
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether functions of the caller's are called with each batch, where it is made."""
+        return self.collate_fn is not None or bool(self.codec.functions)
+
+    def _functions(self) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+        for function in self.codec.functions:
+            yield function.label, function
+        if self.collate_fn is not None:
+            yield "collate_fn", self.collate_fn
 
     def _where(self, lane: int | None, number: int) -> str:
         where = f"rank {self.rank}, epoch {self.epoch}"
@@ -144,13 +165,15 @@ class LaneClock:
         rows: delivered to the engine.
         batches: made.
         num_bytes: of the output form.
-        working: seconds spent reading and decoding.
+        working: seconds spent reading, decoding and in the caller's functions.
+        collating: seconds of those in the caller's functions.
     """
 
     rows: int = 0
     batches: int = 0
     num_bytes: int = 0
     working: float = 0.0
+    collating: float = 0.0
 
 
 class LaneBatches:
@@ -188,7 +211,7 @@ class LaneBatches:
         self._start = start
         self._keeps_rest = joins or not work.plan.counted
         self._source = work.rows_to_the_end(lane, start, ahead) if joins else work.rows(lane, start, ahead)
-        self._cutter: ExactBatches[Any] = ExactBatches(work.codec, unit * work.plan.batch_size)
+        self._cutter = work.cutter(lane, start, unit)
         self._runs: deque[list[Rows]] = deque()
         """Decoded rows of whole batches that are not taken yet; each is one run in one or several parts."""
         self._done = False
@@ -213,17 +236,15 @@ class LaneBatches:
         """Finish the next batches; None when the lane is done.
 
         Args:
-            most: batches to finish at most; None for all that one decoded run of rows completes. Where there is a
-                `collate_fn`, it is one in any case.
+            most: batches to finish at most; None for all that one decoded run of rows completes. Where functions
+                of the caller's are called, it is one in any case.
         """
         began = time.perf_counter()
         try:
             if not self._ready():
                 return None
-            if self._work.collate_fn is not None:
-                number = self._start + self.clock.batches
-                batches = self._finish(1)
-                return Batches((self._work.collated(each, self._lane, number) for each in batches), counts_of(batches))
+            if self._work.calls_functions:
+                return self._collated(self._start + self.clock.batches, self._finish(1))
             if most is not None:
                 return self._finish(most)
             return Batches.joined([self._finish(None) for _ in range(len(self._runs))])
@@ -245,6 +266,13 @@ class LaneBatches:
         assert run is not None  # noqa: S101 asked only where one is ready
         rows: Rows = as_one(self._work.codec, run)
         return rows.batches(self._work.plan.batch_size)
+
+    def _collated(self, number: int, batches: list[Any]) -> list[Any]:
+        began = time.perf_counter()
+        try:
+            return Batches((self._work.collated(each, self._lane, number) for each in batches), counts_of(batches))
+        finally:
+            self.clock.collating += time.perf_counter() - began
 
     def _ready(self) -> bool:
         """Read on until there is a run of whole batches; return whether there is one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -66,6 +67,14 @@ class StoredTokens:
         self.pack = pack
         self._columns: TokenColumns | None = None
         self._pieces: int | None = None
+
+    def of_length(self, seq_len: int) -> StoredTokens:
+        """Return the same tokens, cut to sequences of one length."""
+        if seq_len == self.pack.seq_len and not self.pack.schedule:
+            return self
+        other = copy.copy(self)
+        other.pack = replace(self.pack, seq_len=seq_len, seq_len_from=())
+        return other
 
     @property
     def rows(self) -> StoredRows:
@@ -144,11 +153,12 @@ class PackedStream(TurnStream):
         with PERMUTING.lock:
             return self._order(0).count
 
-    def with_length(self, seq_len: int) -> ConcatOrder:
-        """Return the epoch's order as sequences of another length from the same token on; only of "concat"."""
-        order = self._made(derive_key(self._seed, self._epoch, "rows"), replace(self.tokens.pack, seq_len=seq_len))
-        assert isinstance(order, ConcatOrder)  # noqa: S101 asked only then
-        return order
+    def tokens_before(self, turn: int) -> int:
+        """Return the tokens of the epoch before a sequence; only of "concat"."""
+        with PERMUTING.lock:
+            order = self._order(0)
+            assert isinstance(order, ConcatOrder)  # noqa: S101 asked only then
+            return order.tokens_before(turn)
 
     def anchor(self, turn: int) -> list[int]:
         """Return the round of a sequence, and the place in it from which a walk finds the sequence."""

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.reserved import PADDING_COLUMN
-from torch_table_loader.batching.rebatching import WindowShuffle
+from torch_table_loader.batching.rebatching import ExactBatches, PieceBatches, WindowShuffle
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
 from torch_table_loader.fetch.fetch_queue import in_order
@@ -91,6 +91,12 @@ class StreamWork(LaneWork):
                 else:
                     yield from self._plain(stretch, padded_from, read)
 
+    def cutter(self, lane: int, start: int, unit: int) -> ExactBatches[Any]:
+        """Return what cuts a lane's rows; see `LaneWork.cutter`."""
+        if not self.plan.by_file:
+            return LaneWork.cutter(self, lane, start, unit)
+        return PieceBatches(self.codec, unit * self.plan.batch_size, self.plan.piece_rows(lane, start))
+
     def joins_tails(self, start: int) -> bool:
         """Whether every row is read once and the tail batches are joined; not where the resumed stage is in them.
 
@@ -98,7 +104,8 @@ class StreamWork(LaneWork):
             start: steps taken before.
         """
         plan = self.plan
-        return plan.counted and not self.windows and start <= sum(plan.body_batches) < plan.steps
+        joins = plan.counted and not plan.by_file and not self.windows
+        return joins and start <= sum(plan.body_batches) < plan.steps
 
     def rows_to_the_end(self, lane: int, start: int, ahead: Fetcher | None = None) -> Iterator[Rows]:
         """Read a lane's rows, its tail included, so that a row group is decoded once.

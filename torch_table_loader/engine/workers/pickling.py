@@ -1,4 +1,4 @@
-"""What is pickled to cross from a worker process: results of `collate_fn`, and errors, of their own type."""
+"""What is pickled to cross from a worker process: results of the caller's functions, and errors, of their own type."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Parts:
 
 
 def pickled_batch(batch: Any) -> Pickled:
-    """Pickle what a `collate_fn` made.
+    """Pickle what a `collate_fn`, or functions of columns, made.
 
     Raises:
         ConfigError: it does not pickle.
@@ -51,8 +51,9 @@ def pickled_batch(batch: Any) -> Pickled:
         return Pickled(bytes(ForkingPickler.dumps(batch)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"what collate_fn returns must pickle to cross from a worker process, and {type(batch).__name__} does "
-            f'not: {error}; return tensors, arrays or plain values, or pass worker_type="thread"'
+            "what collate_fn, transforms and decode return must pickle to cross from a worker process, and "
+            f"{type(batch).__name__} does not: {error}; return tensors, arrays or plain values, or pass "
+            'worker_type="thread"'
         ) from error
 
 

@@ -95,12 +95,12 @@ class _WorkerLanes(IterableDataset[_Message | None]):
                 yield message
 
     def _messages(self, lane: int, ahead: Fetcher | None) -> Iterator[_Message]:
-        """With a `collate_fn` each result crosses alone; else several batches cross as one shared block.
+        """With functions of the caller's each result crosses alone; else several batches cross as one shared block.
 
         All blocks are of one size, so that no lane runs ahead.
         """
         work = self._work
-        if work.collate_fn is not None:
+        if work.calls_functions:
             batches = LaneBatches(work, lane, self._begun[lane], ahead)
             while (block := batches.next_block()) is not None:
                 yield _Message(lane, batches.clock, batch=list(map(pickled_batch, block)), counts=counts_of(block))

@@ -139,7 +139,7 @@ class ThreadExecutor(LaneExecutor):
         """Whether the tails of the lanes are still to be joined."""
         batches_of_lanes, self._ahead = begin_lanes(work, start)
         self._lanes = [_Lane(batches) for batches in batches_of_lanes]
-        self._prefetch = BLOCKS_AHEAD if prefetch is None and work.collate_fn is not None else prefetch
+        self._prefetch = BLOCKS_AHEAD if prefetch is None and work.calls_functions else prefetch
         self._lock = threading.Lock()
         self._work_wanted = threading.Condition(self._lock)
         self._block_ready = threading.Condition(self._lock)

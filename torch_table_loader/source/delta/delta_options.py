@@ -140,6 +140,11 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Tab
             "table_uri must be the path or URL of a table's folder, the one that holds _delta_log, got "
             f"{type(table_uri).__name__}"
         )
+    if isinstance(table_uri, str) and table_uri.startswith("uc://"):
+        raise ConfigError(
+            "a table of a Unity catalog is named by its storage location, as DESCRIBE DETAIL gives it, with the login "
+            "of its store in storage_options: deltalake, which resolves uc://, hands on no credentials that it was lent"
+        )
     address = parse_address(table_uri)
     if address.protocol == "file":
         return TableAddress(address.path, {})
@@ -164,11 +169,6 @@ def path_of(root: str, written: str) -> str:
     if path.startswith(("/", "file:")) or _HEAD.match(path):
         return path
     return f"{root.rstrip('/')}/{path}"
-
-
-def is_plain(written: str) -> bool:
-    """Return whether a path of the log is relative to the table, and written as it is."""
-    return "%" not in written and ":" not in written and not written.startswith("/")
 
 
 def _as_ours(options: Mapping[str, Any], protocol: str) -> dict[str, Any]:

@@ -12,58 +12,41 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.source.delta.appended_files import appended_parts, changes_since
 from torch_table_loader.source.delta.delta_options import TableAddress
 from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
 from torch_table_loader.source.delta.live_files import live_files
-from torch_table_loader.source.delta.log import Log, LogReader, read_time
+from torch_table_loader.source.delta.log import Log, LogReader, in_order, read_time, without_statistics
 from torch_table_loader.source.delta.skipping import kept_files
-from torch_table_loader.source.iceberg.table_storage import IcebergStorage
 from torch_table_loader.source.plan_cache import PlanCache
+from torch_table_loader.source.snapshot_files import SnapshotFiles
+from torch_table_loader.source.table_storage import TableStorage
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile
-    from torch_table_loader.source.iceberg.places import Area
+    from torch_table_loader.source.places import Area
 
 
-@dataclass(frozen=True)
-class DeltaSource:
-    """A table at one version (implements `contracts.TimeTravelSource`).
+@dataclass(frozen=True, kw_only=True)
+class DeltaSource(SnapshotFiles):
+    """A table at one version, which is its `snapshot_id` (implements `contracts.HistorySource`)."""
 
-    Args:
-        storage: where its files are.
-        files: the data files, oldest first, then by path.
-        schema: as the version is read.
-        fingerprint: hash of the table's id and the version.
-        snapshot_id: the version.
-        description: table and version, in words.
-        notes: what planning has to say.
-        partition_schema: the columns that the log gives.
-        cache: keeps footers and counts; or None.
-        pinned: whether the caller chose the version.
-        request: what the table was found by, to open it at another version.
-    """
-
-    storage: IcebergStorage
-    files: tuple[DataFile, ...]
-    schema: pa.Schema
-    fingerprint: str
-    snapshot_id: int
-    description: str
-    notes: tuple[str, ...] = ()
-    partition_schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    cache: PlanCache | None = field(default=None, repr=False, compare=False)
-    pinned: bool = True
-    request: DeltaRequest | None = field(default=None, repr=False, compare=False)
+    pin = "version"
 
     def at_snapshot(self, snapshot_id: int) -> DeltaSource:
         """Return the same table at another version: see `contracts.TimeTravelSource`."""
         if self.request is None:
             raise ConfigError(f"{self.description} was opened in another process, and stays at its version")
-        return replace(self.request.open(version=snapshot_id), pinned=self.pinned)
+        found: DeltaSource = self.request.open(version=snapshot_id)
+        return replace(found, pinned=self.pinned)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what opens the table again."""
-        return {**self.__dict__, "request": None}
+    def changes_since(self, snapshot_id: int) -> Sequence[str]:
+        """Return which commits after another version did more than to append: see `contracts.HistorySource`."""
+        if self.request is None or self.snapshot_id is None:
+            return ()
+        found = changes_since(self.storage, self.request.at.root.rstrip("/"), snapshot_id, self.snapshot_id)
+        self.storage.close()
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +62,7 @@ class DeltaRequest:
         retry_seconds: how long to try a request that the store does not serve.
         storage_options: the caller's, for the plan cache.
         lazy: whether nothing is asked of data files yet.
+        start: the version after which the rows were appended that are read; None reads all.
     """
 
     at: TableAddress
@@ -89,6 +73,7 @@ class DeltaRequest:
     retry_seconds: float
     storage_options: Mapping[str, Any] | None = field(repr=False)
     lazy: bool = False
+    start: int | None = None
 
     def open(
         self,
@@ -108,48 +93,69 @@ class DeltaRequest:
             TableError: the log is torn, or the table takes more than this library reads.
             StorageError: the store failed.
         """
-        reader, when = LogReader(self.at, self.retry_seconds), read_time(timestamp)
-        storage = IcebergStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self.retry_seconds)
+        reader, when = LogReader(self.at, self.retry_seconds, self.filters is not None), read_time(timestamp)
+        storage = TableStorage(self.at.root, {}, self.at.options, (), None, self.allowed, self.retry_seconds)
         log = reader.read(version, when)
         if when is not None and log.version == 0 and not log.tells_time:
             _refuse_younger(when, storage, self.at.root)
         agreed = agree("snapshot", log.version)
         if agreed != log.version:
             log = reader.read(agreed)  # rank 0 came earlier or later, and saw another commit as the newest
-        return replace(self._planned(log, storage), pinned=version is not None or when is not None)
+        parts, notes = ([log], ()) if self.start is None else appended_parts(reader, storage, self.start, log)
+        pinned = version is not None or when is not None
+        return replace(self._planned(log, parts, notes, storage), pinned=pinned)
 
-    def _planned(self, log: Log, storage: IcebergStorage) -> DeltaSource:
+    def _planned(self, log: Log, parts: Sequence[Log], notes: tuple[str, ...], storage: TableStorage) -> DeltaSource:
+        """Plan the files of a version that some versions have."""
         root = self.at.root
         columns = read_delta_schema(log.fields, log.partition_columns, log.mode)
         _refuse_unreadable(columns, self.columns, root)
-        schema, adds = columns.schema, log.adds
-        notes: tuple[str, ...] = ()
+        schema = columns.schema
         if missing := [name for name in log.partition_columns if name not in columns.physical]:
             raise TableError(f"the schema of {root} must have its partition column {missing[0]!r}; mend the table")
         partition = [name for name in log.partition_columns if name in schema.names]
-        if self.filters is not None:
-            adds = kept_files(adds, columns, partition, self.filters)
-            notes = (f"the filter rules {log.adds.num_rows - adds.num_rows:,} of {log.adds.num_rows:,} files out",)
+        adds, found_notes = self._kept(parts, columns, partition)
+        masks = {path: mask for part in parts for path, mask in part.masks.items()}
         root = root.rstrip("/")
-        files = live_files(adds, log.masks, columns.table, partition, root)
-        storage.require(file.path for file in files if not file.path.startswith(f"{root}/"))
+        files: Sequence[DataFile]
+        files, elsewhere = live_files(adds, masks, columns.table, partition, root)
+        storage.require(elsewhere)
         if storage.is_local and not self.lazy:  # where asking costs nothing, a file that is written over is noticed
             files = tuple(replace(file, version=storage.version(file.path)) for file in files)
-        digest = hashlib.sha256(f"delta 1\n{log.table_id}\n{log.version}".encode()).hexdigest()
+        which = f"delta 1\n{log.table_id}\n{log.version}"
+        description = f"Delta Lake table {root} ({log.table_id}), version {log.version}"
+        if self.start is not None:
+            which = f"delta appended 1\n{log.table_id}\n{self.start}\n{log.version}"
+            description += f", rows appended after version {self.start}"
         return DeltaSource(
-            storage,
-            files,
-            schema,
-            digest,
-            log.version,
-            f"Delta Lake table {root} ({log.table_id}), version {log.version}",
-            notes,
-            pa.schema([schema.field(name) for name in partition]),
-            self._cache(log, storage),
+            storage=storage,
+            files=files,
+            schema=schema,
+            fingerprint=hashlib.sha256(which.encode()).hexdigest(),
+            snapshot_id=log.version,
+            description=description,
+            notes=(*notes, *found_notes),
+            partition_schema=pa.schema([schema.field(name) for name in partition]),
+            cache=self._cache(log, storage),
             request=self,
+            start_snapshot_id=self.start,
         )
 
-    def _cache(self, log: Log, storage: IcebergStorage) -> PlanCache | None:
+    def _kept(
+        self, parts: Sequence[Log], columns: DeltaColumns, partition: Sequence[str]
+    ) -> tuple[pa.Table, tuple[str, ...]]:
+        """Return the files that the filter leaves, and what there is to say of it."""
+        kept = [part.adds for part in parts]
+        notes: tuple[str, ...] = ()
+        if self.filters is not None:
+            num_files = sum(map(len, kept))
+            kept = [kept_files(adds, columns, partition, self.filters) for adds in kept]
+            notes = (f"the filter rules {num_files - sum(map(len, kept)):,} of {num_files:,} files out",)
+        if len(kept) == 1:
+            return kept[0], notes
+        return in_order(pa.concat_tables([without_statistics(adds) for adds in kept])), notes
+
+    def _cache(self, log: Log, storage: TableStorage) -> PlanCache | None:
         """Open the plan cache, for the table as its schema is now: a column may have had another's name before."""
         if self.plan_cache is None:
             return None
@@ -158,7 +164,7 @@ class DeltaRequest:
         return PlanCache.open(self.plan_cache, self.storage_options, scope, self.retry_seconds)
 
 
-def _refuse_younger(when: dt.datetime, storage: IcebergStorage, root: str) -> None:
+def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None:
     """Refuse a time before the first version, which deltalake gives then."""
     try:
         written = storage.version(f"{root}/_delta_log/{0:020}.json").mtime_ns

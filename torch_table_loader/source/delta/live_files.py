@@ -7,18 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_table_loader.errors import TableError
+from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.delta.delta_options import is_plain, path_of
+from torch_table_loader.source.delta.delta_options import path_of
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.records import TableColumns
     from torch_table_loader.source.delta.log import Mask
 
 _ESCAPED = re.compile(rb"(?:\\u00[0-9A-Fa-f]{2})+")
+_PLAIN = re.compile("^[^/:%][^:%]*$")
+"""Paths of the log that are relative to the table, and written as they are."""
 
 Pairs = tuple[tuple[str, Any], ...]
 """Column and value of each partition column."""
@@ -26,8 +33,8 @@ Pairs = tuple[tuple[str, Any], ...]
 
 def live_files(
     adds: pa.Table, masks: Mapping[str, Mask], columns: TableColumns, partition: Sequence[str], root: str
-) -> tuple[DataFile, ...]:
-    """Make the data files of a version, in the order of its adds.
+) -> tuple[ListedFiles, list[str]]:
+    """List the data files of a version, in the order of its adds.
 
     Args:
         adds: see `log.Log`; those that a filter leaves.
@@ -36,20 +43,33 @@ def live_files(
         partition: its partition columns, as far as they can be read.
         root: the table's folder.
 
+    Returns:
+        The files, and the paths of those that do not lie below the root.
+
     Raises:
         TableError: a file is there twice, and so would its rows be.
     """
-    making = _Making(columns, root)
-    values = partition_values(adds, partition)
     paths = adds["path"].to_pylist()
+    sizes, rows = _numbers(adds, "size_bytes"), _numbers(adds, "num_records")
+    masks = {path: mask for path, mask in masks.items() if mask.num_rows}
+    making = _Making(columns, root, paths, partition_values(adds, partition), masks, (sizes, rows))
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise TableError(
             f"a data file must be in a version once, and the log of {root} has {making.named(twice)[1]} twice, so that "
             "its rows would come twice; mend the table, or read another version"
         )
-    told = zip(paths, adds["size_bytes"].to_pylist(), adds["num_records"].to_pylist(), values, strict=True)
-    return tuple(making.file(*each, masks.get(each[0])) for each in told)
+    deleted = [place for place, path in enumerate(paths) if path in masks] if masks else []
+    files = ListedFiles(sizes, rows, np.array(deleted, dtype=np.int64), making)
+    apart = adds["path"].filter(pc.invert(pc.match_substring_regex(adds["path"], _PLAIN.pattern))).to_pylist()
+    located = (making.named(written)[0] for written in apart)
+    return files, [path for path in located if not path.startswith(f"{root.rstrip('/')}/")]
+
+
+def _numbers(adds: pa.Table, name: str) -> NDArray[np.int64]:
+    """Return a column of counts; −1 where there is none."""
+    found: NDArray[np.int64] = adds[name].cast(pa.int64()).fill_null(-1).to_numpy()
+    return found
 
 
 def partition_values(adds: pa.Table, partition: Sequence[str]) -> list[Pairs]:
@@ -87,18 +107,30 @@ def _values(adds: pa.Table, name: str) -> list[Any]:
 
 
 class _Making:
-    """Makes files; those of one partition share what is the same."""
+    """Makes files by their numbers; those of one partition share what is the same. It pickles."""
 
-    def __init__(self, columns: TableColumns, root: str) -> None:
+    def __init__(
+        self,
+        columns: TableColumns,
+        root: str,
+        paths: Sequence[str],
+        values: Sequence[Pairs],
+        masks: Mapping[str, Mask],
+        told: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> None:
         self._columns = columns
         self._ids = {column.name: column.field_id for column in columns.current}
         self._root = f"{root.rstrip('/')}/"
+        self._paths = paths
+        self._values = values
+        self._masks = masks
+        self._sizes, self._rows = told
         self._shared: dict[Pairs, FileColumns] = {}
         self._versions: dict[int, FileVersion] = {}
 
     def named(self, written: str) -> tuple[str, str]:
         """Return a file's path, and its name: relative to the table, or without its protocol; without secrets."""
-        if is_plain(written):  # most are, of which there may be very many
+        if _PLAIN.match(written):  # most are, of which there may be very many
             return self._root + written, written
         path = path_of(self._root, written)
         if path.startswith(self._root):
@@ -106,17 +138,19 @@ class _Making:
         name = shown_url(path)
         return path, name.partition("://")[2].lstrip("/") if "://" in name else name.lstrip("/")
 
-    def file(self, written: str, num_bytes: int, num_rows: int | None, pairs: Pairs, mask: Mask | None) -> DataFile:
+    def __call__(self, place: int) -> DataFile:
         """Make a file of what the log says of it."""
+        pairs, written = self._values[place], self._paths[place]
         columns = self._shared.get(pairs)
         if columns is None:
             constants = {self._ids[name]: value for name, value in pairs}
             columns = self._shared[pairs] = FileColumns(self._columns, constants)
         path, name = self.named(written)
+        num_bytes, num_rows = int(self._sizes[place]), int(self._rows[place])
         version = self._versions.get(num_bytes)
         if version is None:
             version = self._versions[num_bytes] = FileVersion(num_bytes, immutable=True)
-        file = DataFile(path, name, version, "parquet", pairs, columns, (), num_rows)
-        if mask is None or not mask.num_rows:
+        file = DataFile(path, name, version, "parquet", pairs, columns, (), None if num_rows < 0 else num_rows)
+        if (mask := self._masks.get(written)) is None:
             return file
         return replace(file, deletes=(DeleteFile(file, "mask", mask.num_rows, mask=mask.bits),))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.source.delta.delta_schema import DeltaColumns
 from torch_table_loader.source.delta.live_files import partition_array
-from torch_table_loader.source.iceberg.expression_tree import Call, Field, Node, UnknownFormError, parse
+from torch_table_loader.source.expression_tree import Call, Field, Node, UnknownFormError, parse
 
 _MILLISECOND = 1000
 """Microseconds; writers cut the statistics of times to milliseconds, downwards."""

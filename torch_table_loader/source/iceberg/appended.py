@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
     from torch_table_loader.source.iceberg.metadata import TableMetadata
     from torch_table_loader.source.iceberg.pruning import Pruner
-    from torch_table_loader.source.iceberg.table_storage import IcebergStorage
+    from torch_table_loader.source.table_storage import TableStorage
 
 _APPEND, _REPLACE = "append", "replace"
 
@@ -74,7 +74,7 @@ def changes_since(metadata: TableMetadata, start: int, end: int) -> list[str]:
 
 
 def appended_entries(
-    storage: IcebergStorage, metadata: TableMetadata, start: int, end: int | None, pruner: Pruner | None
+    storage: TableStorage, metadata: TableMetadata, start: int, end: int | None, pruner: Pruner | None
 ) -> tuple[list[Entry], tuple[str, ...]]:
     """Return the data files that were appended after one snapshot, up to and with another.
 
@@ -138,7 +138,7 @@ def _runs(start: int, commits: Sequence[Commit]) -> list[tuple[int, int]]:
 
 
 def _difference(
-    storage: IcebergStorage, metadata: TableMetadata, first: int, last: int, pruner: Pruner | None, pruned: set[str]
+    storage: TableStorage, metadata: TableMetadata, first: int, last: int, pruner: Pruner | None, pruned: set[str]
 ) -> list[Entry]:
     """Return the files that a snapshot has and an older one has not, where nothing but appending happened between.
 
@@ -171,12 +171,12 @@ def _key(entry: Entry) -> Hashable:
     return entry.content, entry.path, entry.deletes
 
 
-def _manifests(storage: IcebergStorage, metadata: TableMetadata, number: int) -> dict[str, Manifest]:
+def _manifests(storage: TableStorage, metadata: TableMetadata, number: int) -> dict[str, Manifest]:
     snapshot = metadata.snapshot(snapshot_id=number)
     storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
     return {manifest.path: manifest for manifest in list_manifests(storage, snapshot)}
 
 
-def _entries(storage: IcebergStorage, manifests: Sequence[Manifest], keep: Callable[[Entry, Raw], bool]) -> list[Entry]:
+def _entries(storage: TableStorage, manifests: Sequence[Manifest], keep: Callable[[Entry, Raw], bool]) -> list[Entry]:
     storage.require(manifest.path for manifest in manifests)
     return [entry for listed in read_manifests(storage, manifests, keep) for entry in listed]

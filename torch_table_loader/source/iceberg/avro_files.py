@@ -16,7 +16,7 @@ import fastavro
 from torch_table_loader.errors import MissingExtraError, MissingFileError, TableLoaderError
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.checked import torn
-from torch_table_loader.source.iceberg.table_storage import read_whole
+from torch_table_loader.source.table_storage import read_whole
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

@@ -30,11 +30,11 @@ from torch_table_loader.messages import did_you_mean, the_nearest, warn_caller
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.scrubbing import scrub, secrets_of, shown_url
 from torch_table_loader.source.iceberg.metadata import TableMetadata, read_metadata
-from torch_table_loader.source.iceberg.places import read_areas
 from torch_table_loader.source.iceberg.rest import LimitedRestCatalog, is_rest
-from torch_table_loader.source.iceberg.table_storage import IcebergStorage, read_overrides
 from torch_table_loader.source.iceberg.version_hint import hint_of, is_folder, newest_metadata
+from torch_table_loader.source.places import read_areas
 from torch_table_loader.source.retrying import Attempts, RetryPolicy
+from torch_table_loader.source.table_storage import TableStorage, read_overrides
 from torch_table_loader.source.traffic import TrafficCounter
 
 _SHORT = {
@@ -126,7 +126,7 @@ class OpenTable:
 
     name: str
     metadata: TableMetadata = field(repr=False)
-    storage: IcebergStorage
+    storage: TableStorage
 
 
 def open_table(at: TableAddress) -> OpenTable:
@@ -151,8 +151,8 @@ def open_table(at: TableAddress) -> OpenTable:
         location = os.fspath(at.metadata_location)
         settings = (properties, options, overrides, credentials, allowed, at.retry_seconds)
         if is_folder(location):
-            location = newest_metadata(IcebergStorage(hint_of(location), *settings), location)
-        storage = IcebergStorage(location, *settings)
+            location = newest_metadata(TableStorage(hint_of(location), *settings), location)
+        storage = TableStorage(location, *settings)
         metadata = read_metadata(storage, location)
         name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
         return OpenTable(name, metadata, storage)
@@ -163,7 +163,7 @@ def open_table(at: TableAddress) -> OpenTable:
     provider = credentials or _reloading(table, catalog_config, at.retry_seconds)
     location = found.metadata_location or metadata.location
     known = {**_storage_properties(found), **given}
-    storage = IcebergStorage(location, known, options, overrides, provider, allowed, at.retry_seconds)
+    storage = TableStorage(location, known, options, overrides, provider, allowed, at.retry_seconds)
     return OpenTable(".".join(found.name()), metadata, storage)
 
 

@@ -15,7 +15,7 @@ from torch_table_loader.messages import the_nearest
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.checked import mapping, shown, torn
 from torch_table_loader.source.iceberg.shape import NO_SNAPSHOT, check_metadata
-from torch_table_loader.source.iceberg.table_storage import MOST_BYTES, read_whole, too_large
+from torch_table_loader.source.table_storage import MOST_BYTES, read_whole, too_large
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
@@ -31,6 +29,7 @@ from torch_table_loader.source.iceberg.schema import (
 from torch_table_loader.source.iceberg.shape import NAME_MAPPING
 from torch_table_loader.source.iceberg.spans import KeySpans
 from torch_table_loader.source.plan_cache import PlanCache
+from torch_table_loader.source.snapshot_files import SnapshotFiles
 
 if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, NamedIds
@@ -38,51 +37,28 @@ if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.manifests import Entry
     from torch_table_loader.source.iceberg.metadata import Snapshot, TableMetadata
     from torch_table_loader.source.iceberg.pruning import Pruner
-    from torch_table_loader.source.iceberg.table_storage import IcebergStorage
+    from torch_table_loader.source.table_storage import TableStorage
 
 _Plan = tuple[list["Entry"], tuple[str, ...]]
 """The files of a snapshot that a filter leaves, and what there is to say of them."""
 
 
-@dataclass(frozen=True)
-class IcebergSource:
+@dataclass(frozen=True, kw_only=True)
+class IcebergSource(SnapshotFiles):
     """A table at one snapshot (implements `contracts.HistorySource`).
 
     Args:
-        storage: where its files are.
-        files: the data files, oldest first, then by path.
-        schema: as the snapshot is read.
-        fingerprint: hash of the table's id and the snapshot's.
-        snapshot_id: None for a table without a snapshot, which is empty.
-        description: table and snapshot, in words.
-        notes: what planning has to say.
-        partition_schema: the columns that manifests give, of files whose partition spec has them.
         row_filter: what rows must pass: the caller's filters, joined.
-        cache: keeps plans, footers and counts; or None.
-        pinned: whether the caller chose the snapshot.
-        request: what the table was found by, to open it at another snapshot; None where it was not looked for.
-        start_snapshot_id: where only appended rows are read, the snapshot after which they came; else None.
     """
 
-    storage: IcebergStorage
-    files: tuple[DataFile, ...]
-    schema: pa.Schema
-    fingerprint: str
-    snapshot_id: int | None
-    description: str
-    notes: tuple[str, ...] = ()
-    partition_schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
     row_filter: Any = field(default=None, repr=False, compare=False)
-    cache: PlanCache | None = field(default=None, repr=False, compare=False)
-    pinned: bool = True
-    request: TableRequest | None = field(default=None, repr=False, compare=False)
-    start_snapshot_id: int | None = None
 
     def at_snapshot(self, snapshot_id: int) -> IcebergSource:
         """Return the same table at another snapshot: see `contracts.TimeTravelSource`."""
         if self.request is None:
             raise ConfigError(f"{self.description} was not found by a name or path, and stays at its snapshot")
-        return replace(self.request.open({"snapshot_id": snapshot_id}), pinned=self.pinned)
+        found: IcebergSource = self.request.open({"snapshot_id": snapshot_id})
+        return replace(found, pinned=self.pinned)
 
     def changes_since(self, snapshot_id: int) -> Sequence[str]:
         """Return which commits after another snapshot did more than to append: see `contracts.HistorySource`."""
@@ -92,15 +68,11 @@ class IcebergSource:
         found.storage.close()
         return changes_since(found.metadata, snapshot_id, self.snapshot_id)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what opens the table again: catalogs need not pickle."""
-        return {**self.__dict__, "request": None}
-
     @classmethod
     def open(
         cls,
         metadata: TableMetadata,
-        storage: IcebergStorage,
+        storage: TableStorage,
         snapshot: Snapshot,
         *,
         name: str,
@@ -152,8 +124,17 @@ class IcebergSource:
         description = f"Iceberg table {name} ({metadata.uuid}), {at}"
         partition = arrow_schema(_identity_columns(metadata, current))
         return cls(
-            *(storage, files, schema, digest, snapshot.id, description, notes, partition, rows, cache),
+            storage=storage,
+            files=files,
+            schema=schema,
+            fingerprint=digest,
+            snapshot_id=snapshot.id,
+            description=description,
+            notes=notes,
+            partition_schema=partition,
+            cache=cache,
             start_snapshot_id=start,
+            row_filter=rows,
         )
 
 
@@ -226,7 +207,7 @@ class _CachedPlan:
         return plan
 
 
-def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None, spans: KeySpans) -> _Plan:
+def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, spans: KeySpans) -> _Plan:
     """Read the manifests that a filter leaves, deletes first, and keep the files that it leaves."""
     storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
     manifests = list_manifests(storage, snapshot)
@@ -250,7 +231,7 @@ def _entries(storage: IcebergStorage, snapshot: Snapshot, pruner: Pruner | None,
     return entries, (note,)
 
 
-def _files(entries: Sequence[Entry], naming: Naming, storage: IcebergStorage) -> tuple[DataFile, ...]:
+def _files(entries: Sequence[Entry], naming: Naming, storage: TableStorage) -> tuple[DataFile, ...]:
     """Make the data files of a plan, each with the deletes that apply to it."""
     index = DeleteIndex((entry for entry in entries if entry.content), naming)
     files = plan_files((entry for entry in entries if not entry.content), index, naming)

@@ -19,7 +19,7 @@ from pyiceberg.expressions.literals import LongLiteral
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.schema import Schema
 
-from torch_table_loader.source.iceberg.expression_tree import Call, Field, Literal, Node, UnknownFormError, parse
+from torch_table_loader.source.expression_tree import Call, Field, Literal, Node, UnknownFormError, parse
 
 ice: Any = expressions
 """Its predicates take names and values, which their annotations do not say."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch_table_loader.errors import ConfigError, MissingFileError, TableError
 from torch_table_loader.scrubbing import shown_url
-from torch_table_loader.source.iceberg.table_storage import read_whole
+from torch_table_loader.source.table_storage import read_whole
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage

@@ -15,7 +15,7 @@ from torch_table_loader.options import DEFAULT_RETRY_SECONDS
 from torch_table_loader.records import FileVersion, Traffic
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.address import HTTP_PROTOCOLS
-from torch_table_loader.source.iceberg.places import Area, Place, areas_of, locate, refusal
+from torch_table_loader.source.places import Area, Place, areas_of, locate, refusal
 from torch_table_loader.source.storage import FileStorage, open_storage
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ def s3_options(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class IcebergStorage:
+class TableStorage:
     """The stores of one table (implements `contracts.Storage`); paths are as its metadata writes them.
 
     Only the table's own place, which is that of its metadata file, and the areas that the caller named are opened:
@@ -272,7 +272,7 @@ class IcebergStorage:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it takes to connect again."""
-        return IcebergStorage, (
+        return TableStorage, (
             self.location,
             self.known(),
             dict(self.options),

@@ -148,7 +148,7 @@ def refusal(path: str, root: Place) -> TableError:
     allow = f"file://{inner.rpartition('/')[0] or '/'}" if place.is_local else shown_url(str(place))
     return TableError(
         f"the metadata of a table at {root} names {shown_url(path)!r}, which lies elsewhere and is not opened; if the "
-        f"table is meant to have files there, pass IcebergDataset(..., allow_locations=[{allow!r}])"
+        f"table is meant to have files there, pass allow_locations=[{allow!r}]"
     )
 
 

@@ -1,0 +1,99 @@
+"""Files as columns plan as files as values do."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.planning.listed_files import ListedFiles
+from torch_table_loader.read.footers import estimated_groups, estimated_layout
+from torch_table_loader.records import DataFile, FileVersion
+
+
+class Made:
+    """Makes files of sizes and rows, and counts how many."""
+
+    def __init__(self, told: list[tuple[int, int]]) -> None:
+        self.told = told
+        self.count = 0
+
+    def __call__(self, place: int) -> DataFile:
+        self.count += 1
+        num_bytes, num_rows = self.told[place]
+        version = FileVersion(num_bytes, immutable=True)
+        return DataFile(f"/t/{place}", str(place), version, "parquet", num_rows=None if num_rows < 0 else num_rows)
+
+
+def listed(told: list[tuple[int, int]]) -> ListedFiles:
+    columns = np.array(told, dtype=np.int64).reshape(-1, 2)
+    return ListedFiles(columns[:, 0], columns[:, 1], np.empty(0, dtype=np.int64), Made(told))
+
+
+sizes = st.one_of(st.integers(0, 100 << 20), st.sampled_from([0, 1, 32 << 20, (32 << 20) + 1, 64 << 20, 1 << 33]))
+rows = st.one_of(st.integers(0, 10**6), st.sampled_from([0, 1 << 40, 1 << 60]))
+
+
+@given(told=st.lists(st.tuples(sizes, rows), max_size=5).filter(lambda told: sum(rows for _, rows in told) < 1 << 62))
+def test_row_groups_of_columns_are_estimated_as_those_of_files(told: list[tuple[int, int]]) -> None:
+    files = listed(told)
+    layout, values = estimated_layout(files), estimated_layout(tuple(files))
+    for name in ("group_offsets", "group_rows", "group_bytes", "group_kept", "group_live", "whole"):
+        assert np.array_equal(getattr(layout, name), getattr(values, name)), name
+    assert layout.num_bytes == values.num_bytes
+    groups = np.split(layout.group_rows, layout.group_offsets[1:-1]) if told else []
+    assert [tuple(group.tolist()) for group in groups] == [estimated_groups(file)[0] for file in files]
+
+
+def test_no_file_is_made_to_be_laid_out() -> None:
+    files = listed([(10, 3), (70 << 20, 9), (0, 0)])
+    assert estimated_layout(files).num_rows == 12
+    made = files.make
+    assert isinstance(made, Made)
+    assert made.count == 0
+
+
+def test_listed_files_are_a_sequence_that_pickles() -> None:
+    files = listed([(10, 3), (20, 5), (30, 7)])
+    assert [file.name for file in files] == ["0", "1", "2"]
+    assert files[-1].num_rows == 7
+    assert files[1:] == (files[1], files[2])
+    assert list(pickle.loads(pickle.dumps(files))) == list(files)  # noqa: S301 - our own
+    with pytest.raises(IndexError):
+        files[3]
+    with pytest.raises(ConfigError, match="got 1 and 2"):
+        ListedFiles(files.num_bytes[:1], files.num_rows[:2], files.deleted, files.make)
+
+
+def test_files_of_unknown_rows_are_refused() -> None:
+    with pytest.raises(TableError, match="how many rows 1 has, and does not"):
+        estimated_layout(listed([(10, 3), (20, -1)]))
+
+
+def test_a_lazy_loader_of_a_delta_table_makes_none_of_its_files(tmp_path: Path, monkeypatch: Any) -> None:
+    from tests.delta import DeltaWriter, some
+    from torch_table_loader import DeltaDataset
+
+    table = DeltaWriter(tmp_path / "t")
+    for at in range(5):
+        table.append(some(at * 10, at * 10 + 10))
+    table.commit()
+    asked: list[int] = []
+    make = ListedFiles.__getitem__
+
+    def count(files: ListedFiles, index: Any) -> Any:
+        asked.append(index)
+        return make(files, index)
+
+    monkeypatch.setattr(ListedFiles, "__getitem__", count)
+    loader, dataset = DeltaDataset.create_dataloader(table.uri, columns=["x"], footers="lazy", batch_size=10)
+    assert (len(loader), asked) == (5, [])
+    assert sorted(x for batch in loader for x in batch["x"].tolist()) == list(range(50))
+    assert set(asked) == set(range(5))
+    assert dataset.version == 0

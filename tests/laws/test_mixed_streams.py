@@ -1,0 +1,134 @@
+"""A mixture of streams, chained through topologies and weights: one order, and no row twice before its round ends."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.effort import examples
+from tests.laws.worlds import table
+from torch_table_loader.planning.cutting import TargetSizeStrategy
+from torch_table_loader.planning.mixed_stages import MixedPosition, begun, read_history, rests_of, write_history
+from torch_table_loader.planning.mixture import StopRule
+from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.rounds import DealtStage, Rounds
+from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.splits import SegmentTable
+from torch_table_loader.planning.strategies import resolve_strategy
+
+SEED = 7
+
+Row = tuple[str, int, int]
+
+
+def rounds_of(name: str, groups: list[list[int]], target: int, width: int, *, shuffle: bool) -> Rounds:
+    strategy = resolve_strategy(TargetSizeStrategy(target_rows=target), {})
+    return Rounds(name, SegmentTable.of(strategy.cut(table(groups)), filtered=False), shuffle, SEED, width)
+
+
+filled = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=3), min_size=1, max_size=3)
+widths = st.sampled_from([1, 1, 2, 3, 50])  # rows of an item, such as the tokens of a sequence
+sources = st.fixed_dictionaries(
+    {
+        name: st.builds(rounds_of, st.just(name), filled, st.integers(3, 20), widths, shuffle=st.booleans())
+        for name in "abc"
+    }
+)
+weights = st.none() | st.fixed_dictionaries({name: st.sampled_from([0, 1, 2, 3, 9]) for name in "abc"}).filter(
+    lambda found: any(found.values())
+)
+topologies = st.builds(
+    Topology, st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), even_ranks=st.sampled_from([None, "pad"])
+)
+stages = st.lists(st.tuples(topologies, st.integers(0, 5), weights), min_size=1, max_size=3)
+
+
+def rows_of(rounds: Rounds, runs: Runs) -> list[Row]:
+    """Name rows by their place, which cutting does not change."""
+    bases = rounds.segments.bases()
+    return [(rounds.name, int(bases[split]), row) for split, start, stop in runs for row in range(start, stop)]
+
+
+def delivered(position: MixedPosition, rounds: dict[str, Rounds], steps: int) -> tuple[list[Row], int]:
+    """Give the rows of what all channels deliver in the first steps of a stage, and how many items these are.
+
+    An item has as many rows as any other, but for the last of a round.
+    """
+    deal, rests, found, items = position.deal, rests_of(rounds, position), [], 0
+    places = min(steps * deal.step_rows, deal.total)
+    taken = deal.dealt(places)
+    for name, own in rounds.items():
+        source = deal.names.index(name)
+        short = Counter[int]()
+        for channel in np.ndindex(*taken.shape[1:]):
+            parts = own.of_channel(rests[name], position.epoch, deal, channel, 0)
+            assert deal.takes(source, channel) or next(parts, None) is None
+            wanted = int(taken[(source, *channel)])
+            while wanted:
+                number, runs = next(parts)
+                rows = min(runs.num_rows, wanted * own.width)
+                found += rows_of(own, runs.slice(0, rows))
+                short[number] += rows % own.width > 0
+                wanted -= -(-rows // own.width)
+                items += -(-rows // own.width)
+        assert max(short.values(), default=0) <= 1
+    return found, items
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(rounds=sources, chain_of=stages, stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]))
+def test_no_row_comes_twice_before_its_round_ends_over_any_chain(
+    rounds: dict[str, Rounds], chain_of: list[Any], stop: StopRule
+) -> None:
+    past: tuple[DealtStage, ...] = ()
+    seen, had = Counter[Row](), 0
+    for topology, steps, shares in chain_of:
+        position = begun(2, rounds, shares, topology, stop, past)
+        assert position.consumed == had
+        found, items = delivered(position, rounds, steps)
+        had += items
+        assert items == min(steps * position.deal.step_rows, position.deal.total)
+        seen.update(found)
+        position = position.after(steps)
+        for name, own in rounds.items():
+            times = [count for row, count in seen.items() if row[0] == name]
+            times += [0] * (int(own.live.sum()) - len(times))
+            assert max(times) - min(times) <= 1
+            assert max(times) <= 1 or stop != "first_exhausted"
+        restored = read_history(json.loads(json.dumps(write_history(position))), SEED, 2)
+        assert restored == position
+        past = position.stages if position.stage.steps else position.past
+    left = begun(2, rounds, None, chain_of[-1][0], "first_exhausted", past)
+    assert left.total >= had
+    if stop == "first_exhausted":
+        rest, _ = delivered(left, rounds, -(-left.deal.total // left.deal.step_rows))
+        assert Counter(seen + Counter(rest)) == Counter(
+            chain.from_iterable(rows_of(own, own.order(2, 0)) for own in rounds.values())
+        )
+
+
+@settings(max_examples=examples(20), deadline=None)
+@given(rounds=sources, topology=topologies, before=st.integers(0, 3))
+def test_a_row_is_found_at_its_place(rounds: dict[str, Rounds], topology: Topology, before: int) -> None:
+    stop: StopRule = "all_exhausted"
+    past = begun(0, rounds, {"a": 1, "b": 2, "c": 3}, topology, stop).after(before).stages if before else ()
+    position = begun(0, rounds, {"a": 3, "b": 1, "c": 1}, topology, stop, past)
+    deal, rests = position.deal, rests_of(rounds, position)
+    if not deal.total:
+        return
+    places = np.arange(deal.total)
+    sources, channels, _ = deal.ordinals(places)
+    for name, own in rounds.items():
+        for channel in np.unique(channels[sources == deal.names.index(name)]).tolist():
+            at = places[(sources == deal.names.index(name)) & (channels == channel)]
+            runs = own.of_channel(rests[name], 0, deal, divmod(channel, topology.lanes), 0)
+            items = own.at(rests[name], 0, deal, at)
+            assert [(number, row) for number, item in items for row in rows_of(own, item)] == [
+                (number, row) for number, part in runs for row in rows_of(own, part)
+            ]

@@ -1,0 +1,59 @@
+"""What the package says of itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import pytest
+
+import torch_table_loader
+from torch_table_loader.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_version_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"torch-table-loader {torch_table_loader.__version__}\n"
+    assert version("torch-table-loader") == torch_table_loader.__version__
+    assert f"## {torch_table_loader.__version__}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_licence_is_there() -> None:
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert metadata("torch-table-loader")["License-Expression"] == said["license"] == "Apache-2.0"
+    assert [(ROOT / name).read_text("utf-8").split()[:2] for name in said["license-files"]] == [["Apache", "License"]]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_a_page_at_the_front_door_links_to_what_is_there(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
+    missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="which files are ours, git says")
+def test_the_source_distribution_holds_the_tests(tmp_path: Path) -> None:
+    copy = tmp_path / "checkout"
+    listed = ["git", "ls-files", "-z"]
+    tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, copy / name)
+    build = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
+    subprocess.run([sys.executable, "-c", build], cwd=copy, capture_output=True, check=True)
+    [archive] = (copy / "dist").glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        held = {name.partition("/")[2] for name in packed.getnames()}
+    wanted = {name for name in tracked.split("\0") if name.startswith(("tests/", "torch_table_loader/", "docs/"))}
+    assert wanted - held == set()
+    assert {"LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt"} <= held

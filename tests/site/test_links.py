@@ -1,0 +1,38 @@
+"""The built site hangs together: it builds without a warning, and its links lead somewhere.
+
+Only what ``make docs`` installs can build it, so elsewhere these tests are left out; ``make docs-check`` runs them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.site.browsing import PAGES, Links
+
+pytest.importorskip("material", reason="make docs installs what builds the site")
+pytest.importorskip("mkdocstrings", reason="make docs installs what builds the site")
+
+
+def test_every_link_of_the_built_site_leads_somewhere(site: Path) -> None:
+    pages = {page: Links(page.read_text("utf-8")) for page in sorted(site.glob("*.html")) if page.name != "404.html"}
+    assert {page.stem for page in pages} == set(PAGES)
+    broken = []
+    for page, found in pages.items():
+        for link in [*found.links, *found.loads]:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            aim = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            aim = aim / "index.html" if aim.is_dir() else aim
+            anchors = pages[aim].anchors if aim in pages else set()
+            if not aim.is_file() or (parts.fragment and unquote(parts.fragment) not in anchors):
+                broken.append(f"{page.name}: {link}")
+    assert broken == []
+
+
+def test_the_built_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    loads = {page.name: Links(page.read_text("utf-8")).loads for page in site.glob("*.html")}
+    assert [(page, each) for page, found in loads.items() for each in found if urlsplit(each).netloc] == []

@@ -1,0 +1,392 @@
+"""Mixtures of streams: what comes, in which shares, and how jobs of any size go on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.iceberg import COLUMNS, IcebergWriter
+from tests.laws.effort import examples
+from tests.torch.tables import meant_warnings
+from torch_table_loader import (
+    ConfigError,
+    DataFileInfo,
+    IcebergDataset,
+    MixedDataset,
+    ResumeError,
+    SourceRow,
+    Split,
+    StructuredDataset,
+    TableLoader,
+)
+from torch_table_loader.engine import sizes
+
+SIZES = {"a": 300, "b": 120, "c": 17}
+WEIGHTS = {"a": 5, "b": 3, "c": 1}
+
+Row = tuple[str, int]
+
+
+class FirstFile:
+    """Leaves all files but the first out."""
+
+    coverage = "any"
+
+    def __call__(self, files: Sequence[DataFileInfo]) -> list[Split]:
+        return [Split(files[0])]
+
+
+@pytest.fixture(autouse=True)
+def _small_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small tables would come with one gather, which wraps them hundreds of times."""
+    monkeypatch.setattr(sizes, "_GATHER_ROWS", 800)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("tables")
+    for name, size in SIZES.items():
+        (root / name).mkdir()
+        for part, ids in enumerate(np.array_split(np.arange(size), 3)):
+            columns = {"id": ids, "text": [f"{name} {row}" for row in ids]}
+            pq.write_table(pa.table(columns), root / name / f"{part}.parquet", row_group_size=20)
+    return {name: str(root / name) for name in SIZES}
+
+
+def make(
+    tables: Mapping[str, str], weights: Any = None, shuffle: bool = True, **options: Any
+) -> tuple[TableLoader, MixedDataset]:
+    weights = {name: WEIGHTS[name] for name in tables} if weights is None else weights
+    with meant_warnings():
+        sources = {
+            name: partial(StructuredDataset, path, shuffle=shuffle, split_rows=40) for name, path in tables.items()
+        }
+        return MixedDataset.create_dataloader(sources, weights, **({"check_plan": False, "batch_size": 16} | options))
+
+
+def rows(batch: Any, names: tuple[str, ...] = tuple(SIZES)) -> list[Row]:
+    """Give source and id of each row of a batch, padding left out."""
+    pads = batch["padding"].tolist() if "padding" in batch else [False] * len(batch["id"])
+    found = list(zip(batch["source"].tolist(), batch["id"].tolist(), batch["text"], pads, strict=True))
+    assert all(text == f"{names[source]} {row}" for source, row, text, _ in found)
+    return [(names[source], row) for source, row, _, padding in found if not padding]
+
+
+def job(tables: Mapping[str, str], state: Any, steps: int | None, **world: Any) -> tuple[list[list[Row]], Any]:
+    """Give what all ranks deliver in some steps, step by step, and the state after them."""
+    taken, states = [], []
+    for rank in range(world["num_ranks"]):
+        loader, dataset = make(tables, rank=rank, **world)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        taken.append([rows(batch, dataset.source_names) for batch in islice(loader, steps)])
+        if steps is None:
+            assert len(loader) == len(taken[-1]) or state is not None
+        states.append(loader.state_dict())
+    most = max(map(len, taken))
+    found = [[row for own in taken if step < len(own) for row in own[step]] for step in range(most)]
+    return found, next((state for state in states if state["history"][-1][-1] is not True), states[0])
+
+
+worlds = st.fixed_dictionaries(
+    {
+        "num_ranks": st.integers(1, 3),
+        "num_workers": st.integers(0, 3),
+        "batch_size": st.integers(1, 30),
+        "even_ranks": st.sampled_from([None, "pad"]),
+    }
+)
+
+
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    chain=st.lists(st.tuples(worlds, st.integers(0, 6)), max_size=3),
+    last=worlds,
+    weights=st.sampled_from(["rows", WEIGHTS]),
+    stop=st.sampled_from(["first_exhausted", "all_exhausted"]),
+    shuffle=st.booleans(),
+)
+def test_every_row_comes_as_often_as_any_other_over_any_chain_of_worlds(
+    tables: dict[str, str], chain: Any, last: Any, weights: Any, stop: str, shuffle: bool
+) -> None:
+    state, found = None, []
+    for world, steps in [*chain, (last, None)]:
+        new, state = job(tables, state, steps, weights=weights, stop=stop, shuffle=shuffle, **world)
+        found += [row for step in new for row in step]
+    seen = Counter(found)
+    for name, size in SIZES.items():
+        times = [seen[name, row] for row in range(size)]
+        assert max(times) - min(times) <= 1
+        if weights == "rows":
+            assert set(times) == {1}
+        assert max(times) <= 1 or stop == "all_exhausted"
+        assert min(times) >= 1 or stop == "first_exhausted"
+
+
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@given(world=worlds, weights=st.sampled_from(["rows", WEIGHTS, {"a": 1, "b": 1, "c": 0}]))
+def test_each_source_has_its_share_after_every_step_that_has_room_for_all(
+    tables: dict[str, str], world: Any, weights: Any
+) -> None:
+    found, _ = job(tables, None, None, weights=weights, **world)
+    shares = SIZES if weights == "rows" else weights
+    total, counts, taken = sum(shares.values()), Counter[str](), 0
+    unit = -(-total // (min(filter(None, shares.values())) * world["num_ranks"] * world["batch_size"]))
+    for step, delivered in enumerate(found, 1):
+        counts.update(name for name, _ in delivered)
+        taken += len(delivered)
+        if step % unit == 0 or step == len(found):
+            assert all(abs(counts[name] - Fraction(taken * share, total)) < 1 for name, share in shares.items())
+
+
+def test_ranks_take_equally_many_steps(tables: dict[str, str]) -> None:
+    options: list[dict[str, Any]] = [{"even_ranks": "pad"}, {"drop_last": True}]
+    for option in options:
+        world: dict[str, Any] = option | {"num_ranks": 3, "batch_size": 11}
+        lengths = {len(make(tables, "rows", rank=rank, **world)[0]) for rank in range(3)}
+        assert len(lengths) == 1
+
+
+def test_a_state_is_the_same_on_every_rank_and_resumes_after_every_step(tables: dict[str, str]) -> None:
+    world: dict[str, Any] = {"num_ranks": 2, "num_workers": 2, "batch_size": 12}
+    whole, _ = job(tables, None, None, **world)
+    for step in (*range(0, len(whole), 4), len(whole)):
+        first, state = job(tables, None, step, **world)
+        again, _ = job(tables, state, None, **world)
+        assert first + again == whole
+        states = []
+        for rank in range(2):
+            loader, _ = make(tables, rank=rank, **world)
+            list(islice(loader, step))
+            states.append(loader.state_dict())
+        assert states[0] == states[1] == state
+        fresh, _ = make(tables, rank=0, **world)
+        fresh.load_state_dict(state)
+        assert fresh.state_dict() == state
+        assert len(json.dumps(state)) < 4000
+
+
+def test_threads_and_processes_give_the_same(tables: dict[str, str]) -> None:
+    def batches(**options: Any) -> list[list[Row]]:
+        loader, _ = make(tables, **options)
+        with loader:
+            return [rows(batch) for batch in loader]
+
+    inline = batches(num_workers=2, worker_type="thread")
+    assert batches(num_workers=2, worker_type="process") == inline
+
+
+def test_weights_change_between_steps_and_no_row_comes_twice(tables: dict[str, str]) -> None:
+    loader, dataset = make(tables, num_workers=2)
+    batches = iter(loader)
+    seen = [rows(next(batches)) for _ in range(3)]
+    dataset.set_weights({"a": 1, "b": 0, "c": 0})
+    assert dataset.weights == {"a": 1, "b": 0, "c": 0}
+    seen += [rows(next(batches)) for _ in range(3)]
+    assert {name for batch in seen[3:] for name, _ in batch} == {"a"}
+    dataset.set_weights("rows")
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [rows(batch) for batch in batches]
+    again, _ = make(tables, num_workers=2)
+    again.load_state_dict(state)
+    assert [rows(batch) for batch in again] == rest
+    wanted = Counter((name, row) for name, size in SIZES.items() for row in range(size))
+    assert Counter(row for batch in seen + rest for row in batch) == wanted
+
+
+def test_sources_come_and_go_on_resume(tables: dict[str, str]) -> None:
+    two = {name: tables[name] for name in "ab"}
+    loader, _ = make(two, "rows")
+    seen = [rows(batch, ("a", "b")) for batch in islice(loader, 4)]
+    state = loader.state_dict()
+    more, _ = make(tables, "rows")
+    more.load_state_dict(state)
+    rest = [rows(batch) for batch in more]
+    wanted = Counter((name, row) for name, size in SIZES.items() for row in range(size))
+    assert Counter(row for batch in seen + rest for row in batch) == wanted
+    fewer, _ = make({"b": tables["b"]}, "rows")
+    fewer.load_state_dict(state)
+    left = [rows(batch, ("b",)) for batch in fewer]
+    found = Counter(row for batch in seen + left for row in batch if row[0] == "b")
+    assert found == Counter(("b", row) for row in range(SIZES["b"]))
+
+
+def test_an_epoch_has_another_order_unless_streams_are_not_shuffled(tables: dict[str, str]) -> None:
+    for shuffle in (True, False):
+        loader, _ = make({"a": tables["a"]}, {"a": 1}, shuffle=shuffle)
+        orders = []
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            orders.append([sorted(rows(batch, ("a",))) for batch in loader])
+        assert (orders[0] != orders[1]) == shuffle
+
+
+def test_a_source_that_repeats_for_ever_does_so_round_by_round(tables: dict[str, str]) -> None:
+    loader, _ = make(tables, stop="forever", num_workers=3)
+    with pytest.raises(TypeError, match="no end"):
+        len(loader)
+    seen = Counter(row for batch in islice(loader, 90) for row in rows(batch))
+    for name, size in SIZES.items():
+        times = [seen[name, row] for row in range(size)]
+        assert max(times) - min(times) <= 1
+    assert max(seen.values()) > 5
+
+
+def test_rows_that_pass_a_filter_come_once(tables: dict[str, str]) -> None:
+    loader, dataset = make(tables, "rows", filters=pc.field("id") >= 7)
+    found = Counter(row for batch in loader for row in rows(batch))
+    assert found == Counter((name, row) for name, size in SIZES.items() for row in range(7, size))
+    assert dataset.explain().live_rows == sum(size - 7 for size in SIZES.values())
+
+
+def test_rows_of_says_what_a_step_delivers(tables: dict[str, str]) -> None:
+    loader, _ = make(tables, num_ranks=2, rank=1, even_ranks="pad", num_workers=2)
+    told = [loader.rows_of(step) for step in range(len(loader))]
+    assert [[SourceRow(*row) for row in rows(batch)] for batch in loader] == told
+
+
+def test_explain_says_shares_and_when_the_epoch_ends(tables: dict[str, str]) -> None:
+    _, dataset = make(tables)
+    notes = dataset.explain().notes
+    assert notes[0].startswith("source 0 is 'a': 300 rows, a share of 0.5556")
+    assert notes[3].startswith("after every step each source has its share, but for less than one row")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 256}, "leave block out"),
+        ({"unit": "tokens"}, "counts tokens"),
+        ({"weights": "tokens"}, "counts tokens"),
+        ({"even_ranks": "balance"}, "even_ranks"),
+    ],
+)
+def test_what_streams_cannot_do_is_refused_by_name(tables: dict[str, str], options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(tables, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle_buffer_size": 10}, "shuffle_buffer_size"),
+        ({"filters": pc.field("id") > 3, "count_filtered": False}, "count_filtered"),
+        ({"shuffle": "rows"}, "pass the same shuffle= to all"),
+        ({"even_ranks": "drop"}, "pass it to the mixture"),
+        ({"batch_by": "file"}, "a batch has rows of several sources"),
+        ({"split_strategy": FirstFile()}, "pass one that covers each row once"),
+    ],
+)
+def test_a_source_that_cannot_be_mixed_is_refused_by_name(tables: dict[str, str], options: Any, message: str) -> None:
+    source = partial(StructuredDataset, tables["a"], **({"shuffle": True} | options))
+    other = partial(StructuredDataset, tables["b"], shuffle=True)
+    with pytest.raises(ConfigError, match=message):
+        MixedDataset({"a": source, "b": other}, {"a": 1, "b": 1}, check_plan=False)
+
+
+def test_a_state_of_another_mixture_is_refused(tables: dict[str, str]) -> None:
+    loader, dataset = make(tables)
+    state = loader.state_dict()
+    for other in (make(tables, shuffle_seed=1)[0], make(tables, stop="forever")[0], make(tables, shuffle=False)[0]):
+        with pytest.raises(ResumeError, match=r"shuffle|stop"):
+            other.load_state_dict(state)
+    moved = make({"a": tables["b"], "b": tables["b"], "c": tables["c"]})[0]
+    with pytest.raises(ResumeError, match="source 'a'"):
+        moved.load_state_dict(state)
+    with pytest.raises(ResumeError, match="unchanged"):
+        loader.load_state_dict({**state, "history": [[1, 1]]})
+    ended, _ = make(tables, "rows", num_ranks=3, rank=2, batch_size=5)
+    list(ended)
+    assert ended.state_dict()["history"][-1][-1] is True
+    with pytest.raises(ResumeError, match="a rank that had ended"):
+        make(tables, "rows", num_ranks=3, rank=1, batch_size=5)[0].load_state_dict(ended.state_dict())
+    with pytest.raises(ConfigError, match="single rows"):
+        dataset.exclude({"a": [1]})
+
+
+def test_streams_that_are_far_away_are_fetched_ahead_and_give_the_same(
+    tables: dict[str, str], far: Callable[[], Any]
+) -> None:
+    for options in ({"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "even_ranks": "pad", "num_ranks": 2}):
+        with make(tables, **({"rank": 0} | options))[0] as near:
+            wanted = [rows(batch) for batch in near]
+        with far():
+            loader, dataset = make(tables, **({"rank": 0} | options))
+            with loader:
+                assert [rows(batch) for batch in loader] == wanted
+                fetched = loader.metrics().fetch
+            assert fetched.requests >= 5
+            assert fetched.retries == 0
+            assert dataset.explain().memory_bound > 0
+
+
+def test_a_filter_that_leaves_no_row_is_refused_for_a_source_with_a_weight(tables: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="source 'c' has no row in this epoch"):
+        make(tables, filters=pc.field("id") > 50)
+    loader, _ = make(tables, {"a": 1, "b": 1, "c": 0}, filters=pc.field("id") > 50, stop="all_exhausted")
+    found = {name for batch in loader for name, _ in rows(batch)}
+    assert found == {"a", "b"}
+
+
+def test_a_source_has_no_steps_of_its_own_to_warn_of(tables: dict[str, str], recwarn: pytest.WarningsRecorder) -> None:
+    sources = {name: partial(StructuredDataset, path, shuffle=True) for name, path in tables.items()}
+    MixedDataset.create_dataloader(
+        sources, "rows", num_ranks=3, rank=0, batch_size=5, even_ranks="pad", check_plan=False
+    )
+    assert not recwarn.list
+
+
+def test_deleted_rows_of_an_iceberg_table_stay_out_and_a_state_finds_its_snapshot(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(1000, 1050), "s": [f"t{i}" for i in range(50)]}), tmp_path / "plain.parquet")
+    table = IcebergWriter(tmp_path / "lake", columns=COLUMNS)
+
+    def grow(start: int, stop: int) -> None:
+        table.append([{"x": x, "k": x % 10, "s": f"s{x}"} for x in range(start, stop)], "parquet")
+        table.delete_rows({table.data[-1].path: [0, 3]}, "parquet")
+        table.commit()
+
+    def opened() -> TableLoader:
+        sources: dict[str, Any] = {
+            "lake": partial(IcebergDataset, metadata_location=table.metadata, shuffle=True),
+            "files": partial(StructuredDataset, str(tmp_path / "plain.parquet"), shuffle=True),
+        }
+        return MixedDataset.create_dataloader(
+            sources, "rows", batch_size=10, columns=["x", "s"], num_workers=2, check_plan=False
+        )[0]
+
+    grow(0, 90)
+    live = {row["x"] for row in table.live()}
+    loader = opened()
+    batches = iter(loader)
+    seen = [x for batch in islice(batches, 4) for x in batch["x"].tolist()]
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [batch["x"].tolist() for batch in batches]
+    assert sorted(seen + sum(rest, [])) == sorted([*live, *range(1000, 1050)])
+    grow(90, 120)
+    later = opened()
+    later.load_state_dict(state)
+    assert [batch["x"].tolist() for batch in later] == rest
+
+
+def test_a_change_of_the_size_of_the_job_within_a_block_keeps_rounds(tables: dict[str, str]) -> None:
+    """One row in 300 of a batch of 4: a block is 75 steps, and the job changes in the middle of one."""
+    shares = {"a": 298, "b": 1, "c": 1}
+    first, state = job(tables, None, 40, weights=shares, num_ranks=1, batch_size=4)
+    rest, _ = job(tables, state, None, weights=shares, num_ranks=2, batch_size=3)
+    seen = Counter(row for step in first + rest for row in step)
+    assert max(seen.values()) == 1
+    assert sum(seen[row] for row in seen if row[0] == "a") > 290

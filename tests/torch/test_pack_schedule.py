@@ -1,0 +1,212 @@
+"""`seq_len_from`: one epoch in sequences of several lengths, in streams and in row mode, in any world."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.effort import examples
+from tests.torch.packing_reference import Place, check_batch, documents_of, places_of, write_documents
+from tests.torch.tables import meant_warnings
+from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, Pack, StructuredDataset, TableLoader
+
+GROUPS: list[list[int | None]] = [[5, 0, 17, 1], [None, 40, 3], [9, 9, 2, 2, 30], [1], [12, 33, 4, 6]]
+PACK = Pack(seq_len=3, seq_len_from={2: 7, 4: 2, 9: 11}, labels="shifted")
+MODES = st.sampled_from([False, True, "rows"])
+WORLDS = st.fixed_dictionaries(
+    {
+        "num_ranks": st.integers(1, 3),
+        "num_workers": st.integers(0, 3),
+        "batch_size": st.integers(1, 2),
+        "even_ranks": st.sampled_from(["balance", "pad"]),
+    }
+)
+SCHEDULES = st.builds(
+    Pack,
+    seq_len=st.integers(1, 9),
+    seq_len_from=st.dictionaries(st.integers(1, 12), st.integers(1, 12), min_size=1, max_size=3),
+)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("documents")
+    write_documents(root, GROUPS)
+    return root
+
+
+def make(root: Path, pack: Pack, **options: Any) -> TableLoader:
+    asked: dict[str, Any] = {"check_plan": False, "columns": ["id"], "pack": pack} | options
+    if asked["shuffle"] == "rows" and asked.get("even_ranks") == "balance":
+        asked["even_ranks"] = "pad"
+    with meant_warnings():
+        return StructuredDataset.create_dataloader(str(root), "parquet", **asked)[0]
+
+
+def check(batches: list[Any], pack: Pack, *, first: int, epoch: int = 0) -> list[Place]:
+    """Check every value of batches, and that each has sequences of the length of its step; give their tokens."""
+    found: list[Place] = []
+    for step, batch in enumerate(batches, first):
+        own = Pack(seq_len=expected(pack, epoch, step), labels=pack.labels)
+        found += check_batch(batch, documents_of(GROUPS, own), own)
+    return found
+
+
+def expected(pack: Pack, epoch: int, step: int) -> int:
+    """Give the length of a step, written out."""
+    length = pack.seq_len
+    for begin, other in dict(pack.seq_len_from).items():
+        if step >= begin or epoch:
+            length = other
+    return length
+
+
+def run(root: Path, pack: Pack, state: Any, first: int, steps: int | None, **options: Any) -> tuple[list[Place], Any]:
+    """Let all ranks go on from a state for some steps; give what they deliver, and their state."""
+    places, states, counts = [], [], []
+    for rank in range(options["num_ranks"]):
+        loader = make(root, pack, rank=rank, **options)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        length, batches = len(loader), list(islice(loader, steps))
+        if steps is None and state is None:
+            assert len(batches) == length
+        counts.append(len(batches))
+        places += check(batches, pack, first=first)
+        states.append(loader.state_dict())
+    assert len(set(counts)) == 1
+    assert all(each == states[0] for each in states)
+    return places, states[0]
+
+
+ALL = sorted(places_of(documents_of(GROUPS, PACK)))
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(pack=SCHEDULES, mode=MODES, world=WORLDS)
+def test_every_token_comes_once(table: Path, pack: Pack, mode: Any, world: dict[str, Any]) -> None:
+    places, _ = run(table, pack, None, 0, None, shuffle=mode, **world)
+    assert sorted(places) == ALL
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(pack=SCHEDULES, mode=MODES, worlds=st.lists(WORLDS, min_size=2, max_size=3), steps=st.integers(0, 7))
+def test_another_world_delivers_the_rest(
+    table: Path, pack: Pack, mode: Any, worlds: list[dict[str, Any]], steps: int
+) -> None:
+    state, places, first = None, [], 0
+    for number, world in enumerate(worlds):
+        last = number == len(worlds) - 1
+        length = len(make(table, pack, rank=0, shuffle=mode, **world)) if state is None else steps
+        got, state = run(table, pack, state, first, None if last else min(steps, length), shuffle=mode, **world)
+        places += got
+        first += min(steps, length)
+        if len(places) >= len(ALL):
+            break
+    assert sorted(places) == ALL
+
+
+@pytest.mark.parametrize("mode", [False, True, "rows"])
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_resumes_from_every_step(table: Path, mode: Any, worker_type: Any) -> None:
+    options = {"batch_size": 2, "num_workers": 2, "worker_type": worker_type, "shuffle": mode}
+    batches = list(make(table, PACK, **options))
+    whole = check(batches, PACK, first=0)
+    assert [batch["input_ids"].shape[1] for batch in batches[:10]] == [3, 3, 7, 7, 2, 2, 2, 2, 2, 11]
+    assert sorted(whole) == ALL
+    for taken in range(0, len(batches) + 1, 1 if worker_type == "thread" else 4):
+        with make(table, PACK, **options) as loader:
+            before = check(list(islice(loader, taken)), PACK, first=0)
+            other = make(table, PACK, **options)
+            other.load_state_dict(loader.state_dict())
+        assert before + check(list(other), PACK, first=taken) == whole
+
+
+@pytest.mark.parametrize("mode", [True, "rows"])
+def test_seek_and_rows_of_count_steps_over_lengths(table: Path, mode: Any) -> None:
+    options = {"batch_size": 2, "num_workers": 2, "shuffle": mode}
+    whole = list(make(table, PACK, **options))
+    loader = make(table, PACK, **options)
+    for step in (0, 2, 3, 9, len(whole)):
+        assert loader.seek(step=step) == step
+        assert check(list(loader), PACK, first=step) == check(whole[step:], PACK, first=step)
+    with pytest.raises(ConfigError, match="behind its end"):
+        loader.seek(step=len(whole) + 1)
+
+
+@pytest.mark.parametrize("mode", [True, "rows"])
+def test_later_epochs_have_the_last_length(table: Path, mode: Any) -> None:
+    loader = make(table, PACK, batch_size=2, num_workers=2, shuffle=mode, epochs=2)
+    length, batches = len(loader), list(loader)
+    assert len(batches) == length
+    first = make(table, PACK, batch_size=2, num_workers=2, shuffle=mode)
+    cut = len(first)
+    assert sorted(check(batches[:cut], PACK, first=0)) == ALL
+    assert sorted(check(batches[cut:], PACK, first=0, epoch=1)) == ALL
+    first.set_epoch(1)
+    assert len(first) == len(batches) - cut
+
+
+@pytest.mark.parametrize("mode", [True, "rows"])
+def test_a_schedule_goes_on_from_one_length_and_back(table: Path, mode: Any) -> None:
+    options = {"batch_size": 1, "num_workers": 1, "shuffle": mode, "num_ranks": 1, "even_ranks": "pad"}
+    plain = Pack(seq_len=11, labels="shifted")
+    one, state = run(table, plain, None, 0, 3, **options)
+    two, state = run(table, PACK, state, 3, 3, **options)
+    three, _ = run(table, plain, state, 0, None, **options)
+    assert sorted(one + two + three) == ALL
+
+
+@pytest.mark.parametrize("mode", [True, "rows"])
+def test_explain_and_metrics_speak_of_all_lengths(table: Path, mode: Any) -> None:
+    with meant_warnings():
+        loader, dataset = StructuredDataset.create_dataloader(
+            str(table),
+            pack=PACK,
+            batch_size=2,
+            num_workers=2,
+            shuffle=mode,
+            check_plan=False,
+            num_ranks=2,
+            rank=0,
+            even_ranks="pad",
+        )
+    told = dataset.explain()
+    assert list(told.steps_per_rank or ()) == [len(loader)] * 2
+    assert told.packing is None
+    assert any("3 tokens, 7 from step 2 of the first epoch on, 2 from step 4, 11 from step 9" in n for n in told.notes)
+    batches = list(loader)
+    metrics = loader.metrics()
+    assert metrics.batches == len(batches) == len(loader)
+    assert metrics.packing is not None
+    assert metrics.packing.sequences == sum(len(batch["input_ids"]) for batch in batches)
+    assert metrics.packing.fill is None
+    assert "sequences of several lengths" in str(metrics)
+
+
+def test_what_does_not_fit_is_refused(table: Path) -> None:
+    with pytest.raises(ConfigError, match='strategy="concat"'):
+        Pack(seq_len=4, strategy="pad", seq_len_from={3: 8})
+    with pytest.raises(ConfigError, match="at least 1"):
+        Pack(seq_len=4, seq_len_from={0: 8})
+    with pytest.raises(ConfigError, match="at least 1"):
+        Pack(seq_len=4, seq_len_from={3: 0})
+    wrong: Any = 8
+    with pytest.raises(ConfigTypeError, match="dict of lengths by step"):
+        Pack(seq_len=4, seq_len_from=wrong)
+    with pytest.raises(ConfigError, match="even_ranks"):
+        make(table, PACK, shuffle=True, num_ranks=2, rank=0)
+    with pytest.raises(ConfigError, match="multiples of micro_batches=2"):
+        make(table, Pack(seq_len=4, seq_len_from={3: 8}), shuffle="rows", micro_batches=2)
+    dataset = StructuredDataset(str(table), pack=PACK, shuffle=True)
+    with pytest.raises(ConfigError, match="create_dataloader"):
+        next(iter(dataset))
+    source = StructuredDataset(str(table), pack=PACK, shuffle="rows", check_plan=False)
+    with pytest.raises(ConfigError, match="sequences of one length"):
+        MixedDataset({"a": source}, {"a": 1}, check_plan=False)

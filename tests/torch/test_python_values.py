@@ -1,0 +1,119 @@
+"""``unsupported="list"``: columns without a form as tensors come as Python values, of the right rows, in every mode."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from deltalake import write_deltalake
+from pyiceberg.catalog import load_catalog
+
+from torch_table_loader import ConfigError, DeltaDataset, IcebergDataset, MixedDataset, StructuredDataset
+
+ROWS = 40
+
+TAGS: list[Any] = [None if row % 7 == 3 else [(f"k{row}", row), ("none", None)][: row % 3] for row in range(ROWS)]
+BOXES: list[Any] = [None if row % 5 == 2 else [[row], [], None][: row % 4] for row in range(ROWS)]
+DEBT = [None if row % 11 == 1 else Decimal(row) / 4 for row in range(ROWS)]
+VALUES = {"tags": TAGS, "boxes": BOXES, "debt": DEBT}
+
+
+def table() -> pa.Table:
+    columns = {
+        "x": pa.array(range(ROWS), pa.int64()),
+        "tags": pa.array(TAGS, pa.map_(pa.string(), pa.int64())),
+        "boxes": pa.array(BOXES, pa.list_(pa.list_(pa.int32()))),
+        "debt": pa.array(DEBT, pa.decimal128(9, 2)),
+    }
+    return pa.table(columns)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "t").mkdir()
+    pq.write_table(table().slice(0, 23), tmp_path / "t" / "0.parquet", row_group_size=5)
+    pq.write_table(table().slice(23), tmp_path / "t" / "1.parquet", row_group_size=9)
+    return str(tmp_path / "t")
+
+
+def check(batches: Any, times: int = 1) -> None:
+    """Hold every batch against the table, and that each row comes so often."""
+    seen: list[int] = []
+    for batch in batches:
+        assert isinstance(batch["x"], torch.Tensor)
+        own = batch["x"].tolist()
+        for name, values in VALUES.items():
+            assert batch[name] == [values[row] for row in own]
+        seen += own
+    assert sorted(seen) == sorted([*range(ROWS)] * times)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True, "num_workers": 2},
+        {"shuffle_buffer_size": 16, "split_rows": 7},
+        {"worker_type": "process", "num_workers": 1},
+        {"shuffle": "rows", "row_store": "memory"},
+        {"nulls": "mask", "device": "cpu"},
+    ],
+    ids=str,
+)
+def test_each_row_has_its_values(path: str, options: dict[str, Any]) -> None:
+    check(StructuredDataset.create_dataloader(path, batch_size=6, unsupported="list", **options)[0])
+
+
+def test_a_row_store_on_disk_keeps_them(path: str, tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    check(StructuredDataset.create_dataloader(path, shuffle="rows", row_store=store, unsupported="list")[0])
+    view = StructuredDataset(path, shuffle="rows", row_store=store, unsupported="list").as_map()
+    for row in (0, 3, 17, -1):
+        assert {name: view[row][name] for name in VALUES} == {name: values[row] for name, values in VALUES.items()}
+
+
+@pytest.mark.parametrize("shuffle", ["rows", True])
+def test_mixtures_hand_it_to_their_sources(path: str, shuffle: Any) -> None:
+    sources = {name: partial(StructuredDataset, path, shuffle=shuffle) for name in ("a", "b")}
+    loader, _ = MixedDataset.create_dataloader(sources, "rows", batch_size=8, unsupported="list")
+    check(loader, times=2)
+    sources["b"] = partial(StructuredDataset, path, shuffle=shuffle, unsupported="list", columns=["x", "tags"])
+    sources["a"] = partial(StructuredDataset, path, shuffle=shuffle, columns=["x", "tags"])
+    with pytest.raises(ConfigError, match=r"column 'tags' is of type map<.*unsupported=\"list\""):
+        MixedDataset(sources, "rows")
+
+
+def test_iceberg_tables_too(tmp_path: Path) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/lake"}
+    made = load_catalog("default", **catalog)
+    made.create_namespace("db")
+    made.create_table("db.t", table().schema).append(table())
+    check(IcebergDataset.create_dataloader("db.t", catalog, unsupported="list", batch_size=9)[0])
+
+
+def test_delta_tables_too(tmp_path: Path) -> None:
+    write_deltalake(str(tmp_path / "t"), table())
+    check(DeltaDataset.create_dataloader(str(tmp_path / "t"), unsupported="list", batch_size=9)[0])
+
+
+def test_functions_are_called_with_the_values(path: str) -> None:
+    functions: dict[str, Any] = {"tags": lambda tags: torch.tensor([len(each or ()) for each in tags])}
+    loader, _ = StructuredDataset.create_dataloader(path, unsupported="list", transforms=functions)
+    for batch in loader:
+        assert batch["tags"].tolist() == [len(TAGS[row] or ()) for row in batch["x"].tolist()]
+
+
+def test_what_has_no_meaning_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"column 'tags' is of type map<.*take it as Python values with unsupported="):
+        StructuredDataset(path)
+    with pytest.raises(ConfigError, match="unsupported must be one of None, 'list', got 'skip'"):
+        StructuredDataset(path, unsupported="skip")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="delivers every column as it is; leave unsupported out"):
+        StructuredDataset(path, unsupported="list", output_format="arrow")
+    with pytest.raises(ConfigError, match=r"nulls.*'tags'.*list of Python values"):
+        StructuredDataset(path, unsupported="list", nulls={"tags": []})

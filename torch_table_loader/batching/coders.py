@@ -1,0 +1,74 @@
+"""How strings become integers: as places in a vocabulary, or as buckets of a hash."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Coder(ABC):
+    """Turns strings into integers."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def codes(self, array: pa.Array) -> NDArray[np.int64]:
+        """Return one integer for each value of an array of wide strings or bytes, nulls included; the result is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyCoder(Coder):
+    """The place of each string in a vocabulary; unknown and null are −1.
+
+    Args:
+        values: the vocabulary, an Arrow array of the strings' wide type.
+    """
+
+    values: pa.Array
+
+    def codes(self, array: pa.Array) -> NDArray[np.int64]:
+        """Look the strings up; see `Coder`."""
+        if len(self.values) <= len(array):
+            found = pc.index_in(array, value_set=self.values, skip_nulls=True)
+            every: NDArray[np.int64] = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            return every
+        # Hashing the vocabulary would cost more than hashing the column: look up the column's own values in it.
+        wanted = array.unique()
+        known = pc.index_in(self.values, value_set=wanted, skip_nulls=True)
+        places = np.flatnonzero(known.is_valid().to_numpy(zero_copy_only=False))
+        codes_of = np.full(len(wanted) + 1, -1, np.int64)
+        codes_of[known.drop_null().to_numpy(zero_copy_only=False)] = places
+        indices = pc.index_in(array, value_set=wanted, skip_nulls=True).fill_null(len(wanted))
+        codes: NDArray[np.int64] = codes_of[indices.to_numpy(zero_copy_only=False)]
+        return codes
+
+
+@dataclass(frozen=True, slots=True)
+class HashCoder(Coder):
+    """The bucket of each string; see `column_options.Hash`. Each distinct string of an array is hashed once.
+
+    Args:
+        buckets: how many there are, at least 2; null is in bucket 0, and no string is.
+    """
+
+    buckets: int
+
+    def codes(self, array: pa.Array) -> NDArray[np.int64]:
+        """Hash the strings; see `Coder`."""
+        encoded = array.dictionary_encode()
+        values = encoded.dictionary.cast(pa.large_binary()).to_pylist()
+        hashes = np.fromiter(map(xxh3_64_intdigest, values), dtype=np.uint64, count=len(values))
+        codes_of = np.zeros(len(values) + 1, np.int64)
+        codes_of[:-1] = 1 + (hashes % np.uint64(self.buckets - 1)).astype(np.int64)
+        indices = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+        found: NDArray[np.int64] = codes_of[indices]
+        return found

@@ -1,0 +1,171 @@
+"""``torch-table-loader head``, ``schema`` and ``plan``: a table's first rows, its columns, and what an epoch reads."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch_table_loader.cli.arguments import OF_FILES, TABLE, add_arguments, examples, open_table
+from torch_table_loader.cli.text_tables import render
+from torch_table_loader.engine.jobs.resolve import columns_of
+from torch_table_loader.units import integer
+
+_WIDEST = 40
+"""Characters of a value that are printed; with ``--json`` all are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand.
+
+    Args:
+        name: as it is typed.
+        text: what it does.
+        examples: lines of its help.
+        add: adds its options.
+        run: a function of what was typed.
+    """
+
+    name: str
+    text: str
+    examples: tuple[str, ...]
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], None]
+
+    def add_parser(self, commands: Any) -> argparse.ArgumentParser:
+        """Add this command to the parser of all."""
+        parser: argparse.ArgumentParser = commands.add_parser(
+            self.name,
+            help=self.text,
+            description=f"{self.text[0].upper()}{self.text[1:]}.",
+            epilog=examples(*self.examples),
+        )
+        self.add(parser)
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.set_defaults(run=self.run)
+        return parser
+
+
+def _add_head(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser, (*OF_FILES, "columns"))
+    parser.add_argument("--rows", type=int, default=5, metavar="N", help="how many at most (default: 5)")
+
+
+def _head(typed: argparse.Namespace) -> None:
+    """Print the first rows that deletes and filters leave."""
+    rows = open_table(typed, **_LOOKING).head(integer("--rows", typed.rows, 0))
+    found = [{name: plain(value) for name, value in row.items()} for row in rows.to_pylist()]
+    if typed.json:
+        _print({"rows": found})
+        return
+    shown = [[_short(value) for value in row.values()] for row in found]
+    sys.stdout.write(render(f"the first {len(found):,} rows", rows.schema.names, shown) + "\n")
+
+
+def _add_schema(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser, (*(name for name in OF_FILES if name != "filters"), "columns"))
+
+
+def _schema(typed: argparse.Namespace) -> None:
+    """Print the columns, as Arrow has them."""
+    dataset = open_table(typed, **_LOOKING)
+    table = dataset.table
+    fields = [table.schema.field(name) for name in columns_of(table, dataset.options)]
+    columns = [{"name": each.name, "type": str(each.type), "nullable": each.nullable} for each in fields]
+    if typed.json:
+        _print({"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns})
+        return
+    rows = [(each["name"], each["type"], "yes" if each["nullable"] else "no") for each in columns]
+    sys.stdout.write(render(table.description or "schema", ("column", "Arrow type", "nulls allowed"), rows) + "\n")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser, {argument.keyword for argument in TABLE})
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="whose plan it is (default: 0)")
+    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="which is planned (default: 0)")
+
+
+def _plan(typed: argparse.Namespace) -> None:
+    """Print what a rank reads in an epoch, and why."""
+    own = {"rank": typed.rank} if getattr(typed, "num_ranks", 1) > 1 or typed.rank else {}
+    dataset = open_table(typed, **own)
+    dataset.set_epoch(typed.epoch)
+    found = dataset.explain()
+    if typed.json:
+        _print({name: value for name, value in asdict(found).items() if name != "order"})
+        return
+    description = dataset.table.description
+    sys.stdout.write(f"{description}\n{found}\n" if description else f"{found}\n")
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: bytes in base64, times, decimals and what is no number as text.
+
+    >>> plain({"a": [b"ab", float("nan"), 1]})
+    {'a': ['YWI=', 'nan', 1]}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
+
+
+def _short(value: Any) -> str | int | float | None:
+    if value is None:
+        return "null"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value if isinstance(value, int) else repr(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+
+
+def _print(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n")
+
+
+_LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_filtered": False}
+"""What opens any table, whatever its columns, without reading rows."""
+
+head = Command(
+    "head",
+    "print a table's first rows, those that deletes and filters leave",
+    (
+        "torch-table-loader head clicks --rows 10",
+        "torch-table-loader head --catalog prod --table db.clicks --columns label,price --json",
+        "torch-table-loader head lake/orders --filter \"day = 'mon'\"",
+    ),
+    _add_head,
+    _head,
+)
+schema = Command(
+    "schema",
+    "print a table's columns, as Arrow has them",
+    (
+        "torch-table-loader schema clicks --partitioning hive",
+        "torch-table-loader schema warehouse/db/clicks/metadata/00003-4a.metadata.json --json",
+    ),
+    _add_schema,
+    _schema,
+)
+plan = Command(
+    "plan",
+    "print what a rank will read in an epoch, and why",
+    (
+        "torch-table-loader plan clicks --columns label --ranks 8 --rank 3 --shuffle --epoch 2",
+        "torch-table-loader plan --catalog prod --table db.clicks --branch daily --json",
+    ),
+    _add_plan,
+    _plan,
+)

@@ -1,0 +1,68 @@
+"""``torch-table-loader sample``: write the table that the documentation's examples read."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_table_loader.cli.arguments import examples
+from torch_table_loader.errors import ConfigError
+
+DAYS = 7
+ROWS = 1200
+"""Rows of a day's file."""
+
+GROUP_ROWS = 400
+
+
+def write_sample(root: Path) -> int:
+    """Write a log of clicks: a Parquet file a day, of three row groups, below ``day=2026-01-01`` and so on.
+
+    Columns are `label` (int32, 0 or 1), `price` (float) and `ad` (int32). The values are the same every time.
+
+    Args:
+        root: a folder that is not there, or empty.
+
+    Returns:
+        The rows written.
+
+    Raises:
+        ConfigError: something is at `root`.
+    """
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ConfigError(f"OUT must be a folder that is not there or empty, and something is at {str(root)!r}")
+    random = np.random.default_rng(1)
+    for day in range(1, DAYS + 1):
+        folder = root / f"day=2026-01-0{day}"
+        folder.mkdir(parents=True)
+        columns = {
+            "label": random.integers(0, 2, ROWS, dtype=np.int32),
+            "price": random.random(ROWS, dtype=np.float32),
+            "ad": np.arange(ROWS, dtype=np.int32),
+        }
+        pq.write_table(pa.table(columns), folder / "part-0.parquet", row_group_size=GROUP_ROWS)
+    return DAYS * ROWS
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add this command to the parser of all."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "sample",
+        help="write the table of the documentation's examples",
+        description="Writes a small log of clicks as Parquet: the table that the documentation's examples read.",
+        epilog=examples("torch-table-loader sample clicks"),
+    )
+    parser.add_argument("out", metavar="OUT", help="a folder that is not there, or empty")
+    parser.set_defaults(run=_run)
+    return parser
+
+
+def _run(typed: argparse.Namespace) -> None:
+    rows = write_sample(Path(typed.out))
+    sys.stdout.write(f"wrote {rows:,} rows in {DAYS} files to {typed.out}\n")

@@ -1,0 +1,98 @@
+"""What is done to single columns: the forms of strings, and what `strings=`, `transforms=` and `decode=` take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.units import integer
+
+StringLayout = Literal["list", "codes"]
+
+ColumnFunctions = Mapping[str, Callable[[Any], Any]]
+"""Functions of the caller's, by the name of a column."""
+
+_MOST_BUCKETS = 2**62
+_REMEDY = 'pass strings=Hash(buckets=...), or strings={"column": Hash(buckets=...)} for some columns alone'
+
+
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """Strings as numbers below `buckets`, by a hash: the same on every machine, in every release and language.
+
+    Null is 0. Any other value is ``1 + h % (buckets - 1)``, where h is the XXH3 hash of 64 bits, seed 0, of its bytes
+    (of a string: in UTF-8).
+
+    Args:
+        buckets: how many numbers there are, at least 2.
+
+    Raises:
+        ConfigError: fewer.
+    """
+
+    buckets: int
+
+    def __post_init__(self) -> None:
+        """Check the number."""
+        object.__setattr__(self, "buckets", integer("Hash(buckets=)", self.buckets, 2, _MOST_BUCKETS))
+
+
+Strings = StringLayout | Hash
+StringsOption = Strings | Mapping[str, Strings]
+"""What `strings=` takes: a form for all strings, or some by column."""
+
+
+def check_strings(given: Any) -> None:
+    """Refuse what is no form of strings.
+
+    Args:
+        given: the caller's `strings`.
+
+    Raises:
+        ConfigError: says what there is.
+    """
+    forms = f"{', '.join(map(repr, get_args(StringLayout)))} or a Hash(buckets=...)"
+    if isinstance(given, Mapping):
+        for name, form in given.items():
+            if not isinstance(name, str):
+                raise ConfigTypeError(f"strings must name columns by str, got {type(name).__name__} {name!r}")
+            if not _is_form(form):
+                raise ConfigError(f"strings[{name!r}] must be one of {forms}, got {form!r}{_hint(form)}")
+    elif not _is_form(given):
+        raise ConfigError(f"strings must be one of {forms}, or {{column: one of these}}, got {given!r}{_hint(given)}")
+
+
+def has_codes(given: StringsOption) -> bool:
+    """Whether any column comes as codes, so that a vocabulary has a meaning."""
+    return given == "codes" or (isinstance(given, Mapping) and "codes" in given.values())
+
+
+def check_functions(option: str, given: Any) -> None:
+    """Refuse what is no dict of functions by column.
+
+    Args:
+        option: its name.
+        given: the caller's value.
+
+    Raises:
+        ConfigTypeError: it is something else.
+    """
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise ConfigTypeError(f"{option} must be {{column: function}}, got {type(given).__name__} {given!r}")
+    for name, function in given.items():
+        if not isinstance(name, str):
+            raise ConfigTypeError(f"{option} must name columns by str, got {type(name).__name__} {name!r}")
+        if not callable(function):
+            raise ConfigTypeError(f"{option}[{name!r}] must be callable, got {type(function).__name__} {function!r}")
+
+
+def _is_form(given: Any) -> bool:
+    return isinstance(given, Hash) or (isinstance(given, str) and given in get_args(StringLayout))
+
+
+def _hint(given: Any) -> str:
+    return f"; {_REMEDY}" if given == "hash" or given is Hash else ""

@@ -1,0 +1,442 @@
+"""One rank's share of a mixture of streams: splits of several tables, in shares that the caller chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.arrow.datatypes import width_of
+from torch_table_loader.batching.codec import make_codec
+from torch_table_loader.batching.policy import TypePolicy
+from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedStage
+from torch_table_loader.engine.jobs.mixed_rows import WeightState
+from torch_table_loader.engine.jobs.mixture_form import (
+    common_columns,
+    flat_columns,
+    places_of,
+    sequence_form,
+    stream_weights,
+)
+from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
+from torch_table_loader.engine.sizes import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
+from torch_table_loader.engine.state import Weights, check_state, current_version
+from torch_table_loader.engine.streams_state import StreamsState, write_streams_state
+from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
+from torch_table_loader.engine.work.source_form import PlainForm
+from torch_table_loader.errors import ConfigError, ResumeError
+from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.messages import warn_caller
+from torch_table_loader.planning.epoch import uneven_steps
+from torch_table_loader.planning.global_batches import ENDLESS, steps_of_ranks
+from torch_table_loader.planning.mixed_stages import MixedPosition, begun, rests_of
+from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule, natural_shares
+from torch_table_loader.planning.rounds import Rounds
+from torch_table_loader.planning.rows_of import SourceRow
+from torch_table_loader.planning.stages import refuse_ended
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.batching.rows import RowsCodec
+    from torch_table_loader.engine.jobs.stream_job import StreamJob
+    from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.engine.table import Table
+    from torch_table_loader.engine.work.source_form import SourceForm
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.planning.stages import Extent
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MixedStreamJob(Job):
+    """One rank's share of several tables that are read split by split.
+
+    Args:
+        sources: by name, in the caller's order, which the column `source` counts.
+        columns: what comes out, padding left out.
+        given: the weights that the loader was made with; see `WeightState`.
+        stop: when an epoch ends.
+        weights: the newest weights.
+        rounds: the order of each source, by name.
+    """
+
+    sources: Mapping[str, StreamJob]
+    columns: pa.Schema
+    given: Weights
+    stop: StopRule
+    weights: WeightState
+    rounds: Mapping[str, Rounds] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count the items of all sources."""
+        pack, seed = self.options.pack, self.options.shuffle_seed
+        width = pack.seq_len if pack is not None and pack.strategy == "concat" else 1
+        rounds = {
+            name: Rounds(name, job.planner.whole(), bool(job.options.shuffle), seed, width)
+            for name, job in self.sources.items()
+        }
+        object.__setattr__(self, "rounds", rounds)
+
+    @classmethod
+    def of(
+        cls,
+        sources: Mapping[str, StreamJob],
+        options: LoaderOptions,
+        ranks: RankInfo,
+        weights: Mapping[str, float] | NaturalShares,
+        stop: StopRule,
+        block: int | None,
+        unit: ShareUnit,
+    ) -> MixedStreamJob:
+        """Check that the sources fit each other and the options.
+
+        Args:
+            sources: by name, in the caller's order.
+            options: the caller's, with `batch_size` resolved, and the form of rows as the sources have it.
+            ranks: this rank, of how many.
+            weights: by name of the source, or a word for natural shares.
+            stop: when an epoch ends.
+            block: what the caller said.
+            unit: what weights are shares of.
+
+        Raises:
+            ConfigError: they do not; names what differs.
+        """
+        for name, source in sources.items():
+            _refuse_unfit(name, source)
+        given = stream_weights(weights, sources, unit, block, options.pack)
+        columns = common_columns({name: source.reader.schema for name, source in sources.items()}, options)
+        make_codec(with_padding(columns, marks=options.even_ranks == "pad"), TypePolicy.of(options))
+        job = cls(
+            options=options,
+            rank=ranks.rank,
+            topology=topology_of(options, ranks.num_ranks),
+            row_bytes=max(_item_bytes(source) for source in sources.values()),
+            fork_safe=all(source.fork_safe for source in sources.values()),
+            sources=dict(sources),
+            columns=columns,
+            given=given,
+            stop=stop,
+            weights=WeightState(given),
+        )
+        job.start(0)
+        return job
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """The tables, by name of their source."""
+        return {name: source.table for name, source in self.sources.items()}
+
+    @cached_property
+    def identity(self) -> Mapping[str, Any]:
+        """The tables and options that a state is bound to; weights are no part of it."""
+        sources = {}
+        for name, source in self.sources.items():
+            own = source.identity
+            options = {option: value for option, value in own["options"].items() if option != "shuffle_seed"}
+            sources[name] = {"table": own["table"], "options": options}
+        options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None}
+        if self.options.pack is not None:
+            options["seq_len"] = self.options.pack.seq_len
+        return {"sources": sources, "options": options}
+
+    @property
+    def compared(self) -> Mapping[str, Any]:
+        """All that decides the order, by name: what ranks compare."""
+        about = {"names": list(self.sources), "sources": self.identity["sources"], "weights": self.given}
+        return {**self.identity["options"], **about}
+
+    @property
+    def changes(self) -> int:
+        """How often weights were changed; `current` takes a change up."""
+        return self.weights.changes
+
+    @property
+    def block_row_bytes(self) -> int:
+        """Decoded bytes of a row; where widths vary, no fewer than those that are stored."""
+        own = max(source.block_row_bytes for source in self.sources.values())
+        return own if self.options.pack is None else self.row_bytes
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
+        newest = self.weights.newest
+        return natural_shares(self._rows) if isinstance(newest, str) else newest
+
+    @property
+    def _rows(self) -> dict[str, int]:
+        return {name: rounds.items for name, rounds in self.rounds.items()}
+
+    def with_sources(self, sources: Mapping[str, StreamJob]) -> MixedStreamJob:
+        """Return the same mixture over other versions of its sources."""
+        both = {**self.sources, **sources}
+        columns = common_columns({name: source.reader.schema for name, source in both.items()}, self.options)
+        return replace(self, sources=both, columns=columns)
+
+    def close_clients(self) -> None:
+        """Close this process's clients of the tables' stores."""
+        for source in self.sources.values():
+            source.close_clients()
+
+    def set_weights(self, weights: Mapping[str, float] | NaturalShares, position: MixedPosition | None) -> None:
+        """Ask for other weights from the next step on.
+
+        Args:
+            weights: by name, or a word for those of what is left of each source.
+            position: of the epoch that runs, which must be able to take them; None if none does.
+
+        Raises:
+            ConfigError: a weight is wrong, a source is missing or unknown, or one with a weight has no row.
+        """
+        newest = stream_weights(weights, self.sources, "rows", None, self.options.pack)
+        self._begun(0 if position is None else position.epoch, newest)
+        if position is not None:
+            self._reweighted(position, newest)
+        self.weights.change(newest)
+
+    def start(self, epoch: int) -> MixedPosition:
+        """Return the start of an epoch; see `Job.start`."""
+        return self._begun(epoch, self.weights.newest)
+
+    def current(self, position: MixedPosition) -> MixedPosition:
+        """Return the position with the newest weights, in a stage of its own; the position itself if it has them."""
+        return self._reweighted(position, self.weights.newest)
+
+    def next_stage(self, position: MixedPosition) -> MixedPosition:
+        """Return the position with a new stage for the steps that come; see `Job.next_stage`."""
+        return self._begun(position.epoch, self.weights.newest, position)
+
+    def _begun(self, epoch: int, weights: Weights, before: MixedPosition | None = None) -> MixedPosition:
+        """Return the start of a stage, behind another one if one is given."""
+        past = () if before is None else before.stages if before.stage.steps else before.past
+        by_name = None if isinstance(weights, str) else weights
+        return begun(epoch, self.rounds, by_name, self.topology, self.stop, past)
+
+    def _reweighted(self, position: MixedPosition, weights: Weights) -> MixedPosition:
+        if position.consumed == position.total or _has(position, weights, self.sources):
+            return position
+        return self._begun(position.epoch, weights, position)
+
+    def state(self, position: MixedPosition) -> dict[str, Any]:
+        """Write where the job is, with the weights that were asked for since."""
+        return write_streams_state(self.identity, self.current(position), self.given, self.weights.newest)
+
+    def extents(self, state: Mapping[str, Any]) -> Collection[Extent]:  # noqa: ARG002 tables of a mixture do not grow
+        """What a table was in earlier parts of a state's epoch; see `Job.extents`."""
+        return ()
+
+    def grown_from(self, files_of: Mapping[Extent, Ints]) -> MixedStreamJob:
+        """Return the same job; see `Job.grown_from`.
+
+        Raises:
+            ResumeError: a table had grown.
+        """
+        if files_of:
+            raise ResumeError("the state was saved before the table grew; leave on_growth out")
+        return self
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[MixedStreamJob, MixedPosition]:
+        """Return the job that goes on from a state, and where; see `Job.resume`.
+
+        Sources may have come and gone since, and the loader may have been made with other weights: they hold from
+        there on. Otherwise the state's weights go on.
+        """
+        saved = StreamsState.from_state(self.identity["options"], current_version(state))
+        for name in saved.sources.keys() & self.sources.keys():
+            source = self.sources[name]
+            bound = source.identity
+            try:
+                check_state(bound, source.table, saved.source_state(name, bound), source.options.filters)
+            except ResumeError as error:
+                raise ResumeError(f"source {name!r}: {error}") from error
+        position = saved.position
+        refuse_ended(position.consumed, position.total, ended=position.ended)
+        newest = saved.newest if saved.given == self.given else self.given
+        lanes = position.stage.topology.lanes if self.options.num_workers is None else self.topology.lanes
+        job = replace(self.with_lanes(lanes), weights=WeightState(newest))
+        if position.stage.topology == job.topology and _has(position, newest, job.sources):
+            return job, position
+        if position.consumed == position.total:
+            done = job._begun(position.epoch, newest, position)
+            return job, replace(done, deal=replace(done.deal, total=0))
+        return job, job._begun(position.epoch, newest, position)
+
+    def warn_of_uneven_steps(self) -> None:
+        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        batches = self.start(0).batches(self.rank)
+        if not batches.endless and (shown := uneven_steps(steps_of_ranks(batches))) is not None:
+            warn_caller(
+                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                'pass even_ranks="pad", or drop_last=True'
+            )
+
+    def schema(self, position: MixedPosition | None = None) -> pa.Schema:  # noqa: ARG002 the same at every position
+        """Return the Arrow schema of what comes out."""
+        return with_padding(self.columns, marks=self.topology.even_ranks == "pad")
+
+    def planned(self, position: MixedPosition) -> PlannedStage:
+        """Plan a stage of an epoch for this rank."""
+        plan = position.batches(self.rank)
+        return PlannedStage(plan, plan.longest)
+
+    def work(self, position: MixedPosition) -> MixedStreamWork:
+        """Return a value that threads and processes can work on."""
+        common = self._common_work(position, marks_padding=self.topology.even_ranks == "pad")
+        rests = rests_of(self.rounds, position)
+        return MixedStreamWork(
+            **common,
+            plan=position.batches(self.rank),
+            deal=position.deal,
+            parts=tuple(
+                StreamPart(self.rounds[name], rests[name], self.sources[name].reader, self._form(name, common["codec"]))
+                for name in position.deal.names
+            ),
+            joined_batches=self._joined_batches,
+            fetching=FetchSettings.of(self.options),
+        )
+
+    @property
+    def _joined_batches(self) -> int:
+        """Batches of a lane that are joined of rows of all sources at once; few, as each source is decoded for them."""
+        return max(1, batches_of_a_gather(self.row_bytes, self.options.batch_size) // 4)
+
+    def _form(self, name: str, codec: RowsCodec[Any]) -> SourceForm:
+        """Return what makes items of the mixture of what is read of a source."""
+        number, schema = list(self.sources).index(name), self.sources[name].reader.schema
+        if self.options.pack is not None:
+            return sequence_form(number, codec, self.columns, schema, TypePolicy.of(self.options))
+        return PlainForm(
+            number, codec, self.schema(), places_of(self.columns, schema), self.topology.even_ranks == "pad"
+        )
+
+    def rows_of(self, position: MixedPosition, step: int, most: int | None = None) -> list[SourceRow]:
+        """Return which rows a batch delivers; see `TableLoader.rows_of`."""
+        if self.options.pack is not None:
+            raise ConfigError(
+                "rows_of names single rows, and a stream does not know the documents of its sequences; pass "
+                'row_id=True to the sources and read batch["documents"]["row_id"]'
+            )
+        position = self.current(position)
+        plan = position.batches(self.rank)
+        taken = plan.step(step)
+        places = taken.places[: taken.real][:most] - plan.start
+        source, names = position.deal.sources(places), position.deal.names
+        rests, each = rests_of(self.rounds, position), {}
+        for number, name in enumerate(names):
+            found = self.rounds[name].at(rests[name], position.epoch, position.deal, places[source == number])
+            each[number] = iter([self._row_id(name, split, row) for _, runs in found for split, row, _ in runs])
+        return [SourceRow(names[number], next(each[number])) for number in source.tolist()]
+
+    def _row_id(self, name: str, split: int, live: int) -> int:
+        """Return the row id of a live row of a split."""
+        segments = self.rounds[name].segments
+        splits = segments.splits
+        file = int(splits.file[split])
+        for segment in segments.task(split, 0, -1).segments:
+            if segment.live != segment.row_stop - segment.row_start:
+                raise ConfigError(
+                    f"rows_of names rows by their row_id, which deletes or filters of source {name!r} decide; pass "
+                    "row_id=True to the sources and read the column row_id of the batch"
+                )
+            if live < segment.live:
+                return int(splits.layout.file_starts[file]) + segment.row_start + live
+            live -= segment.live
+        raise ConfigError(f"split {split} of source {name!r} has no such row")
+
+    def outline(self, epoch: int) -> Outline:
+        """Return what an epoch will be."""
+        position, lanes = self.start(epoch), range(self.topology.lanes)
+        plan = position.batches(self.rank)
+        endless = plan.endless
+        steps = plan.batches_before(plan.steps)
+        gathered = self._joined_batches * self.options.batch_size
+        read = sum(-(-source.read_rows * source.row_bytes // self.row_bytes) for source in self.sources.values())
+        far = any(source.is_far for source in self.sources.values())
+        return Outline(
+            strategy="a mixture of streams",
+            splits=sum(len(rounds.segments.splits) for rounds in self.rounds.values()),
+            live_rows=sum(self._rows.values()),
+            rows_per_rank=None
+            if endless
+            else [position.batches(rank).num_rows for rank in range(plan.topology.num_ranks)],
+            steps_per_rank=None if endless else steps_of_ranks(plan),
+            steps=None if endless else plan.steps,
+            lanes=[
+                LaneLoad(0, 0 if endless else plan.rows_of(lane), 0, 0 if endless else steps[lane]) for lane in lanes
+            ],
+            rows_in_flight=read * len(lanes) + 2 * rows_in_flight(self.options, gathered, self.blocks),
+            held_bytes=FetchSettings.of(self.options).ahead_bytes if far else 0,
+            notes=self._notes(position),
+        )
+
+    def _notes(self, position: MixedPosition) -> list[str]:
+        deal, shares = position.deal, sum(position.deal.weights)
+        taken = (
+            None if deal.total == ENDLESS else dict(zip(deal.names, deal.rows_before(deal.total).tolist(), strict=True))
+        )
+        notes = []
+        what = "row" if self.options.pack is None else "sequence"
+        for number, (name, rows) in enumerate(self._rows.items()):
+            note = f"source {number} is {name!r}: {rows:,} {what}s, a share of {deal.by_name[name] / shares:.4g}"
+            if taken is not None and rows:
+                times = taken[name] / rows
+                note += f", so that the epoch delivers {taken[name]:,}, which is {times:.3g} times all of them"
+            notes.append(note)
+        every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
+        ends = {
+            "first_exhausted": f"before any source repeats a {what}",
+            "all_exhausted": f"when each source has delivered all its {what}s",
+            "forever": "never",
+        }
+        return [
+            *notes,
+            f"{every} each source has its share, but for less than one {what}; the epoch ends {ends[self.stop]}",
+        ]
+
+
+def _has(position: MixedPosition, weights: Weights, sources: Collection[str]) -> bool:
+    """Return whether a position's stage has these weights and sources already."""
+    deal = position.deal
+    if deal.names != tuple(sorted(sources)):
+        return False
+    return deal.natural if isinstance(weights, str) else not deal.natural and deal.by_name == weights
+
+
+def _item_bytes(source: StreamJob) -> int:
+    """Return the decoded bytes of a row, or of a sequence."""
+    pack = source.options.pack
+    if pack is None:
+        return source.row_bytes
+    cut = flat_columns(source.reader.schema)
+    return pack.seq_len * (TENSOR_BYTES + sum(width_of(cut.field(name).type) for name in pack.cut_columns))
+
+
+def _refuse_unfit(name: str, source: StreamJob) -> None:
+    """Refuse what a source of a mixture of streams cannot be."""
+    options = source.options
+    remedies = {
+        "Pack(seq_len_from=...)": (
+            options.pack is not None and bool(options.pack.schedule),
+            "leave it out, since places of the mixture are sequences of one length",
+        ),
+        "shuffle_buffer_size=": (options.shuffle_buffer_size is not None, "leave it out; splits are shuffled"),
+        "batch_by=": (options.batch_by is not None, "leave it out; a batch has rows of several sources"),
+        "even_ranks=": (options.even_ranks is not None, "pass it to the mixture"),
+        "count_filtered=False": (not source.counted, "leave it True, since shares need the number of rows"),
+        "split_strategy= that deals by itself": (not source.strategy.cuts, "pass one that returns splits"),
+        "split_strategy= of coverage='any'": (
+            source.strategy.coverage == "any",
+            "pass one that covers each row once, and filter or weigh the source instead",
+        ),
+    }
+    for option, (given, remedy) in remedies.items():
+        if given:
+            raise ConfigError(
+                f"source {name!r} is a stream with {option}, which a mixture of streams has not; {remedy}"
+            )

@@ -1,0 +1,102 @@
+"""How a table is opened to be read as a stream of splits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch_table_loader.arrow.datatypes import width_of
+from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, delivered, planner_of, strategy_of
+from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.sizes import rows_of_a_read
+from torch_table_loader.engine.survey import survey
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.fetch.settings import FetchSettings
+from torch_table_loader.read.sequence_stages import stage_of
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Source
+    from torch_table_loader.engine.rank_info import RankInfo
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.read.row_stage import RowStage
+    from torch_table_loader.source.plan_cache import PlanCache
+
+
+def open_stream(
+    source: Source,
+    options: LoaderOptions,
+    ranks: RankInfo,
+    cache: PlanCache | None,
+    *,
+    split_deletes: bool = False,
+    lazy: bool = False,
+    stage: RowStage | None = None,
+) -> StreamJob:
+    """Survey the table, check the options against it, and cut it.
+
+    Args:
+        source: the table.
+        options: the caller's.
+        ranks: this rank, of how many.
+        cache: footers and counts that are kept; or None.
+        split_deletes: whether files that have deletes may be cut.
+        lazy: plan by the table's metadata, and read footers with the files.
+        stage: makes other rows of those that live; None delivers them as they are.
+
+    Raises:
+        ConfigError: an option does not fit the table or another option.
+        TableError: the table cannot be read as it was asked for.
+    """
+    table = survey(
+        source,
+        options.filters,
+        options.schema,
+        cache,
+        split_deletes=split_deletes,
+        lazy=lazy,
+        verify_checksums=options.verify_checksums,
+        skip=options.on_error == "skip",
+    )
+    columns = columns_of(table, options)
+    row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
+    largest = int(table.layout.group_rows.max(initial=0))
+    if stage is None and options.pack is not None:
+        stage = stage_of(options.pack, table.schema, options.columns or ())
+    read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
+    reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage)
+    schema = delivered(table, reader.schema, options)
+    codec_of(table, schema, columns, options)
+    strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
+    planner = planner_of(table, options, strategy, ranks.num_ranks, cache, fetching, stage)
+    stores = [table.storage, *([] if cache is None else [cache.storage])]
+    job = StreamJob(
+        options=options,
+        rank=ranks.rank,
+        topology=planner.topology,
+        row_bytes=row_bytes,
+        table=table,
+        reader=reader,
+        delivers=schema,
+        strategy=strategy,
+        planner=planner,
+        read_rows=read_rows,
+        splits_digest=planner.digest(),
+        fetching=fetching,
+        stage=stage,
+        fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
+    )
+    planner.plan(planner.start(0), ranks.rank)
+    _check_lengths(job)
+    return job
+
+
+def _check_lengths(job: StreamJob) -> None:
+    """Refuse a schedule of lengths where ranks could change the length at different steps."""
+    if job.options.pack is None or not job.options.pack.schedule:
+        return
+    if job.topology.num_ranks > 1 and job.options.even_ranks is None:
+        raise ConfigError(
+            "Pack: seq_len_from changes the length on all ranks at one step, and ranks of a stream may end before "
+            'it; pass even_ranks="balance" (or "drop", "pad")'
+        )
+    if not job.planner.counted:
+        raise ConfigError("Pack: seq_len_from needs the number of tokens; leave count_filtered=True")

@@ -1,0 +1,43 @@
+"""Lightning: going on inside an epoch on another number of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import Callback
+
+from torch_table_loader.loader import TableLoader
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class ResumeOnAnyRanks(Callback):
+    """Lets a checkpoint of the middle of an epoch go on with every row that is left, on any number of ranks.
+
+    Lightning counts batches of the epoch, and ends it at the length of the loader. On more ranks a batch of all ranks
+    is larger, so that the batches counted so far are too many, and rows are left over; on fewer ranks they are too few.
+    This callback counts them anew from the rows that are left. On as many ranks as before it changes nothing.
+
+    Put it into ``Trainer(callbacks=[ResumeOnAnyRanks()])`` of the run that goes on; in every run it does no harm.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 Lightning's
+        """Set Lightning's count of batches to what is left of the epoch, where the loader was resumed inside one."""
+        newest = [
+            (loader, progress)
+            for loader in _loaders_of(trainer)
+            if (progress := loader._position.newest) is not None and progress.resumed
+        ]
+        if not newest:
+            return
+        taken = min(len(loader) - progress.left for loader, progress in newest)
+        counted = trainer.fit_loop.epoch_loop.batch_progress.current
+        more = max(0, taken) - counted.ready
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(counted, name, getattr(counted, name) + more)
+
+
+def _loaders_of(trainer: Trainer) -> list[TableLoader]:
+    combined: Any = trainer.fit_loop._combined_loader
+    return [] if combined is None else [loader for loader in combined.flattened if isinstance(loader, TableLoader)]

@@ -1,0 +1,162 @@
+"""The Hugging Face Trainer: rows from a table, and going on inside an epoch on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from torch_table_loader.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from torch_table_loader.loader import TableLoader
+
+_TRAINER_STATE = "trainer_state.json"
+
+
+class TableLoaderState(TrainerCallback, ExportableState):
+    """Keeps the loader's state in ``trainer_state.json`` of each checkpoint."""
+
+    loader: TableLoader | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"args": {}, "attributes": {"saved": None if self.loader is None else self.loader.state_dict()}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Resumed:
+    """Where a run goes on inside an epoch.
+
+    Args:
+        epoch: which.
+        trained: batches of this rank that count as trained, whole steps of the optimizer.
+        left: batches of this rank that are left.
+    """
+
+    epoch: int
+    trained: int
+    left: int
+
+
+class TableTrainerMixin:
+    """Gives a Trainer class the rows of a table; write it before that class among the bases.
+
+    A checkpoint goes on at the next row, on any number of ranks, and nothing that was trained is read again. Another
+    number of ranks takes another number of steps: unless ``max_steps`` is given, the run then ends, and its
+    learning-rate schedule with it, after the steps that were made and those that are left.
+    """
+
+    def __init__(self, *args: Any, make_loader: Callable[[], TableLoader], **options: Any) -> None:
+        """Make a Trainer.
+
+        Args:
+            args: those of the Trainer.
+            make_loader: returns the loader; it is called once training begins, when the ranks know each other.
+            options: those of the Trainer.
+
+        Raises:
+            MissingExtraError: this version of transformers has no epochs that can be gone on with.
+        """
+        if not hasattr(Trainer, "_run_epoch"):
+            raise MissingExtraError(
+                f"TableTrainerMixin needs a transformers whose Trainer has _run_epoch, such as 5.23, and this is "
+                f"{transformers.__version__}; upgrade it, or return the loader from get_train_dataloader yourself"
+            )
+        super().__init__(*args, **options)
+        self._make_loader = make_loader
+        self._checkpoint: str | None = None
+        self._resumed: _Resumed | None = None
+        self.add_callback(TableLoaderState)  # type: ignore[attr-defined]
+
+    def get_train_dataloader(self) -> TableLoader:
+        """Return the loader, which places its batches as the accelerator would."""
+        loader: TableLoader = self.accelerator.prepare(self._make_loader())  # type: ignore[attr-defined]
+        for callback in self.callback_handler.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, TableLoaderState):
+                callback.loader = loader
+        return loader
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the rows of an epoch, over all ranks."""
+        explain = getattr(dataloader.dataset, "explain", None)
+        rows: int | None = None if explain is None else explain().live_rows
+        return super().num_examples(dataloader) if rows is None else rows  # type: ignore[misc]
+
+    def set_initial_training_values(self, args: Any, dataloader: TableLoader) -> tuple[Any, ...]:
+        """Return what the Trainer counts with; where a run goes on, with the steps that are left.
+
+        Args:
+            args: of the Trainer.
+            dataloader: the loader; it takes on the checkpoint's state.
+        """
+        values = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
+        epochs, updates_each, examples, samples, batch, in_epoch, max_steps = values
+        checkpoint = _saved(self._checkpoint)
+        kept = checkpoint.get("stateful_callbacks", {}).get(TableLoaderState.__name__)
+        self._resumed = None
+        if kept is None or kept["attributes"]["saved"] is None:
+            return tuple(values)
+        dataloader.load_state_dict(kept["attributes"]["saved"])
+        accumulated, left = args.gradient_accumulation_steps, dataloader._position.left
+        trained = max(0, in_epoch - left) // accumulated * accumulated
+        self._resumed = resumed = _Resumed(dataloader._position.epoch, trained, left)
+        made = checkpoint["global_step"]
+        if args.max_steps > 0:  # ends the run, and every epoch has a step at least
+            epochs = resumed.epoch + (max_steps - made + 1 if made < max_steps else 0)
+        else:
+            max_steps = made + -(-left // accumulated) + max(0, epochs - resumed.epoch - 1) * updates_each
+        return epochs, updates_each, examples, samples, batch, in_epoch, max_steps
+
+    def _inner_training_loop(self, *args: Any, resume_from_checkpoint: str | None = None, **options: Any) -> Any:
+        self._checkpoint = resume_from_checkpoint
+        return super()._inner_training_loop(  # type: ignore[misc]
+            *args, resume_from_checkpoint=resume_from_checkpoint, **options
+        )
+
+    def _init_training_state(self, *args: Any, **options: Any) -> tuple[int, int]:
+        epochs, steps = super()._init_training_state(*args, **options)  # type: ignore[misc]
+        return (epochs, steps) if self._resumed is None else (self._resumed.epoch, self._resumed.trained)
+
+    def _run_epoch(self, *, epoch: int, train_dataloader: TableLoader, **numbers: Any) -> None:
+        train_dataloader.set_epoch(epoch)  # keeps the place of a state of this epoch
+        resumed, batches = self._resumed, train_dataloader
+        if resumed is not None and resumed.epoch == epoch:
+            accumulated = self.args.gradient_accumulation_steps  # type: ignore[attr-defined]
+            numbers["steps_in_epoch"] = resumed.trained + resumed.left
+            numbers["num_update_steps_per_epoch"] = -(-numbers["steps_in_epoch"] // accumulated)
+            if resumed.trained:
+                batches = DataLoader(_Left(train_dataloader, resumed.trained), batch_size=None)  # type: ignore[assignment]
+        super()._run_epoch(epoch=epoch, train_dataloader=batches, **numbers)  # type: ignore[misc]
+
+
+class TableTrainer(TableTrainerMixin, Trainer):  # type: ignore[misc]
+    """A Trainer whose rows come from a table; see `TableTrainerMixin`."""
+
+
+class _Left(IterableDataset[Any]):
+    """What is left of an epoch, behind as many empty places as the Trainer steps over."""
+
+    def __init__(self, loader: TableLoader, trained: int) -> None:
+        super().__init__()
+        self._loader = loader
+        self._trained = trained
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from repeat(None, self._trained)
+        yield from self._loader
+
+
+def _saved(checkpoint: str | None) -> dict[str, Any]:
+    """Return what the Trainer wrote of its state; nothing where there is none."""
+    path = None if checkpoint is None else Path(checkpoint) / _TRAINER_STATE
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path is not None and path.is_file() else {}
+    return found

@@ -1,0 +1,374 @@
+"""A mixture of streams: which source comes at each place, and how many rows of each every lane of the job takes.
+
+A stream is read in long runs, so each lane of each rank (a channel) must know beforehand how many rows of each source
+it will take: it then reads that many that follow one another. Places are therefore cut into blocks of whole steps, in
+which source i has ``floor((n + K) * W) - floor(n * W)`` less the same of the source before it, W being the cumulative
+shares, n the places before and K those of a block. So each source has its share after every block, but for less than
+one row. A block is one step where each source has a row in it, else so many that each has.
+
+Inside a block all places have an order, the same in every block of a stage, and the first source has the first places
+of that order, and so on. The borders of sources in it move by at most one place from block to block, and how often each
+border moved in every L-th block is a sum of floors that Euclid's algorithm finds. So the rows that each channel takes
+up to any block are known without looking at the blocks before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from math import gcd
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.global_batches import ENDLESS
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.mixture import StopRule
+from torch_table_loader.planning.permutation import Permutation
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.ranks import Topology
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+_GOLDEN = 0.6180339887498949
+"""Steps of a block in multiples of this share of it are spread as evenly as steps can be."""
+
+_MOST_PLACES = 1 << 60
+"""Places of an order that has no end, up to which they are counted."""
+
+
+class Portion(NamedTuple):
+    """How the rows of a round of a source are dealt to the channels of a stage, each of which takes a run of them.
+
+    Args:
+        before: int64[R, L] rows of the source that the channel takes in the stage before.
+        first: int64[R, L] the first row of its run, among those that are left of the round when the stage begins.
+        rows: int64[R, L] of its run.
+        is_last: whether the stage ends in the round, or with it.
+    """
+
+    before: Ints
+    first: Ints
+    rows: Ints
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """The order of several sources in a stage, over places that count from the stage's start.
+
+    Args:
+        names: of the sources, sorted.
+        weights: of each, integers; 0 leaves a source out.
+        topology: of the job. Place p is in step ``p // (R * B)``, which lane ``step mod L`` of each rank makes, and of
+            rank ``p mod R`` (but for the last step under ``even_ranks="pad"``).
+        seed: key of the order inside blocks.
+        epoch: from 0, in that key too.
+        number: of the stage, likewise.
+        total: places; `ENDLESS` where there is no end.
+        natural: whether the weights are what was left of the sources, so that all of it comes once.
+
+    >>> from torch_table_loader.planning.ranks import Topology
+    >>> deal = Deal(("a", "b"), (3, 1), Topology(2, 1, 4), seed=0, epoch=0)
+    >>> deal.dealt(8)[:, :, 0].tolist()
+    [[3, 3], [1, 1]]
+    """
+
+    names: tuple[str, ...]
+    weights: tuple[int, ...]
+    topology: Topology
+    seed: int
+    epoch: int
+    number: int = 0
+    total: int = ENDLESS
+    natural: bool = False
+
+    @property
+    def by_name(self) -> dict[str, int]:
+        """The weights by name."""
+        return dict(zip(self.names, self.weights, strict=True))
+
+    @property
+    def step_rows(self) -> int:
+        """Places of a step over all ranks."""
+        return self.topology.num_ranks * self.topology.batch_size
+
+    @property
+    def block_steps(self) -> int:
+        """Steps after which each source has its share, but for less than one row."""
+        rarest = min(weight for weight in self.weights if weight)
+        return -(-sum(self.weights) // (rarest * self.step_rows))
+
+    @property
+    def block_rows(self) -> int:
+        """Places of those steps."""
+        return self.block_steps * self.step_rows
+
+    def shares(self, places: Ints | int) -> Ints:
+        """Count the rows of each source before some places that blocks begin or the stage ends at.
+
+        Args:
+            places: int64[n], or one.
+
+        Returns:
+            int64[n, sources].
+        """
+        counts: Ints = np.diff(self._edges(np.atleast_1d(np.asarray(places, dtype=np.int64))), axis=1)
+        return counts
+
+    def sources(self, places: Ints) -> NDArray[np.int16]:
+        """Return the source of each place, as its number among the names.
+
+        Args:
+            places: int64[n], each below `total`.
+        """
+        found = np.empty(len(places), dtype=np.int16)
+        for block, inside, slots in self._by_block(places):
+            found[inside] = _sources(self, block)[slots]
+        return found
+
+    def dealt(self, place: int) -> Ints:
+        """Count the rows of each source that each channel has before a place: int64[sources, R, L]."""
+        blocks, rest = divmod(place, self.block_rows)
+        counts = self._dealt_blocks(blocks)
+        if rest:
+            source, channels = _sources(self, blocks)[:rest], self._channels(blocks)[:rest]
+            size = self.topology.num_ranks * self.topology.lanes
+            found = np.bincount(source.astype(np.int64) * size + channels, minlength=counts.size)
+            counts += found.reshape(counts.shape)
+        return counts
+
+    def rows_before(self, place: int) -> Ints:
+        """Count the rows of each source before a place: int64[sources]."""
+        blocks, rest = divmod(place, self.block_rows)
+        counts: Ints = self.shares(blocks * self.block_rows)[0].copy()
+        if rest:
+            counts += np.bincount(_sources(self, blocks)[:rest], minlength=len(counts))
+        return counts
+
+    def place_of(self, source: int, turn: int) -> int:
+        """Return the place of a source's row, counted from 0 at the stage's start; `total` if it has fewer."""
+        if not self.weights[source]:
+            return self.total
+        near = turn * sum(self.weights) // (self.weights[source] * self.block_rows)
+        blocks = np.arange(max(0, near - 1), near + 2, dtype=np.int64)  # counts are less than one off the shares
+        counts = self.shares(blocks * self.block_rows)[:, source]
+        found = int(np.searchsorted(counts, turn, side="right")) - 1
+        low, left = int(blocks[found]), turn - int(counts[found])
+        if low * self.block_rows >= self.total:
+            return self.total
+        slots = np.flatnonzero(_sources(self, low) == source)
+        return low * self.block_rows + int(slots[left]) if left < len(slots) else self.total
+
+    def portion(self, source: int, left: int, rows: int, number: int) -> Portion:
+        """Deal a round of a source: a part of the stage in which each of its rows comes once.
+
+        Args:
+            source: its number among the names.
+            left: rows that are left of the round that is open when the stage begins; at least one.
+            rows: of a whole round.
+            number: of the round, from 0 for the open one.
+        """
+        return _portion(self, source, left, rows, number)
+
+    def takes(self, source: int, channel: tuple[int, int]) -> bool:
+        """Return whether a channel takes any row of a source; where there is no end, the pattern of blocks repeats."""
+        blocks = min(self.topology.lanes * sum(self.weights), _MOST_PLACES // self.block_rows)
+        end = blocks * self.block_rows if self.total == ENDLESS else self.total
+        return bool(self.dealt(end)[source][channel])
+
+    def ordinals(self, places: Ints) -> tuple[NDArray[np.int16], Ints, Ints]:
+        """Return of each place its source, its channel (``rank * L + lane``), and the channel's rows of it before.
+
+        Args:
+            places: int64[n], each below `total`.
+        """
+        channel, ordinal = np.empty_like(places), np.empty_like(places)
+        for block, inside, slots in self._by_block(places):
+            source, channels = _sources(self, block), self._channels(block)
+            key = source.astype(np.int64) * (self.topology.num_ranks * self.topology.lanes) + channels[: len(source)]
+            order = np.argsort(key, kind="stable")
+            ordered = key[order]
+            ordinals = np.empty_like(key)
+            ordinals[order] = np.arange(len(key)) - np.searchsorted(ordered, ordered, side="left")
+            ordinals += self._dealt_blocks(block).reshape(-1)[key]
+            channel[inside], ordinal[inside] = channels[slots], ordinals[slots]
+        return self.sources(places), channel, ordinal
+
+    def ending(self, left: Mapping[str, int], rule: StopRule) -> Deal:
+        """Return the same deal with the place at which the epoch ends.
+
+        Args:
+            left: of each source, by name, the rows that it has not delivered in the epoch.
+            rule: "first_exhausted": with the last place before which no source that has a weight repeats a row, and
+                each has its share; "all_exhausted": with the first before which each has delivered all its rows, and
+                has its share; "forever".
+
+        Raises:
+            ConfigError: the rule is unknown.
+        """
+        if rule not in get_args(StopRule):
+            raise ConfigError(f"stop must be one of {', '.join(map(repr, get_args(StopRule)))}, got {rule!r}")
+        if rule == "forever":
+            return replace(self, total=ENDLESS)
+        first = rule == "first_exhausted"
+        wanted = np.array(self.weights) > 0
+        limit = np.array([left[name] for name in self.names])[wanted]
+
+        def over(blocks: int) -> bool:
+            had = self.shares(blocks * self.block_rows)[0, wanted]
+            return bool((had > limit).any() if first else (had >= limit).all())
+
+        low, high = -1, 1
+        while not over(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if over(middle) else (middle, high)
+        begin = max(0, high - 1) * self.block_rows
+        places = np.arange(begin, high * self.block_rows + 1 if high else 1, dtype=np.int64)
+        had = self.shares(places)
+        fits = (had >= had[0]).all(axis=1)  # between borders of blocks, a floor may take a row back
+        fits &= (had[:, wanted] <= limit).all(axis=1) if first else (had[:, wanted] >= limit).all(axis=1)
+        return replace(self, total=int(places[np.flatnonzero(fits)[-1 if first else 0]]))
+
+    def _by_block(self, places: Ints) -> Iterator[tuple[int, slice, Ints]]:
+        """Yield runs of places of one block: the block, where the run is, and its slots."""
+        blocks, slots = np.divmod(places, self.block_rows)
+        borders = [*np.flatnonzero(np.diff(blocks, prepend=-1)).tolist(), len(places)]
+        for first, stop in pairwise(borders):
+            yield int(blocks[first]), slice(first, stop), slots[first:stop]
+
+    def _edges(self, places: Ints) -> Ints:
+        """Return the cumulative shares of places, int64[n, sources + 1]."""
+        edges = [0, *accumulate(self.weights)]
+        fits = max(1, int(places.max(initial=0))) * edges[-1] < 1 << 63
+        kind: Any = np.int64 if fits else object
+        ends: Any = places.astype(kind)[:, None] * np.array(edges, dtype=kind) // edges[-1]
+        found: Ints = ends.astype(np.int64)
+        return found
+
+    def _channels(self, block: int) -> Ints:
+        """Return the channel of each slot of a block."""
+        topology = self.topology
+        step, slot = np.divmod(np.arange(self.block_rows, dtype=np.int64), self.step_rows)
+        lane = (block * self.block_steps + step) % topology.lanes
+        channels: Ints = slot % topology.num_ranks * topology.lanes + lane
+        return channels
+
+    def _dealt_blocks(self, blocks: int) -> Ints:
+        """Count the rows of each source that each channel has in the first blocks: int64[sources, R, L]."""
+        ranks, lanes = self.topology.num_ranks, self.topology.lanes
+        counts = np.zeros((len(self.weights), ranks, lanes), dtype=np.int64)
+        size, total = self.block_rows, sum(self.weights)
+        below, hits = _classes(self)
+        for first in range(min(lanes, blocks)):  # the blocks first, first + lanes, ...: in them, lanes are the same
+            number = -(-(blocks - first) // lanes)
+            moved = np.zeros(len(self.weights) + 1, dtype=np.int64)
+            for edge, weight in enumerate(accumulate(self.weights[:-1]), 1):
+                ends = floor_sum(number, total, lanes * size * weight, (first + 1) * size * weight)
+                begins = floor_sum(number, total, lanes * size * weight, first * size * weight)
+                moved[edge] = ends - begins - number * (size * weight // total)
+            up_to = number * below + moved[:, None, None] * hits
+            lane = (first * self.block_steps + np.arange(lanes)) % lanes
+            counts[:, :, lane] += np.diff(up_to, axis=0)
+        return counts
+
+
+def deal_of(
+    weights: Mapping[str, int], topology: Topology, key: tuple[int, int, int], *, natural: bool = False
+) -> Deal:
+    """Deal sources by weights, without an end.
+
+    Args:
+        weights: integers by name.
+        topology: of the job.
+        key: seed, epoch and number of the stage.
+        natural: see `Deal`.
+    """
+    names = tuple(sorted(weights))
+    return Deal(names, tuple(weights[name] for name in names), topology, *key, natural=natural)
+
+
+def floor_sum(number: int, modulus: int, factor: int, offset: int) -> int:
+    """Return the sum of ``(factor * i + offset) // modulus`` over i below a number; none is negative.
+
+    >>> floor_sum(4, 10, 6, 3) == sum((6 * i + 3) // 10 for i in range(4))
+    True
+    """
+    found = 0
+    while number:
+        found += (number - 1) * number // 2 * (factor // modulus) + number * (offset // modulus)
+        factor, offset = factor % modulus, offset % modulus
+        number, offset = divmod(factor * number + offset, modulus)
+        modulus, factor = factor, modulus
+    return found
+
+
+@lru_cache(maxsize=8)
+def _order(topology: Topology, steps: int, seed: int, epoch: int, number: int) -> Ints:
+    """Return where each slot of a block is in the order that sources divide: int64[block].
+
+    Of places that follow one another in it, every rank and every step has as many as any other, but for one.
+    """
+    ranks, size = topology.num_ranks, topology.batch_size
+    stride = next(each for each in range(max(1, round(steps * _GOLDEN)), 2 * steps + 1) if gcd(each, steps) == 1)
+    permutation = Permutation(size, derive_key(seed, epoch, f"places of a batch in stage {number}"))
+    row = permutation.slice(0, size)
+    step = np.arange(steps, dtype=np.int64) * stride % steps
+    found = np.empty((steps, size, ranks), dtype=np.int64)
+    found[:] = step[:, None, None] + steps * np.arange(ranks) + steps * ranks * row[:, None]
+    return found.reshape(-1)
+
+
+def _order_of(deal: Deal) -> Ints:
+    return _order(deal.topology, deal.block_steps, deal.seed, deal.epoch, deal.number)
+
+
+@lru_cache(maxsize=16)
+def _sources(deal: Deal, block: int) -> NDArray[np.int16]:
+    """Return the source of each slot of a block; the last block of a stage may have fewer."""
+    begin = block * deal.block_rows
+    size = min(deal.block_rows, deal.total - begin)
+    order = _order_of(deal)
+    if size < deal.block_rows:
+        slots = np.argsort(order[:size])
+        order = np.empty(size, dtype=np.int64)
+        order[slots] = np.arange(size)
+    counts = np.diff(deal.shares(np.array([begin, begin + size])), axis=0)[0]
+    found: NDArray[np.int16] = np.repeat(np.arange(len(counts), dtype=np.int16), counts)[order]
+    return found
+
+
+@lru_cache(maxsize=8)
+def _classes(deal: Deal) -> tuple[Ints, Ints]:
+    """Return what a block in which no border has moved gives each rank in every L-th of its steps.
+
+    Returns:
+        int64[sources + 1, R, L]: slots before each border; and 1 for the one slot that the border moves over.
+    """
+    ranks, lanes, size = deal.topology.num_ranks, deal.topology.lanes, deal.block_rows
+    step, slot = np.divmod(np.arange(size, dtype=np.int64), deal.step_rows)
+    ordered = np.empty(size, dtype=np.int64)
+    ordered[_order_of(deal)] = slot % ranks * lanes + step % lanes
+    borders = [size * weight // sum(deal.weights) for weight in accumulate(deal.weights, initial=0)]
+    below = [np.bincount(ordered[:border], minlength=ranks * lanes) for border in borders]
+    hits = [np.bincount(ordered[border : border + 1], minlength=ranks * lanes) for border in borders]
+    shape = (len(borders), ranks, lanes)
+    return np.array(below, dtype=np.int64).reshape(shape), np.array(hits, dtype=np.int64).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _portion(deal: Deal, source: int, left: int, rows: int, number: int) -> Portion:
+    begin = deal.place_of(source, left + (number - 1) * rows) if number else 0
+    end = deal.place_of(source, left + number * rows)
+    before = deal.dealt(begin)[source]
+    count = deal.dealt(end)[source] - before
+    ends = np.cumsum(count.reshape(-1)).reshape(count.shape)
+    return Portion(before, ends - count, count, end == deal.total)

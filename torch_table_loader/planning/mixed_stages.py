@@ -1,0 +1,165 @@
+"""Where a job of a mixture of streams is, as a value."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.dealing import Deal, deal_of
+from torch_table_loader.planning.global_batches import ENDLESS, GlobalBatches
+from torch_table_loader.planning.mixture import StopRule, natural_shares
+from torch_table_loader.planning.ranks import Topology
+from torch_table_loader.planning.rounds import DealtStage, Rest, Rounds
+from torch_table_loader.planning.stages import Position, Stage
+
+_SHAPE = operator.attrgetter(*(entry.name for entry in fields(Topology)))
+_WIDTH = len(fields(Topology))
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPosition(Position):
+    """What a job has done of an epoch of a mixture of streams.
+
+    Args:
+        epoch: from 0.
+        stage: the newest stage, with the topology of its deal.
+        deal: of the newest stage.
+        past: the stages before it, oldest first.
+        ended: see `Position`.
+    """
+
+    deal: Deal
+    past: tuple[DealtStage, ...] = ()
+
+    @property
+    def weights(self) -> tuple[int, Mapping[str, int]]:
+        """The first sample that the newest weights hold for, and the weights by name."""
+        return self.consumed, self.deal.by_name
+
+    @property
+    def start(self) -> int:
+        """Samples that the job had taken when the newest stage began."""
+        return sum(stage.places for stage in self.past)
+
+    @property
+    def steps_before(self) -> int:
+        """Steps of the epoch that were taken before the newest stage."""
+        return sum(stage.steps for stage in self.past)
+
+    @property
+    def total(self) -> int:
+        """Samples of the epoch; `ENDLESS` where it has no end."""
+        return ENDLESS if self.deal.total == ENDLESS else self.start + self.deal.total
+
+    @property
+    def consumed(self) -> int:
+        """Samples that the job has taken, or dropped at the end."""
+        return self.batches(0).consumed(self.stage.steps)
+
+    def batches(self, rank: int) -> GlobalBatches:
+        """Plan the newest stage for a rank; padding repeats from where it began."""
+        start = self.start
+        return GlobalBatches(self.total, start, self.stage.topology, rank, start)
+
+    @property
+    def stages(self) -> tuple[DealtStage, ...]:
+        """All stages of the epoch, oldest first."""
+        return (*self.past, DealtStage(self.deal, self.stage.steps))
+
+
+def begun(
+    epoch: int,
+    rounds: Mapping[str, Rounds],
+    weights: Mapping[str, int] | None,
+    topology: Topology,
+    stop: StopRule,
+    past: Sequence[DealtStage] = (),
+) -> MixedPosition:
+    """Return the start of a stage.
+
+    Args:
+        epoch: from 0.
+        rounds: the sources, by name.
+        weights: of each, by name; None: as much as is left of each.
+        topology: of the job.
+        stop: when the epoch ends.
+        past: the stages before, oldest first.
+
+    Raises:
+        ConfigError: no source has a row, or one that has a weight has none.
+    """
+    had = had_of(rounds, past)
+    left = {name: max(0, own.items - had[name]) for name, own in rounds.items()}
+    seed = next(iter(rounds.values())).seed
+    shares = weights
+    if shares is None:
+        shares = natural_shares(left if any(left.values()) else {name: own.items for name, own in rounds.items()})
+    if empty := [name for name, weight in shares.items() if weight and not rounds[name].items]:
+        raise ConfigError(
+            f"source {empty[0]!r} has no row in this epoch; leave it out of the mixture, or give it the weight 0"
+        )
+    deal = deal_of(shares, topology, (seed, epoch, len(past)), natural=weights is None).ending(left, stop)
+    return MixedPosition(epoch, Stage(topology), deal=deal, past=tuple(past))
+
+
+def had_of(rounds: Mapping[str, Rounds], past: Sequence[DealtStage]) -> dict[str, int]:
+    """Count the items that each source delivered in stages; one that a stage had not counts anew behind it."""
+    found = dict.fromkeys(rounds, 0)
+    for stage in past:
+        taken = dict(zip(stage.deal.names, stage.deal.rows_before(stage.places).tolist(), strict=True))
+        found = {name: had + taken[name] if name in taken else 0 for name, had in found.items()}
+    return found
+
+
+def rests_of(rounds: Mapping[str, Rounds], position: MixedPosition) -> dict[str, Rest]:
+    """Return what is left of each source where the newest stage begins, by name."""
+    return {name: own.rest(position.epoch, position.past) for name, own in rounds.items()}
+
+
+def write_history(position: MixedPosition) -> list[list[Any]]:
+    """Write the stages as plain values: topology, steps, places, whether shares are natural, and the weights by name.
+
+    Of weights that are those of the stage before, the list is empty. All that may differ between ranks, `ended` too, is
+    in the newest stage; see `StreamPosition.to_state`.
+    """
+    history: list[list[Any]] = []
+    before: Deal | None = None
+    for deal, steps in position.stages:
+        same = before is not None and (before.names, before.weights) == (deal.names, deal.weights)
+        weights = [] if same else [list(pair) for pair in deal.by_name.items()]
+        history.append([*_SHAPE(deal.topology), steps, deal.total, deal.natural, weights])
+        before = deal
+    if position.ended:
+        history[-1].append(True)
+    return history
+
+
+def read_history(history: Any, seed: int, epoch: int) -> MixedPosition:
+    """Read what `write_history` wrote.
+
+    Args:
+        history: what it wrote.
+        seed: the mixture's.
+        epoch: from 0.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: likewise.
+    """
+    stages: list[DealtStage] = []
+    weights: dict[str, int] = {}
+    ended: list[Any] = []
+    for number, entry in enumerate(history):
+        steps, total, natural, listed, *ended = entry[_WIDTH:]
+        weights = {str(name): operator.index(weight) for name, weight in listed} or weights
+        if min(weights.values(), default=0) < 0 or not any(weights.values()):
+            raise ValueError(f"weights {weights!r}")
+        if not 0 <= operator.index(total) <= ENDLESS:
+            raise ValueError(f"a stage of {total} samples")
+        deal = deal_of(weights, Topology(*entry[:_WIDTH]), (seed, epoch, number), natural=bool(natural))
+        stages.append(DealtStage(replace(deal, total=total), Stage(deal.topology, operator.index(steps)).steps))
+    *past, (deal, steps) = stages
+    return MixedPosition(epoch, Stage(deal.topology, steps), deal=deal, past=tuple(past), ended=bool(ended))

@@ -1,0 +1,200 @@
+"""The items of a source of a mixture of streams: round after round of its splits, and what stages left of them.
+
+An item is a row of a split, or so many that follow one another in a round's order: a sequence of tokens. The last item
+of a round may have fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from torch_table_loader.planning.consumption import Consumption
+from torch_table_loader.planning.epoch import epoch_order
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.runs import Runs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.dealing import Deal
+    from torch_table_loader.planning.keys import Key
+    from torch_table_loader.planning.splits import SegmentTable
+
+
+class DealtStage(NamedTuple):
+    """A part of an epoch of a mixture of streams in which neither the job nor the weights changed.
+
+    Args:
+        deal: of the stage.
+        steps: that the job took under it.
+    """
+
+    deal: Deal
+    steps: int
+
+    @property
+    def places(self) -> int:
+        """Places that the job took."""
+        return min(self.steps * self.deal.step_rows, self.deal.total)
+
+
+class Rest(NamedTuple):
+    """What is left of a source where a stage begins.
+
+    Args:
+        round: the one that is open.
+        consumed: what was delivered of it.
+        left: items of it that were not; 0 only of a source without rows.
+    """
+
+    round: int
+    consumed: Consumption
+    left: int
+
+
+class RoundRuns(NamedTuple):
+    """Rows of a round that follow one another in what is left of it.
+
+    Args:
+        round: which, from 0 at the epoch's start.
+        runs: the rows.
+    """
+
+    round: int
+    runs: Runs
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """The order of a source: all its items once, then all of them once more in another order of splits, and so on.
+
+    In a stage each channel (a lane of a rank) takes a run of what is left of each round; see `Deal.portion`.
+
+    Args:
+        name: of the source; part of the keys.
+        segments: its splits; every live row is known.
+        shuffle: whether splits are permuted.
+        seed: the mixture's.
+        width: rows of an item: 1, or the tokens of a sequence.
+    """
+
+    name: str
+    segments: SegmentTable
+    shuffle: bool
+    seed: int
+    width: int = 1
+    live: NDArray[np.int64] = field(init=False)
+    items: int = field(init=False)
+    """Of a round."""
+
+    def __post_init__(self) -> None:
+        """Add the rows up."""
+        object.__setattr__(self, "live", self.segments.live_rows())
+        object.__setattr__(self, "items", self._items_of(int(self.live.sum())))
+
+    def order(self, epoch: int, number: int) -> Runs:
+        """Return the splits of a round of an epoch, in its order."""
+        purpose = f"splits of {self.name} in round {number}"
+        order = epoch_order(self.segments, shuffle=self.shuffle, seed=self.seed, epoch=epoch, purpose=purpose)
+        return Runs(order, np.zeros_like(order), self.live[order])
+
+    def packs_key(self, epoch: int, number: int) -> Key:
+        """Return the key of the order in which blocks of documents are packed in a round of an epoch."""
+        return derive_key(self.seed, epoch, f"packs of {self.name} in round {number}")
+
+    def rest(self, epoch: int, past: Sequence[DealtStage]) -> Rest:
+        """Return what the stages of an epoch left, oldest first; a source begins anew after one that had it not."""
+        nothing = Rest(0, Consumption.none(), self.items)
+        rest = nothing
+        for stage in past:
+            rest = self.after(rest, epoch, stage) if self.name in stage.deal.names else nothing
+        return rest
+
+    def after(self, rest: Rest, epoch: int, stage: DealtStage) -> Rest:
+        """Return what a stage leaves of what the stages before it left."""
+        deal, places = stage.deal, stage.places
+        source = deal.names.index(self.name)
+        had = int(deal.rows_before(places)[source])
+        if not had:
+            return rest
+        number = self._round_of(rest, had)
+        runs, bases = self.left(rest, epoch, number), self.segments.bases()
+        portion = deal.portion(source, rest.left, self.items, number)
+        taken = deal.dealt(places)[source] - portion.before
+        consumed = Consumption.none() if number else rest.consumed
+        pairs = zip(portion.first.reshape(-1).tolist(), taken.reshape(-1).tolist(), strict=True)
+        delivered = Runs.concat([self._slice(runs, first, first + items) for first, items in pairs if items])
+        left = self._items_of(runs.num_rows - delivered.num_rows)
+        return Rest(rest.round + number, consumed.with_runs(delivered, bases), left)
+
+    def left(self, rest: Rest, epoch: int, number: int) -> Runs:
+        """Return what is left of a round, in its order.
+
+        Args:
+            rest: where the stage begins.
+            epoch: from 0.
+            number: of the round, from 0 for the one that is open there.
+        """
+        whole = self.order(epoch, rest.round + number)
+        if number:
+            return whole.take(np.flatnonzero(whole.stop > whole.start))
+        return rest.consumed.left_of(whole, self.segments.bases())
+
+    def of_channel(
+        self, rest: Rest, epoch: int, deal: Deal, channel: tuple[int, int], place: int
+    ) -> Iterator[RoundRuns]:
+        """Yield what a channel reads from a place of a stage on, one round after the other.
+
+        Args:
+            rest: where the stage begins.
+            epoch: from 0.
+            deal: of the stage.
+            channel: rank and lane.
+            place: at which a step begins.
+        """
+        source = deal.names.index(self.name)
+        if not deal.takes(source, channel):
+            return
+        taken = int(deal.dealt(place)[source][channel])
+        had = int(deal.rows_before(place)[source])
+        for number in count(self._round_of(rest, had)):
+            portion = deal.portion(source, rest.left, self.items, number)
+            first, items = int(portion.first[channel]), int(portion.rows[channel])
+            skip = max(0, taken - int(portion.before[channel]))
+            if skip < items:
+                runs = self._slice(self.left(rest, epoch, number), first + skip, first + items)
+                yield RoundRuns(rest.round + number, runs)
+            if portion.is_last:
+                return
+
+    def at(self, rest: Rest, epoch: int, deal: Deal, places: NDArray[np.int64]) -> list[RoundRuns]:
+        """Return the item at each of some places of a stage that have this source."""
+        source = deal.names.index(self.name)
+        _, channels, ordinals = deal.ordinals(places)
+        left: dict[int, Runs] = {}
+        found = []
+        for place, channel, ordinal in zip(places.tolist(), channels.tolist(), ordinals.tolist(), strict=True):
+            number = self._round_of(rest, int(deal.rows_before(place)[source]))
+            portion = deal.portion(source, rest.left, self.items, number)
+            at = divmod(channel, deal.topology.lanes)
+            item = int(portion.first[at]) + ordinal - int(portion.before[at])
+            if number not in left:
+                left[number] = self.left(rest, epoch, number)
+            found.append(RoundRuns(rest.round + number, self._slice(left[number], item, item + 1)))
+        return found
+
+    def _slice(self, runs: Runs, start: int, stop: int) -> Runs:
+        """Return the rows of some items of a round."""
+        return runs.slice(start * self.width, stop * self.width)
+
+    def _items_of(self, rows: int) -> int:
+        return -(-rows // self.width)
+
+    def _round_of(self, rest: Rest, had: int) -> int:
+        """Return the round of the item that comes after so many of a stage, counted from the open one."""
+        return 0 if had < rest.left else 1 + (had - rest.left) // self.items

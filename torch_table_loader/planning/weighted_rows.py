@@ -1,0 +1,223 @@
+"""Rows drawn by weight: the total weight is cut into equal shares, and each share gives one row, by weight.
+
+Let the weights be integers whose sum is W, and n the samples of an epoch. Sample j takes the row under the point
+``floor((j * W + r) / n)`` of the weights put end to end, where r is an integer in [0, W) that a hash of j gives. So a
+row of weight w comes n * w / W times in expectation: of the n * W numbers ``j * W + r``, each point has n. A row that
+covers m whole shares comes at least m times, and at most m + 2 times, as it reaches into two shares more. That is less
+variance than drawing each sample from all rows has (stratified sampling: Cochran, Sampling Techniques, 1977, ch. 5).
+
+One r for all shares (systematic sampling) would vary less still, but rows that are one share apart would always come
+together: of a table in which two kinds of rows alternate, an epoch could have one kind alone.
+
+Nothing here may change what comes out: the order is part of the saved state's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.planning.keys import Key, hashes_of, u64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+_MOST_SAMPLES = 1 << 40
+"""The arithmetic is exact up to here."""
+
+_HALF = 20
+"""Bits of a sample's number that are multiplied at a time."""
+
+_TOTAL_BITS = 61
+"""Weights become integers of about so many bits in total, so that sums of them and a share more fit into 63."""
+
+_CELLS_AT_ONCE = 1 << 20
+
+_STRIDE = 256
+"""A power of two. Numbers apart are 1/256 of all, and those between two of them are on one page of memory, or two."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightSums:
+    """What the rows before each weigh, with every 256th number apart, so that a search touches little memory.
+
+    Args:
+        cells: int64[R+1] from `cumulate`.
+
+    >>> WeightSums(np.array([0, 2, 2, 6])).rows_at(np.array([0, 1, 2, 5])).tolist()
+    [0, 0, 2, 2]
+    """
+
+    cells: Ints
+    _apart: Ints = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Take the numbers apart."""
+        object.__setattr__(self, "_apart", self.cells[::_STRIDE].copy())
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.cells) - 1
+
+    @property
+    def total(self) -> int:
+        """What all rows weigh."""
+        return int(self.cells[-1])
+
+    def rows_at(self, points: Ints) -> Ints:
+        """Return the row under each point of the weights put end to end.
+
+        Args:
+            points: int64[k], each in [0, total).
+        """
+        order = np.argsort(points)  # sorted, neighbours look at the same memory
+        rising = points[order]
+        found = (np.searchsorted(self._apart, rising, side="right").astype(np.int64) - 1) * _STRIDE
+        step = _STRIDE >> 1
+        while step:  # to the last number that is at most the point; all searches take each step together
+            probed = np.minimum(found + step, self.rows)
+            found += step * (self.cells[probed] <= rising)
+            step >>= 1
+        rows = np.empty_like(found)
+        rows[order] = found
+        return rows
+
+
+class KeepsSums(Protocol):
+    """Keeps what rows weigh, so that a pickle of who uses it need not."""
+
+    @property
+    def sums(self) -> WeightSums:
+        """Of all rows of the table."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightedRows:
+    """The rows of a table as samples that are drawn by weight; what `Remaining` is for rows that come once each.
+
+    Args:
+        weights: keeps what rows weigh.
+        gone: int64[g] rows that are taken out: sorted, each once.
+        samples: of an epoch; None: as many as rows are left.
+        key: of the points inside the shares.
+
+    Raises:
+        ConfigError: no row with a weight is left to draw from.
+    """
+
+    weights: KeepsSums
+    gone: Ints
+    samples: int | None
+    key: Key
+    num_rows: int = field(init=False)
+    """Samples of an epoch."""
+    weight: int = field(init=False)
+    """What the rows that are left weigh together."""
+    _borders: Ints = field(init=False, repr=False)
+    """What is left before each row that is gone."""
+    _skipped: Ints = field(init=False, repr=False)
+    """What the first rows that are gone weigh: none of them, one, two."""
+
+    def __post_init__(self) -> None:
+        """Derive what every look-up needs."""
+        sums = self.weights.sums
+        starts = sums.cells[self.gone]
+        skipped = np.concatenate(([0], np.cumsum(sums.cells[self.gone + 1] - starts))).astype(np.int64)
+        left = sums.rows - len(self.gone)
+        samples, weight = left if self.samples is None else self.samples, sums.total - int(skipped[-1])
+        if not 0 <= samples <= _MOST_SAMPLES:
+            raise ConfigError(f"samples must be in [0, 2**40], got {samples}")
+        if samples and not weight:
+            raise ConfigError(
+                f"none of the {left} rows that are left has a weight above 0, so that {samples} samples cannot be "
+                "drawn; include() some that have, or change the filter"
+            )
+        object.__setattr__(self, "num_rows", samples)
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "_borders", starts - skipped[:-1])
+        object.__setattr__(self, "_skipped", skipped)
+
+    def select(self, samples: Ints, rounds: Ints | int = 0) -> Ints:
+        """Return the row of each sample.
+
+        Args:
+            samples: int64[k], each in [0, num_rows).
+            rounds: how often all samples came before, one for each or one for all; each round draws anew.
+        """
+        if not len(samples):
+            return samples
+        turns = (samples + np.asarray(rounds, dtype=np.int64) * self.num_rows).astype(np.uint64)
+        points = self._points(samples, _share_of(hashes_of(turns, self.key), self.weight))
+        points += self._skipped[np.searchsorted(self._borders, points, side="right")]
+        return self.weights.sums.rows_at(points)
+
+    def _points(self, samples: Ints, within: Ints) -> Ints:
+        """Return ``floor((samples * weight + within) / num_rows)``; products beyond 63 bits are taken in halves."""
+        count = self.num_rows
+        whole, part = divmod(self.weight, count)
+        high, rest = np.divmod((samples >> _HALF) * part, count)
+        low, rest = np.divmod((rest << _HALF) + (samples & ((1 << _HALF) - 1)) * part, count)
+        points: Ints = samples * whole + (high << _HALF) + low + (rest + within) // count
+        return points
+
+
+def _share_of(hashes: NDArray[np.uint64], whole: int) -> Ints:
+    """Return ``floor(hashes * whole / 2**64)``: numbers below `whole`, each as likely.
+
+    >>> _share_of(np.array([0, 2**63, 2**64 - 1], dtype=np.uint64), 10**18 + 1).tolist()
+    [0, 500000000000000000, 1000000000000000000]
+    """
+    low_bits, shift = u64((1 << 32) - 1), u64(32)
+    high, low = hashes >> shift, hashes & low_bits
+    whole_high, whole_low = u64(whole >> 32), u64(whole & ((1 << 32) - 1))
+    middle = high * whole_low + (low * whole_low >> shift)
+    other = low * whole_high + (middle & low_bits)
+    found: Ints = (high * whole_high + (middle >> shift) + (other >> shift)).view(np.int64)
+    return found
+
+
+def cumulate(cells: Ints) -> None:
+    """Turn weights into the cells of `WeightSums`, in place and alike on every machine.
+
+    Weights are scaled by a power of two and rounded to integers, of which those of positive weights are at least 1.
+    Integers and other numbers of few digits keep their ratios exactly, and others within about 2^-61 of the total.
+
+    Args:
+        cells: int64[R+1]; the bits of cells[1:] are the weights as float64, finite and none negative.
+
+    >>> cells = np.zeros(4, dtype=np.int64)
+    >>> cells[1:].view(np.float64)[:] = [0.5, 0, 1.5]
+    >>> cumulate(cells)
+    >>> (cells // cells[1]).tolist()
+    [0, 1, 1, 4]
+    """
+    cells[0] = 0
+    weights, rows = cells[1:].view(np.float64), len(cells) - 1
+    largest = max((float(weights[part].max()) for part in _parts(rows)), default=0.0)
+    if not largest:
+        cells[1:] = 0
+        return
+    scale = _TOTAL_BITS - rows.bit_length() - int(np.frexp(largest)[1])
+    rough = sum(int(np.rint(np.ldexp(weights[part], scale)).astype(np.int64).sum()) for part in _parts(rows))
+    scale += _TOTAL_BITS - (rough + rows).bit_length()  # rounding took at most half of one from each
+    before = 0
+    for part in _parts(rows):
+        taken = weights[part].copy()
+        whole = np.maximum(np.rint(np.ldexp(taken, scale)).astype(np.int64), taken > 0)
+        np.cumsum(whole, out=whole)
+        whole += before
+        cells[1:][part] = whole
+        before = int(whole[-1])
+
+
+def _parts(rows: int) -> Iterator[slice]:
+    """Cut rows into parts, so that what is made of a part stays small."""
+    return (slice(first, min(first + _CELLS_AT_ONCE, rows)) for first in range(0, rows, _CELLS_AT_ONCE))

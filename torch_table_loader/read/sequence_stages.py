@@ -1,0 +1,193 @@
+"""Documents of tokens become sequences, each a row: one document a sequence, or several that are packed."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from torch_table_loader.arrow.token_rows import rows_of_sequences, schema_of_sequences, sequences_of
+from torch_table_loader.errors import ConfigError
+from torch_table_loader.pack import IGNORED, Pack
+from torch_table_loader.planning.pack_counts import PackCounts
+from torch_table_loader.planning.packing import Packed, Pieces, another_best_fit, best_fit, split_long
+from torch_table_loader.read.lru_cache import LRUCache
+from torch_table_loader.read.row_stage import StagedRows
+from torch_table_loader.read.token_stages import Documents, TokensAsRows, TokenStage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.keys import Key
+
+    Ints = NDArray[np.int64]
+
+
+_PACKS = LRUCache(8 * 1024 * 1024)
+"""Packs of the blocks that were packed last, by the lengths of their documents."""
+
+
+class SequencesAsRows(TokenStage):
+    """Each sequence is a row, since documents are not cut anywhere."""
+
+    @property
+    def key(self) -> str:
+        """A name of all that decides which rows come out."""
+        pack = self.pack
+        blocks = "" if self.block_rows is None else f"-{self.block_rows}-{pack.max_docs_per_row}"
+        return f"{super().key}-{pack.seq_len}-{pack.long_docs}{blocks}"
+
+    def schema(self, given: pa.Schema) -> pa.Schema:
+        """Return the schema of what comes out; see `arrow.token_rows`."""
+        return schema_of_sequences(self._cut, self._columns(given))
+
+    def _pieces(self, lengths: Ints) -> Pieces:
+        """Return the pieces of documents that are not longer than a sequence.
+
+        Raises:
+            TableError: a document is longer, and the caller wants that to be an error.
+        """
+        return split_long(lengths, self.pack.seq_len, self.pack.long_docs)
+
+    @abstractmethod
+    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Return the order of some pieces, and where each sequence begins in it."""
+
+    def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Return what `packed` does, in the order in which sequences come out."""
+        return self.packed(lengths)
+
+    def _made_of(self, whole: Ints) -> tuple[int, PackCounts | None]:
+        """Return how many sequences come out of documents, and what packing makes of these."""
+        whole = whole[whole > 0]
+        pieces = self._pieces(whole)
+        sequences = len(self.packed(pieces.length)[1]) - 1
+        counts = PackCounts.of_pieces(self.pack.seq_len, self.pack.long_docs, whole, len(pieces.length), sequences)
+        return sequences, counts
+
+    def rows(self, batch: pa.RecordBatch) -> SequenceRows:
+        """Return the sequences that come out of a batch."""
+        found = self.documents(batch)
+        return SequenceRows(self, batch, found, self._pieces(np.diff(found.offsets)))
+
+
+class SequenceRows(StagedRows):
+    """The sequences that come of some documents.
+
+    Args:
+        stage: that makes them.
+        batch: the rows that have the documents.
+        found: the documents.
+        pieces: of the documents.
+    """
+
+    def __init__(self, stage: SequencesAsRows, batch: pa.RecordBatch, found: Documents, pieces: Pieces) -> None:
+        """Pack."""
+        self._stage, self._batch, self._found, self._pieces = stage, batch, found, pieces
+        self._order, self._firsts = stage.ordered(pieces.length)
+
+    @property
+    def num_rows(self) -> int:
+        """The sequences."""
+        return len(self._firsts) - 1
+
+    def slice(self, start: int, stop: int) -> pa.RecordBatch:
+        """Return some of the sequences, and the parts of documents under them."""
+        found, pieces, firsts = self._found, self._pieces, self._firsts
+        part_offsets = firsts[start : stop + 1] - firsts[start]
+        chosen = self._order[firsts[start] : firsts[stop]]
+        document, begun, length = pieces.document[chosen], pieces.start[chosen], pieces.length[chosen]
+        at = found.offsets[document] + begun
+        behind = np.full(len(at), IGNORED, dtype=np.int64)
+        if self._stage.pack.long_docs == "split":
+            cut = np.flatnonzero(begun + length < np.diff(found.offsets)[document])
+            behind[cut] = self._stage.targets(found.values, at[cut] + length[cut])
+        parts = self._stage.parts(self._batch, found.kept[document], begun - found.added[document], length, behind)
+        width = self._stage.pack.seq_len
+        values = [sequences_of(column, at, length, part_offsets, width) for column in found.values]
+        offsets = np.arange(len(part_offsets)) * width
+        return rows_of_sequences(values, offsets, parts, part_offsets, self._stage.schema(self._batch.schema))
+
+
+class DocumentsAsRows(SequencesAsRows):
+    """Each document, or each piece of one that is too long, is a sequence."""
+
+    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Leave each piece alone."""
+        return np.arange(len(lengths)), np.arange(len(lengths) + 1)
+
+
+class BestFitAsRows(SequencesAsRows):
+    """Whole documents are packed into sequences, block by block of the rows of a split's row group."""
+
+    _order_key: Key | None = None
+
+    @property
+    def block_rows(self) -> int:
+        """The documents that are packed together."""
+        return self.pack.block_docs
+
+    @property
+    def orders_blocks(self) -> bool:
+        """Whether as many packs may hold other documents: always."""
+        return True
+
+    def in_order_of(self, key: Key) -> BestFitAsRows:
+        """Return the same with other documents in as many packs, and these in another order."""
+        other = copy.copy(self)
+        other._order_key = key
+        return other
+
+    def ordered(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Return the packs as an epoch has them."""
+        if self._order_key is None:
+            return self.packed(lengths)
+        packs, pack = len(self.packed(lengths)[1]) - 1, self.pack
+        packed = another_best_fit(lengths, pack.seq_len, packs, self._order_key, pack.max_docs_per_row)
+        return packed.order, packed.offsets
+
+    def packed(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Pack by best fit; blocks come again, since they are counted before they are read, and read in each epoch."""
+
+        def make() -> tuple[Packed, int]:
+            packed = best_fit(lengths, self.pack.seq_len, self.pack.max_docs_per_row)
+            return packed, len(given) + packed.order.nbytes + packed.offsets.nbytes
+
+        given = lengths.astype(np.int32).tobytes()  # none is longer than a sequence
+        packed: Packed = _PACKS.get((given, self.pack.seq_len, self.pack.max_docs_per_row), make)
+        return packed.order, packed.offsets
+
+
+def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenStage:
+    """Return the stage that a stream of a table's rows passes.
+
+    Args:
+        pack: what the caller asked for.
+        table: the table's schema.
+        asked: columns that the caller named.
+
+    Raises:
+        ConfigError: the columns do not fit, or the strategy is one of ``shuffle="rows"``.
+    """
+    stages: dict[str, type[TokensAsRows | SequencesAsRows]] = {
+        "concat": TokensAsRows,
+        "pad": DocumentsAsRows,
+        "best_fit": BestFitAsRows,
+    }
+    if pack.strategy not in stages:
+        raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; or take strategy="concat"')
+    if pack.tokenizer is not None:
+        raise ConfigError(
+            'Pack: tokenizer needs shuffle="rows", whose store keeps the tokens: a stream that makes them while it is '
+            "read would not know how many there are; or write a table of tokens with torch-table-loader tokenize"
+        )
+    if pack.balance is not None:
+        raise ConfigError(
+            f'Pack: balance={pack.balance!r} needs shuffle="rows": ranks of a stream read files of their own, and none '
+            "knows the documents of the others; leave balance out"
+        )
+    return stages[pack.strategy](pack, table, asked)

@@ -1,0 +1,152 @@
+"""What the commits between two versions of a Delta Lake table appended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.source.table_storage import read_whole
+
+if TYPE_CHECKING:
+    from torch_table_loader.source.delta.log import Log, LogReader
+    from torch_table_loader.source.table_storage import TableStorage
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What made a version.
+
+    Args:
+        version: which.
+        operation: as the commit says; "unknown" where it says none.
+        appended: the paths of files whose rows are new.
+        removes: whether files left the table, or got a deletion vector.
+        changes: whether rows left the table with them, or were changed.
+    """
+
+    version: int
+    operation: str
+    appended: frozenset[str]
+    removes: bool
+    changes: bool
+
+
+def read_commits(storage: TableStorage, root: str, start: int, end: int) -> list[Commit]:
+    """Read the commits after one version, up to and with another, oldest first.
+
+    Args:
+        storage: where the log is.
+        root: the table's folder.
+        start: the older version, whose own commit is left out.
+        end: the newer version.
+
+    Raises:
+        ConfigError: the older version is none of those before the newer one, or a commit was cleaned up.
+        TableError: a commit is torn.
+    """
+    if not 0 <= start <= end:
+        raise ConfigError(f"version {start} of {root} must be one of 0 to {end}, the version that is read")
+    return [_commit(storage, root, version) for version in range(start + 1, end + 1)]
+
+
+def changes_since(storage: TableStorage, root: str, start: int, end: int) -> list[str]:
+    """Return which commits between two versions did more than to append files, in words."""
+    try:
+        commits = read_commits(storage, root, start, end)
+    except ConfigError as error:
+        return [str(error)]
+    return [f"version {each.version}: {each.operation}" for each in commits if each.removes]
+
+
+def appended_parts(reader: LogReader, storage: TableStorage, start: int, log: Log) -> tuple[list[Log], tuple[str, ...]]:
+    """Return the files whose rows came after one version, up to and with another.
+
+    A commit that replaces files by others with the same rows is passed over: what was appended before it is read from
+    the files that it was appended with.
+
+    Args:
+        reader: of the table's log.
+        storage: where the log is.
+        start: the older version.
+        log: the newer version.
+
+    Returns:
+        Versions of the table with those of their files alone, and what there is to say of them.
+
+    Raises:
+        ConfigError: a commit in between removed or changed rows, or was cleaned up.
+        TableError: a commit is torn.
+    """
+    root, end = reader.at.root.rstrip("/"), log.version
+    commits = read_commits(storage, root, start, end)
+    for commit in commits:
+        if commit.changes:
+            raise ConfigError(
+                f"version {commit.version} of {root}, between {start} and {end}, removes or changes rows "
+                f"({commit.operation}), and only rows that were appended can be read by themselves; read up to the "
+                f"version before it (end_version={commit.version - 1}) and from it on (start_version="
+                f"{commit.version}), or the whole table"
+            )
+    parts = [_part(log if last == end else reader.read(last), paths, root) for last, paths in _runs(commits) if paths]
+    replaced = [str(commit.version) for commit in commits if commit.removes]
+    notes = (f"of versions {', '.join(replaced)}, which replace files, nothing is read",) if replaced else ()
+    return parts or [replace(log, adds=log.adds.slice(0, 0))], notes
+
+
+def _runs(commits: Sequence[Commit]) -> Iterator[tuple[int, frozenset[str]]]:
+    """Yield runs of commits in which no file is removed after it was appended: the last version, and what came."""
+    run: frozenset[str] = frozenset()
+    for at, commit in enumerate(commits):
+        run |= commit.appended
+        if at + 1 == len(commits) or commits[at + 1].removes:
+            yield commit.version, run
+            run = frozenset()
+
+
+def _part(log: Log, paths: frozenset[str], root: str) -> Log:
+    """Return a version with some of its files alone."""
+    adds = log.adds.filter(pc.is_in(log.adds["path"], pa.array(sorted(paths), log.adds["path"].type)))
+    if adds.num_rows != len(paths):
+        raise TableError(
+            f"version {log.version} of {root} must have the {len(paths)} files that its commits appended, and has "
+            f"{adds.num_rows} of them; the writer broke the format: read the whole table instead"
+        )
+    return replace(log, adds=adds)
+
+
+def _commit(storage: TableStorage, root: str, version: int) -> Commit:
+    path = f"{root}/_delta_log/{version:020}.json"
+    try:
+        content = read_whole(storage, path)
+    except TableError:
+        raise ConfigError(
+            f"the commit of version {version} of {root} is not there: it was cleaned up, and what it appended cannot "
+            "be told from the rest; choose a later start_version, or read the whole table"
+        ) from None
+    try:
+        actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+        return _read(version, actions)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TableError(
+            f"{path} must hold the actions of a commit, one JSON object a line, and does not ({error}); mend the "
+            "table's log"
+        ) from error
+
+
+def _read(version: int, actions: Sequence[dict[str, Any]]) -> Commit:
+    adds = [each["add"] for each in actions if "add" in each]
+    removes = [each["remove"] for each in actions if "remove" in each]
+    told = [each["commitInfo"].get("operation") for each in actions if "commitInfo" in each]
+    return Commit(
+        version,
+        str((told and told[0]) or "unknown"),
+        frozenset(str(add["path"]) for add in adds if add.get("dataChange", True)),
+        bool(removes),
+        any(remove.get("dataChange", True) for remove in removes),
+    )

@@ -1,0 +1,67 @@
+"""Storages that serve damaged files, the same damage each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from torch_table_loader.contracts import Storage
+    from torch_table_loader.records import DataFile, FileVersion
+
+_SPOT = 16
+"""Bytes of the middle that "spot" overwrites."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Serves files that were cut in the middle, or overwritten with noise.
+
+    Args:
+        inner: where the sound files are.
+        harm: "cut" keeps the first half; "noise" keeps the length alone; "spot" all but some bytes in the middle.
+    """
+
+    inner: Storage
+    harm: Literal["cut", "noise", "spot"]
+
+    @property
+    def is_local(self) -> bool:
+        """As the inner one says."""
+        return self.inner.is_local
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open the damaged file."""
+        with self.inner.open(path) as handle:
+            content = bytes(handle.read())
+        middle, noise = len(content) // 2, _noise(len(content))
+        harmed = {
+            "cut": content[:middle],
+            "noise": noise,
+            "spot": content[:middle] + noise[middle : middle + _SPOT] + content[middle + _SPOT :],
+        }
+        return pa.BufferReader(harmed[self.harm])
+
+    def listed(self, file: DataFile) -> DataFile:
+        """Return a file as it is listed where it has been damaged for long: what is cut is shorter."""
+        num_bytes = file.version.num_bytes // 2 if self.harm == "cut" else file.version.num_bytes
+        return replace(file, version=replace(file.version, num_bytes=num_bytes))
+
+    def version(self, path: str) -> FileVersion:
+        """As the inner one says: the harm is in the bytes alone."""
+        return self.inner.version(path)
+
+    def close(self) -> None:
+        """Close the inner one."""
+        self.inner.close()
+
+
+def _noise(length: int) -> bytes:
+    """Bytes of a fixed generator (Lehmer's, modulo 2**31 − 1), the same in each run."""
+    state, noise = 1, bytearray()
+    for _ in range(length):
+        state = state * 48271 % 0x7FFFFFFF
+        noise.append(state & 0xFF)
+    return bytes(noise)

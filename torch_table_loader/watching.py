@@ -1,0 +1,92 @@
+"""What is said while an epoch runs: log lines, a span for profilers, and a warning where training waits for data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from torch.autograd.profiler import record_function
+
+from torch_table_loader.messages import warn_caller
+
+if TYPE_CHECKING:
+    from torch_table_loader.metrics import Metrics, Progress
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_SPAN = "enumerate(DataLoader)#TableLoader.__next__"
+"""Profilers know the time that a DataLoader takes by this beginning."""
+
+_LOOKS = 256
+"""Batches from one look at the metrics to the next."""
+
+_SECONDS = 60.0
+_WAITS = 0.25
+_TRAINS = 0.1
+
+
+def in_span(take: Callable[[], T]) -> T:
+    """Take a batch in a span of `torch.profiler`."""
+    with record_function(_SPAN):
+        return take()
+
+
+class Watch:
+    """Says how the iterators of a loader fare."""
+
+    def __init__(self) -> None:
+        """Begin without a warning given."""
+        self._has_warned = False
+
+    def batch_taken(self, progress: Progress) -> None:
+        """Log the first batch, and look now and then whether training waits.
+
+        Args:
+            progress: of the iterator that gave a batch.
+        """
+        batches = progress.leg.batches
+        if batches % _LOOKS != 1:
+            return
+        if batches == 1 and progress.leg.earlier is None and _log.isEnabledFor(logging.INFO):
+            metrics = progress.metrics()
+            _log.info("epoch %d: first batch after %.2f s", metrics.epoch, metrics.seconds_total)
+        if batches > 1:
+            self._warn_of_waiting(progress)
+
+    def epoch_ended(self, progress: Progress) -> None:
+        """Log what the epoch took, and warn where training waited.
+
+        Args:
+            progress: of the iterator that ends.
+        """
+        if _log.isEnabledFor(logging.INFO):
+            metrics = progress.metrics()
+            _log.info(
+                "epoch %d ends: %d rows in %d batches, %.2f s of which %.2f s waiting, %.0f rows/s",
+                *(metrics.epoch, metrics.rows, metrics.batches, metrics.seconds_total, metrics.seconds_waiting),
+                metrics.rows_per_second,
+            )
+        self._warn_of_waiting(progress)
+
+    def _warn_of_waiting(self, progress: Progress) -> None:
+        if not self._has_warned and waits_for_data(metrics := progress.metrics()):
+            self._has_warned = True
+            warn_caller(metrics.advice())
+
+
+def waits_for_data(metrics: Metrics) -> bool:
+    """Return whether training waits for data so long that it should be told.
+
+    A loop that does nothing with its batches waits all the time, and is no training.
+
+    >>> from torch_table_loader.metrics import Metrics
+    >>> waits_for_data(Metrics(0, 100, 800, seconds_waiting=40.0, seconds_total=100.0, workers=()))
+    True
+    >>> waits_for_data(Metrics(0, 100, 800, seconds_waiting=99.0, seconds_total=100.0, workers=()))
+    False
+    """
+    long_enough = metrics.seconds_total >= _SECONDS
+    return long_enough and _WAITS <= metrics.share_waiting <= 1 - _TRAINS

@@ -1,0 +1,77 @@
+"""How often rows come, as the caller asked for it: validated once, then frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.units import integer
+
+MOST_SAMPLES = 2**40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How often each row comes in an epoch of row mode: in proportion to its weight, with repeats.
+
+    Args:
+        column: a column of numbers of at least 0, the weights.
+        balance: instead of `column`, a column of classes: each class comes as often as each other, and of a class each
+            row as often as each other. Without either, no row comes twice.
+        samples: rows of an epoch; None: as many as the table has live rows that are not excluded.
+
+    Raises:
+        ConfigError: both columns, nothing at all, or samples that are no number of at least 1.
+
+    >>> Weights(balance="label").said
+    "balance='label'"
+    """
+
+    column: str | None = None
+    balance: str | None = None
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check what was given."""
+        for name in ("column", "balance"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise ConfigTypeError(f"{name} of Weights must be the name of a column, got {value!r}")
+        if self.column is not None and self.balance is not None:
+            raise ConfigError(
+                "Weights takes column= or balance=, not both: one names the weights and the other classes; got "
+                f"column={self.column!r} and balance={self.balance!r}"
+            )
+        if self.column is None and self.balance is None and self.samples is None:
+            raise ConfigError(
+                "Weights says nothing; name a column= of weights, one of classes to balance=, or samples="
+            )
+        if self.samples is not None:
+            object.__setattr__(self, "samples", integer("samples", self.samples, 1, MOST_SAMPLES))
+
+    @property
+    def source(self) -> str | None:
+        """The column that is read; None where each row comes as often as each other."""
+        return self.balance if self.column is None else self.column
+
+    @property
+    def said(self) -> str:
+        """What the weights are made of, as the caller wrote it."""
+        return f"column={self.column!r}" if self.balance is None else f"balance={self.balance!r}"
+
+
+def as_weights(given: object) -> Weights:
+    """Return the weights that an option says: a `Weights`, or the name of a column of them.
+
+    Raises:
+        ConfigTypeError: it is something else.
+    """
+    if isinstance(given, Weights):
+        return given
+    if not isinstance(given, str) or not given:
+        raise ConfigTypeError(
+            "weights must be the name of a column of numbers, Weights(column=..., samples=...) or "
+            f"Weights(balance=...), got {type(given).__name__} {given!r}; shares of several tables are "
+            "MixedDataset(sources, weights)"
+        )
+    return Weights(column=given)

@@ -46,6 +46,11 @@ DUELS = (
     ),
 )
 
+VALUE_DUELS = tuple(
+    Duel(table, 8192, "ours:thread", "floor", 0.8) for table in ("strings", "nullable", "nested", "decimals")
+)
+"""Values that are no plain numbers: strings as codes, nulls with masks, structs, decimals as doubles."""
+
 PACKED_DUELS = (
     Duel("D", 8, "packed:concat", "tokens", 0.8),
     Duel("D", 8, "packed:concat, ids and labels", "tokens"),
@@ -187,6 +192,7 @@ __all__ = [
     "SMALL_FILES_OVER_SCANNER",
     "STATE_MICROS",
     "TAIL_OVER_NONE",
+    "VALUE_DUELS",
     "Duel",
     "RowsDuel",
 ]

@@ -14,13 +14,14 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import bars, distant, tensors
-from bench.bars import DELTA_DUELS, DUELS, ICEBERG_DUELS, PACKED_DUELS, Duel
+from bench.bars import DELTA_DUELS, DUELS, ICEBERG_DUELS, PACKED_DUELS, VALUE_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import TENSORS, FarRow, Outcome, Row, duel_row, write, write_distant, write_packing
 from bench.tables import build
 
 _WHAT = (
     "duels",
+    "values",
     "checksums",
     "tensors",
     "planning",
@@ -298,6 +299,7 @@ def main() -> None:
     packed: tuple[list[Row], list[Outcome]] = ([], [])
     kinds = {
         "duels": (DUELS, rows),
+        "values": (VALUE_DUELS, rows),
         "iceberg": (ICEBERG_DUELS, rows),
         "delta": (DELTA_DUELS, rows),
         "packing": (PACKED_DUELS, packed[0]),

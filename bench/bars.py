@@ -82,6 +82,8 @@ DELTA_DUELS = tuple(
 )
 """The same files as a Delta Lake table; rows per second count live rows, of which deletes leave 95 in 100."""
 
+RANKS_OVER_ONE = 0.97
+STALL_MS = 1.0
 ICEBERG_MEMORY = 0.25
 ICEBERG_PLANNING = 1.2
 DELTA_PLANNING = 1.2
@@ -181,6 +183,7 @@ __all__ = [
     "PACKING_MICROS",
     "PERMUTATION_OVER_NUMPY",
     "PLANNING_SECONDS",
+    "RANKS_OVER_ONE",
     "REQUESTS_A_FILE",
     "REQUESTS_OVER_MERGED",
     "RESUMED_OVER_FRESH",
@@ -190,6 +193,7 @@ __all__ = [
     "SHARE_OF_LINE_NOISE",
     "SHARE_OF_LINE_ROWS",
     "SMALL_FILES_OVER_SCANNER",
+    "STALL_MS",
     "STATE_MICROS",
     "TAIL_OVER_NONE",
     "VALUE_DUELS",

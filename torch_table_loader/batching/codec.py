@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -79,6 +80,11 @@ class TensorRows(Rows):
         varying = sum(leaves[index].kind.num_bytes(data[index]) for index in self._codec.varying)
         return self.num_rows * self._codec.row_bytes + varying
 
+    @property
+    def view_objects(self) -> int:
+        """Objects of Python that a batch is made of; 0 where cutting makes more than views."""
+        return self._codec.view_objects
+
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
         data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self._data, strict=True)]
@@ -102,7 +108,7 @@ def _dicts(shapes: Sequence[Shape], cuts: Any, num_batches: int) -> list[dict[st
         return [{} for _ in range(num_batches)]
     columns = [_dicts(shape.nodes, cuts, num_batches) if isinstance(shape, Branch) else next(cuts) for shape in shapes]
     names = [shape.name for shape in shapes]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return list(map(dict, map(zip, repeat(names), zip(*columns, strict=True))))  # twice as fast as a comprehension
 
 
 def _leaves(shapes: Sequence[Shape]) -> list[Leaf]:
@@ -136,6 +142,8 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
+        views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
+        self.view_objects = 1 + len(self.leaves) if views else 0
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
     @property
@@ -251,6 +259,11 @@ class ArrowRows(Rows):
     def num_bytes(self) -> int:
         """Bytes of their values."""
         return int(self.batch.nbytes)
+
+    @property
+    def view_objects(self) -> int:
+        """Objects of Python that a batch is made of; 0 where its values are."""
+        return 0 if self._python else 1
 
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""

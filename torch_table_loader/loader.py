@@ -26,8 +26,6 @@ from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import num_steps, step_at
-from torch_table_loader.report.charts import table
-from torch_table_loader.report.markup import fragment
 from torch_table_loader.watching import LOOKS, Watch, in_span
 
 if TYPE_CHECKING:
@@ -97,6 +95,9 @@ class TableLoader(PreparedForAccelerate, DataLoader[Any]):
 
     def _repr_html_(self) -> str:
         """Show in a notebook what is read."""
+        from torch_table_loader.report.charts import table
+        from torch_table_loader.report.markup import fragment
+
         kinds = [("loader", type(self).__name__), ("dataset", type(self.dataset).__name__)]
         return fragment(table((), [*kinds, *self._position.facts.items()]))
 

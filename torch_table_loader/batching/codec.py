@@ -16,7 +16,6 @@ from torch_table_loader.batching import outputs
 from torch_table_loader.batching.column_functions import column_functions
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
-from torch_table_loader.batching.packed import PackedCodec
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, refuses_any_null
 from torch_table_loader.errors import TableError
@@ -41,6 +40,8 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
         ConfigError: a column that the output cannot hold; names column, type and remedy.
     """
     if policy.pack is not None:
+        from torch_table_loader.batching.packed import PackedCodec
+
         columns = [field for field in columns_of_parts(schema) if field.name not in policy.pack.spans]
         documents = TensorCodec(pa.schema(columns), replace(policy, pack=None)).output if columns else None
         return PackedCodec(schema, policy.pack, documents, numpy=policy.output_format == "numpy")

@@ -127,7 +127,7 @@ def each_alone(batches: SizedBatches) -> Iterator[list[Any]]:
 
 def counted(batches: SizedBatches) -> Iterator[tuple[Any, PackCounts | None]]:
     """Yield batches, each with what packing made it of; None where rows are not packed."""
-    return zip(batches, counts_of(batches) or repeat(None))
+    return zip(batches, counts_of(batches) or repeat(None), strict=False)
 
 
 def counts_of(batches: SizedBatches) -> Sequence[PackCounts]:

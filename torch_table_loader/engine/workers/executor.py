@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_table_loader.engine.work.lane_work import LaneBatches
 from torch_table_loader.fetch.fetch_stats import FetchStats

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.engine.sizes import BLOCKS_AHEAD

@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar, Unpac
 import pyarrow as pa
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
-from torch_table_loader.engine.jobs.table_rows import TableItems
-from torch_table_loader.engine.measuring import measured_statistics, measured_vocabulary
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.engine.workers.lane_iterator import LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.explain import explain
 from torch_table_loader.keywords import LoaderKeywords, make_options, shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
-from torch_table_loader.map_view import MapView
 from torch_table_loader.opening import (
     agreed_source,
     arrow_source,
@@ -37,8 +32,6 @@ from torch_table_loader.opening import (
 from torch_table_loader.options import LoaderOptions
 from torch_table_loader.position import JobPosition
 from torch_table_loader.read.formats import reader_for
-from torch_table_loader.report.charts import table
-from torch_table_loader.report.markup import element, fragment
 from torch_table_loader.source.arrow_source import is_arrow
 from torch_table_loader.source.file_list import write_files
 from torch_table_loader.units import integer
@@ -49,9 +42,11 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Source, Storage
     from torch_table_loader.engine.jobs.job import Job
+    from torch_table_loader.engine.jobs.table_rows import TableItems
     from torch_table_loader.engine.table import Table
     from torch_table_loader.explanation import Explanation
     from torch_table_loader.format_contracts import FormatReader
+    from torch_table_loader.map_view import MapView
     from torch_table_loader.metrics import Metrics
     from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.position import Reopen
@@ -115,12 +110,14 @@ class RankDataset(IterableDataset[Any]):
 
     def _repr_html_(self) -> str:
         """Show in a notebook what is read, and the columns."""
-        facts = table((), [("dataset", type(self).__name__), *self._position.facts.items()])
+        from torch_table_loader.report import charts, markup
+
+        told = [("dataset", type(self).__name__), *self._position.facts.items()]
         try:
-            columns = table(("column", "Arrow type"), [(each.name, str(each.type)) for each in self.schema])
+            columns = charts.table(("column", "Arrow type"), [(each.name, str(each.type)) for each in self.schema])
         except ConfigError as error:  # an epoch without rows: what is shown must not fail
-            columns = element("p", str(error))
-        return fragment(facts, columns)
+            columns = markup.element("p", str(error))
+        return markup.fragment(charts.table((), told), columns)
 
     @property
     def epoch(self) -> int:
@@ -134,6 +131,8 @@ class RankDataset(IterableDataset[Any]):
 
     def explain(self) -> Explanation:
         """Return what an epoch will read, and why; see `Explanation`."""
+        from torch_table_loader.explain import explain
+
         return explain(self.job, self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -260,8 +259,9 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: a column is not there or holds no numbers, or a share is none.
         """
-        cache = self._plan_cache()
-        return measured_statistics(self.table, self.options, cache, columns, quantiles, bounds_only=bounds_only)
+        from torch_table_loader.engine.measuring import measured_statistics as found
+
+        return found(self.table, self.options, self._plan_cache(), columns, quantiles, bounds_only=bounds_only)
 
     def fit_vocabulary(self, column: str, *, max_size: int | None = None, min_count: int = 1) -> list[Any]:
         """Return the values of a column of strings, for ``vocabulary={column: ...}``, filters and deletes applied.
@@ -277,6 +277,8 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: the column is not there or holds no strings, or a number is out of range.
         """
+        from torch_table_loader.engine.measuring import measured_vocabulary
+
         return measured_vocabulary(self.table, self.options, self._plan_cache(), column, max_size, min_count)
 
     def _plan_cache(self) -> PlanCache | None:
@@ -335,6 +337,8 @@ class TableDataset(RankDataset):
 
     def as_map(self) -> MapView:
         """Return the table's live rows as a map-style dataset; see `MapView`."""
+        from torch_table_loader.map_view import MapView
+
         return MapView(table_rows(self, "as_map"))
 
 
@@ -348,10 +352,12 @@ def table_rows(dataset: TableDataset, what: str) -> TableItems:
     Raises:
         ConfigError: the dataset reads splits.
     """
-    job = dataset.job
-    if not isinstance(job, IndexedJob) or not isinstance(job.items, TableItems):
+    from torch_table_loader.engine.jobs.table_rows import TableItems
+
+    items = getattr(dataset.job, "items", None)
+    if not isinstance(items, TableItems):
         raise ConfigError(f'{what} speaks of single rows; pass shuffle="rows"')
-    return job.items
+    return items
 
 
 class StructuredDataset(TableDataset):

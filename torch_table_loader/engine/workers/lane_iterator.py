@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,25 +52,25 @@ class LaneIterator(Iterator[Any]):
         source = LaneBatches(self._work, self._lane, start, ahead)
         self._source: LaneBatches | None = source
         self._close = weakref.finalize(self, _close, source, ahead)
-        self._ready: deque[Any] = deque()
+        self._ready: Iterator[Any] = iter(())
         self._taken.batches = batches if counted else 0
         while self._taken.batches < batches:
             next(self)
 
     def __next__(self) -> Any:
         """Return the next batch."""
-        while not self._ready:
+        while True:
+            for batch in self._ready:
+                self._taken.batches += 1
+                return batch
             if self._source is None:
                 raise StopIteration
             block = self._source.next_block()
-            if block is not None:
-                self._ready.extend(block)
-                continue
-            self._ready.extend(self._last(self._source))
-            self._source = None
-            self._close()
-        self._taken.batches += 1
-        return self._ready.popleft()
+            if block is None:
+                block = self._last(self._source)
+                self._source = None
+                self._close()
+            self._ready = iter(block)
 
     def _last(self, source: LaneBatches) -> list[Any]:
         batches, _ = self._work.last_batches([] if source.rest is None else [source.rest])

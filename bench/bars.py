@@ -83,6 +83,15 @@ DELTA_DUELS = tuple(
 )
 """The same files as a Delta Lake table; rows per second count live rows, of which deletes leave 95 in 100."""
 
+FILTER_DUELS = tuple(
+    Duel(table, 8192, f"filtered:{order}", f"polars filtered:{order}")
+    for table, order in (("A-zstd", "sorted"), ("A-zstd", "unsorted"), ("B", "unsorted"))
+)
+"""A row filter that keeps one row in a hundred, of a column that sorts the table or not; rows that pass per second.
+
+No bar: polars decodes single values of a page, pyarrow whole row groups.
+"""
+
 RANKS_OVER_ONE = 0.97
 STALL_MS = 1.0
 ICEBERG_MEMORY = 0.25
@@ -171,6 +180,7 @@ __all__ = [
     "ENDPOINT_CPU",
     "EPOCH_START_MS",
     "FAR_OVER_NEAR",
+    "FILTER_DUELS",
     "FIRST_BATCH_OVER_TODAY",
     "FIRST_BATCH_SECONDS",
     "FIRST_EPOCH_OVER_DUCKDB",

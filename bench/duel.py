@@ -3,6 +3,7 @@
 A contender is "floor", "ours:thread", "ours:process", "package:setting" of a rival, or, of the same files as an Iceberg
 table, "iceberg:deletes" and "pyiceberg:deletes", where deletes are a kind of `bench.iceberg`, and "bare:position": the
 floor, which also leaves out rows that it knows; as a Delta Lake table "delta:deletes", with a kind of `bench.delta`.
+Of rows that pass a filter of `bench.filtered` there are "filtered:order" and "polars filtered:order".
 Of documents there are "tokens", the floor of the list column `tokens` alone, and "packed:setting" of
 `bench.ours.PACKED`.
 """
@@ -18,7 +19,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import delta, floor, iceberg, ours
+from bench import delta, filtered, floor, iceberg, ours
 from bench.pairing import ROUNDS, Sample, best_rate, interleave, measure
 from bench.rivals import RIVALS
 from bench.tables import BenchTable, build
@@ -42,6 +43,8 @@ def contender(name: str, table: BenchTable, batch_size: int) -> Callable[[], int
         "tokens": lambda: _floor_of_tokens(table),
         "packed": lambda: ours.packed(table, batch_size, setting),
         "ours": lambda: ours.epochs(table, batch_size, "process" if setting == "process" else "thread"),
+        "filtered": lambda: filtered.ours(table, batch_size, setting),
+        "polars filtered": lambda: filtered.polars(table, batch_size, setting),
         "iceberg": lambda: iceberg.ours(table, batch_size, setting),
         "delta": lambda: delta.ours(table, batch_size, setting),
         "pyiceberg": lambda: iceberg.theirs(table, setting),

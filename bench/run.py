@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import bars, distant, tensors
-from bench.bars import DELTA_DUELS, DUELS, ICEBERG_DUELS, PACKED_DUELS, VALUE_DUELS, Duel
+from bench.bars import DELTA_DUELS, DUELS, FILTER_DUELS, ICEBERG_DUELS, PACKED_DUELS, VALUE_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import TENSORS, FarRow, Outcome, Row, duel_row, write, write_distant, write_packing
 from bench.tables import build
@@ -32,6 +32,7 @@ _WHAT = (
     "memory",
     "iceberg",
     "delta",
+    "filters",
     "rows",
     "distant",
 )
@@ -337,6 +338,7 @@ def main() -> None:
         "values": (VALUE_DUELS, rows),
         "iceberg": (ICEBERG_DUELS, rows),
         "delta": (DELTA_DUELS, rows),
+        "filters": (FILTER_DUELS, rows),
         "packing": (PACKED_DUELS, packed[0]),
     }
     bench.duels({kind: each for kind, each in kinds.items() if kind in what}, options.only)

@@ -46,7 +46,8 @@ class FilePlan(NamedTuple):
         empty: whether partition values let no row pass.
         positions: deleted rows of the file, ascending.
         keys: equality deletes.
-        key_conformer: makes the table's columns of which `keys` ask; None where there are no equality deletes.
+        chooser: makes the table's columns by whose values rows are chosen: those of the filter and of `keys`; None
+            where there is neither.
         encoded: columns of the file that may come as dictionaries.
     """
 
@@ -58,7 +59,7 @@ class FilePlan(NamedTuple):
     empty: bool
     positions: NDArray[np.int64]
     keys: Sequence[_Keys]
-    key_conformer: FileConformer | None
+    chooser: FileConformer | None
     encoded: frozenset[str]
 
     @property
@@ -82,11 +83,11 @@ class FilePlan(NamedTuple):
         Nothing else may depend on those rows, and there must be columns that are read beside the few.
         """
         reads = self.conformer.reads
-        if self.filters is not None or self.conformer.counts_rows or not reads:
+        if self.conformer.counts_rows or not reads:
             return False
-        if self.key_conformer is None:
+        if self.chooser is None:
             return bool(len(self.positions))
-        return 0 < len(self.key_conformer.reads) < len(reads)
+        return 0 < len(self.chooser.reads) < len(reads)
 
     def live_bits(self, start: int, stop: int) -> pa.BooleanArray:
         """Return which of the rows `start` to `stop` of the file no position deletes."""
@@ -156,14 +157,16 @@ def plan_file(
         TableError: the file does not fit the table, or a delete file cannot be read.
     """
     row_filter, empty = _beyond_partition(file, meta, table_schema, *filters)
-    extra = [] if row_filter is None else [name for name in filters[1] if name not in columns]
-    wanted = [*columns, *extra]
+    chosen_by = [] if row_filter is None else list(filters[1])
+    wanted = [*columns, *(name for name in chosen_by if name not in columns)]
     positions = np.empty(0, dtype=np.int64)
     keys: list[_Keys] = []
     conformer: FileConformer
-    key_conformer: FileConformer | None = None
+    chooser: FileConformer | None = None
     if file.columns is None:
         conformer = conform_plan(meta.schema, table_schema, file.partition, wanted, name=file.name)
+        if chosen_by:
+            chooser = conform_plan(meta.schema, table_schema, file.partition, chosen_by, name=file.name)
     else:
         by_name = {column.name: column for column in file.columns.table.current}
         targets = {name: by_name[name] for name in wanted}
@@ -171,14 +174,15 @@ def plan_file(
             positions = deletes.positions(file)
             keys = [_keys(found, file.columns, targets, file.name) for found in deletes.equality(file)]
         conformer = plan_by_id(meta.schema, file.columns, list(targets.items()), name=file.name)
-        if keys:
-            asked = {column: targets[column] for found in keys for column, _ in found.columns}
-            key_conformer = plan_by_id(meta.schema, file.columns, list(asked.items()), name=file.name)
+        asked = [*chosen_by, *(column for found in keys for column, _ in found.columns)]
+        if asked:
+            by = [(column, targets[column]) for column in dict.fromkeys(asked)]
+            chooser = plan_by_id(meta.schema, file.columns, by, name=file.name)
     starts = [0, *accumulate(meta.group_rows)]
     left = {conformer.source_of(name) for name in encoded if name in columns} if encoded else set()
-    left -= {None, *(key_conformer.reads if key_conformer is not None else ())}
+    left -= {None, *(chooser.reads if chooser is not None else ())}
     return FilePlan(
-        file, meta, starts, conformer, row_filter, empty, positions, keys, key_conformer, frozenset(filter(None, left))
+        file, meta, starts, conformer, row_filter, empty, positions, keys, chooser, frozenset(filter(None, left))
     )
 
 

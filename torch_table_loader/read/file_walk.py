@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +17,7 @@ from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import EncodingReader, ThinningFile
 from torch_table_loader.read.file_plan import as_bits
 from torch_table_loader.read.formats import reader_of
+from torch_table_loader.read.streams import Beside, closing_stream, other_rows
 from torch_table_loader.records import Segment
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.contracts import Storage
     from torch_table_loader.format_contracts import OpenFile
+    from torch_table_loader.read.conform import FileConformer
     from torch_table_loader.read.file_plan import FilePlan
 
 _ROWS_AHEAD = 1 << 22
@@ -58,6 +61,8 @@ def trim_segments(
     Returns:
         The segments to read, and what remains of `skip` and `take` to be done while reading.
 
+    Where a filter is in force, a segment that is known to have no live row is left out.
+
     >>> parts = [Segment(0, 0, 10, 10), Segment(1, 10, 20, 10)]
     >>> trim_segments(parts, 12, 3, every_row_lives=True)
     ([Segment(group=1, row_start=12, row_stop=15, live=3)], 0, -1)
@@ -81,6 +86,8 @@ def trim_segments(
             continue
         if found is not None and 0 <= take <= found - skip:
             break
+        if segment.live == 0:
+            continue
         kept.append(segment)
         found = None if found is None or segment.live < 0 else found + segment.live
     return kept, skip, take
@@ -175,7 +182,14 @@ class FileWalk:
     """Reads the runs of a file, which it opens; `row` is the first row not yet read, wherever the walk is or fails."""
 
     def __init__(
-        self, storage: Storage, plan: FilePlan, max_rows: int, *, may_thin: bool = False, verify_checksums: bool = True
+        self,
+        storage: Storage,
+        plan: FilePlan,
+        max_rows: int,
+        *,
+        may_thin: bool = False,
+        live_known: bool = False,
+        verify_checksums: bool = True,
     ) -> None:
         """Open nothing yet.
 
@@ -183,10 +197,13 @@ class FileWalk:
             storage: where it is.
             plan: how it is read.
             max_rows: no batch has more rows.
-            may_thin: whether deleted rows may be left out already, where the file can do that.
+            may_thin: whether rows that do not live may be left out already, where the file can do that.
+            live_known: whether some row of each piece is known to live.
             verify_checksums: whether stored checksums are compared with the data.
         """
-        self._may_thin = may_thin and plan.thins
+        # Where a row of a row group passes the filter, all columns are decoded anyway, in fewer calls the usual way.
+        self._may_thin = may_thin and plan.thins and (plan.filters is None or not live_known)
+        self._live_known = live_known
         self._live = _LivePlaces(plan)
         self.handle: OpenFile | None = None
         self.row = 0
@@ -244,12 +261,11 @@ class FileWalk:
     def _unthinned(self, handle: OpenFile, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         starts, place = self._plan.group_starts, 0
         self.row, end = starts[run.groups.start], starts[run.groups.stop]
-        source = handle.batches(run.groups, self._plan.conformer.reads, self._max_rows)
-        try:
+        with closing_stream(handle.batches(run.groups, self._plan.conformer.reads, self._max_rows)) as source:
             for batch in source:
                 start, stop = self.row, self.row + batch.num_rows
                 if stop > end:
-                    raise _other_rows(run.groups, end, f"at least {stop - end} more")
+                    raise other_rows(run.groups, end, f"at least {stop - end} more")
                 self.row = stop
                 while place < len(run.pieces) and run.pieces[place].row_start < stop:
                     piece = run.pieces[place]
@@ -263,11 +279,7 @@ class FileWalk:
                 if place == len(run.pieces) and stop < end:
                     return  # what is left of the row group was not asked for
             if self.row != end:
-                raise _other_rows(run.groups, end, f"{end - self.row} fewer")
-        finally:
-            close: Callable[[], None] | None = getattr(source, "close", None)
-            if close is not None:
-                close()
+                raise other_rows(run.groups, end, f"{end - self.row} fewer")
 
     def _parts(self, thinner: ThinningFile, run: Run) -> Iterator[Run]:
         """Divide a run into row groups that are read without their deleted rows, and runs that are read as they are."""
@@ -283,43 +295,76 @@ class FileWalk:
             yield Run(groups, tuple(piece for part in others for piece in part.pieces))
 
     def _thins(self, thinner: ThinningFile, part: Run) -> bool:
-        """Whether a part is one row group, wanted whole and read in one go."""
+        """Whether a part is one row group, wanted whole, and read in one go or maybe not at all."""
         if len(part.groups) > 1 or len(part.pieces) > 1:
             return False
         (group,), starts = part.groups, self._plan.group_starts
-        return part.pieces[0][:2] == (starts[group], starts[group + 1]) and thinner.thins(group, self._max_rows)
+        if part.pieces[0][:2] != (starts[group], starts[group + 1]):
+            return False
+        if starts[group + 1] - starts[group] > self._max_rows:
+            return self._plan.chooser is not None and not self._live_known
+        return thinner.thins(group, self._max_rows)
 
     def _thinned(self, thinner: ThinningFile, part: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         (group,), (piece,) = part
         self.row, num_rows, reads = piece.row_start, piece.row_stop - piece.row_start, self._plan.conformer.reads
-        conformer = self._plan.key_conformer
-        if conformer is None:
+        chooser = self._plan.chooser
+        if chooser is None:
             some = self._plan.positions_in(piece.row_start, piece.row_stop)
             kept = self._live.among(piece.row_start, piece.row_stop) if some else None
             batch: pa.RecordBatch | None = thinner.thinned(group, reads, num_rows, kept)
-        else:  # the key columns first: they say which rows of the others are wanted, or that none is
-            keys = thinner.thinned(group, conformer.reads, num_rows, None)
-            mask = self._plan.mask(conformer.apply(keys, piece.row_start), piece.row_start)
+        elif num_rows > self._max_rows:
+            yield from self._in_step(thinner, part, chooser)
+            return
+        else:  # the columns that choose first: they say which rows of the others are wanted, or that none is
+            first = thinner.thinned(group, chooser.reads, num_rows, None)
+            mask = self._plan.mask(chooser.apply(first, piece.row_start), piece.row_start)
             kept = None if mask is None or mask.all() else self._live.marked(mask)
-            batch = None if kept is not None and not len(kept) else self._joined(thinner, group, keys, kept)
+            wanted = kept is None or len(kept)
+            others = thinner.thinned(group, self._others(chooser), num_rows, kept) if wanted else None
+            batch = None if others is None else self._joined(first, others, kept)
         self.row = piece.row_stop
         if batch is not None:
             yield piece, piece.row_start, batch, True
 
-    def _joined(
-        self, thinner: ThinningFile, group: int, keys: pa.RecordBatch, kept: pa.UInt32Array | None
-    ) -> pa.RecordBatch:
-        """Read the columns that are not among the keys, and return what is kept of all, in the conformer's order."""
-        reads, have = self._plan.conformer.reads, set(keys.schema.names)
-        others = thinner.thinned(group, [name for name in reads if name not in have], keys.num_rows, kept)
+    def _in_step(
+        self, handle: OpenFile, part: Run, chooser: FileConformer
+    ) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
+        """Stream the columns that choose, and beside them the others, from the first row that stays on."""
+        (piece,) = part.pieces
+        others = Beside(handle, part.groups, self._others(chooser), self._max_rows, piece.row_start)
+        with closing_stream(handle.batches(part.groups, chooser.reads, self._max_rows)) as source, closing(others):
+            for first in source:
+                start, stop = self.row, self.row + first.num_rows
+                if stop > piece.row_stop:
+                    raise other_rows(part.groups, piece.row_stop, f"at least {stop - piece.row_stop} more")
+                mask = self._plan.mask(chooser.apply(first, start), start)
+                if mask is None or mask.any():
+                    for row, batch in others.rows(start, stop):
+                        places = slice(row - start, row - start + batch.num_rows)
+                        alike = first.slice(places.start, batch.num_rows)
+                        if mask is None or mask[places].all():
+                            yield piece, row, self._joined(alike, batch, None), True
+                        elif len(kept := self._live.marked(mask[places])):
+                            taken = pc.take(batch, kept, boundscheck=False)
+                            yield piece, row, self._joined(alike, taken, kept), True
+                self.row = stop
+        if self.row != piece.row_stop:
+            raise other_rows(part.groups, piece.row_stop, f"{piece.row_stop - self.row} fewer")
+
+    def _others(self, chooser: FileConformer) -> list[str]:
+        return [name for name in self._plan.conformer.reads if name not in chooser.reads]
+
+    def _joined(self, first: pa.RecordBatch, others: pa.RecordBatch, kept: pa.UInt32Array | None) -> pa.RecordBatch:
+        """Put what is kept of the columns that choose beside the others, in the conformer's order."""
         if kept is not None:
-            keys = pc.take(keys, kept, boundscheck=False)
+            first = pc.take(first, kept, boundscheck=False)
         by_name = {
             field.name: (field, array)
-            for batch in (keys, others)
+            for batch in (first, others)
             for field, array in zip(batch.schema, batch.columns, strict=True)
         }
-        fields, arrays = zip(*(by_name[name] for name in reads), strict=True)
+        fields, arrays = zip(*(by_name[name] for name in self._plan.conformer.reads), strict=True)
         return pa.RecordBatch.from_arrays(list(arrays), schema=pa.schema(fields))
 
     def _rest(self, run: Run) -> Run:
@@ -327,13 +372,6 @@ class FileWalk:
         pieces = (piece._replace(row_start=max(piece.row_start, self.row)) for piece in run.pieces)
         groups = range(max(group_at(self.row, self._plan.group_starts), run.groups.start), run.groups.stop)
         return Run(groups, tuple(piece for piece in pieces if piece.row_start < piece.row_stop))
-
-
-def _other_rows(groups: range, end: int, difference: str) -> TableError:
-    return TableError(
-        f"row groups {groups.start} to {groups.stop - 1} must end at row {end} of the "
-        f"file, got {difference}; the file is not what it was when it was planned: build the loader again"
-    )
 
 
 class _LivePlaces:

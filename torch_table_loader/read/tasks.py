@@ -342,9 +342,9 @@ class TaskReader:
         storage = self._storage if given is None else given
         self._check_version(plan.file, given)
         found = [0] * len(segments)
-        may_thin = self._bases is None
+        may_thin, known = self._bases is None, all(segment.live > 0 for segment in segments)
         verify = self._deletes.verify_checksums
-        walk = FileWalk(storage, plan, self._max_rows, may_thin=may_thin, verify_checksums=verify)
+        walk = FileWalk(storage, plan, self._max_rows, may_thin=may_thin, live_known=known, verify_checksums=verify)
         try:
             walked = self._walked(plan, walk, runs, given)
             for part in walked if self._stage is None else self._staged(walked, base, counting=counting):

@@ -128,7 +128,7 @@ def test_a_terminal_gets_tables_that_fit_in_colour(
     assert text != plain
     assert max(map(len, plain.splitlines())) <= 80
     assert "1.5 KiB" in plain
-    assert "".join(plain.split()).count("[red]") == 40  # names are no markup
+    assert "".join(plain.replace("1.5 KiB", "").split()).count("[red]") == 40  # names are no markup
 
 
 def test_a_pipe_and_a_terminal_without_rich_get_plain_text(
@@ -163,7 +163,7 @@ def test_bash_completes_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[
     COMP_WORDS=(torch-table-loader ins); COMP_CWORD=1
     name=$(complete -p torch-table-loader | sed 's/.*-F \\([^ ]*\\).*/\\1/')
     $name torch-table-loader ins torch-table-loader; echo "${{COMPREPLY[@]}}" """
-    done = subprocess.run(["bash", "--norc", "-c", ask], capture_output=True, text=True, check=False)
+    done = subprocess.run(["/usr/bin/env", "bash", "--norc", "-c", ask], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["inspect"], done.stderr
 
 

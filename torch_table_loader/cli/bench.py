@@ -178,7 +178,6 @@ def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Cal
     Raises:
         TableError: they delivered different numbers of rows.
     """
-
     waiting: list[float] = []
 
     def ours() -> int:

@@ -196,7 +196,11 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
     assert store.place is not None  # noqa: S101 a folder was named
     manifest = read_manifest(store.place)
     if manifest is None:  # this machine keeps no copy of what another built
-        value = {"store": store.spec.name, **dict.fromkeys(("rows", "bytes", "seconds", "chunks")), "builders": []}
+        value: dict[str, Any] = {
+            "store": store.spec.name,
+            **dict.fromkeys(("rows", "bytes", "seconds", "chunks")),
+            "builders": [],
+        }
         show(typed, value, f"{store.spec.name}: is there already")
         return
     seconds, chunks = time.perf_counter() - began, len(manifest.parts)

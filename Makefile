@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Editors and type checkers read a plain path; the import hook of setuptools' other mode they do not.
 EDITABLE := --config-settings editable_mode=compat -e
+# Of the extras, what the tests of every day need; text, gcs and azure are covered without their packages.
+EXTRAS := cli,delta,iceberg,onnx,progress,s3
 READY := $(VENV)/.ready
 WRITERS_READY := $(VENV)/.ready-writers
 BENCH_READY := $(VENV)/.ready-bench
@@ -52,31 +54,32 @@ help:
 	@echo "make clean                   remove the environment and everything built"
 
 # torch comes first and alone: what follows then finds it there and pulls no other build of it.
+# pip knows dependency groups from 25.1 on; a new environment may have an older one.
 $(READY): pyproject.toml constraints.txt strategies/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "Python 3.11 or newer is needed, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)." \
 	         "Pass another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt torch
-	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[s3,iceberg,progress,frameworks,dev]" -e ./strategies
+	$(PIP) install --quiet -c constraints.txt "pip>=25.1" torch
+	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]" -e ./strategies --group dev --group frameworks
 	@touch $@
 
 # The last one is there for its jars of Java's iceberg-core: it asks for a pyarrow of its own, which it does not get.
 $(WRITERS_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[writers]"
+	$(PIP) install --quiet -c constraints.txt --group writers
 	$(PIP) install --quiet -c constraints.txt --no-deps bodo-iceberg-connector
 	@touch $@
 
 $(BENCH_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[bench]"
+	$(PIP) install --quiet -c constraints.txt --group bench
 	@touch $@
 
 $(DOCS_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[docs]"
+	$(PIP) install --quiet -c constraints.txt --group docs
 	@touch $@
 
 $(ENGINES_READY): $(READY)
-	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[engines]"
+	$(PIP) install --quiet -c constraints.txt --group engines
 	@touch $@
 
 $(HOROVOD_READY): $(READY) tools/build_horovod.py
@@ -113,7 +116,7 @@ $(LOWEST)/.ready: pyproject.toml constraints.txt strategies/pyproject.toml
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet -c constraints.txt uv $(if $(LOWEST_TORCH),,torch)
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
-	    $(EDITABLE) ".[s3,iceberg,progress,dev]" -e ./strategies $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH))
+	    $(EDITABLE) ".[$(EXTRAS)]" -e ./strategies --group dev $(if $(LOWEST_TORCH),torch==$(LOWEST_TORCH))
 	@touch $@
 
 test-lowest: $(LOWEST)/.ready

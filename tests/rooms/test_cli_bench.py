@@ -43,12 +43,23 @@ def test_it_measures_each_format(tmp_path: Path, form: str, capsys: pytest.Captu
     assert main([*arguments, "--batch-size", "64,100"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("1,000 rows, 3 columns, 2 files, ")
+    assert max(map(len, captured.out.splitlines())) <= 80
     assert ("read_row_group" in captured.out) == (form == "parquet")
-    lines = captured.out.splitlines()[2:]
+    lines = captured.out.splitlines()[3:]
     assert [re.split(r"\s+", line.strip())[0] for line in lines] == ["64", "100"]
-    assert all(float(value) > 0 for line in lines for value in line.split()[-2:])
-    assert "measuring" in captured.err
-    assert "12/12" in captured.err
+    assert all(float(value) > 0 for line in lines for value in line.split()[-3:-1])
+    assert captured.err == ""  # a pipe gets no bar
+
+
+def test_a_terminal_gets_a_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert main(["bench", str(tmp_path), "--rounds", "2", "--batch-size", "64,100"]) == 0
+    said = capsys.readouterr().err
+    assert "measuring" in said
+    assert "12/12" in said
 
 
 def test_quiet_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +67,7 @@ def test_quiet_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["bench", str(tmp_path), "--quiet", "--rounds", "1", "--columns", "f"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert captured.out.startswith("500 rows, 1 columns, 1 files, 1 row groups; 2 workers (thread) against")
+    assert captured.out.startswith("500 rows, 1 columns, 1 files, 1 row groups\n2 workers (thread) against")
 
 
 @pytest.mark.parametrize(
@@ -86,4 +97,30 @@ def test_a_table_without_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_ratios_are_paired_round_by_round() -> None:
-    assert Duel((2.0, 9.0), (4.0, 3.0)).ratios == [0.5, 3.0]
+    assert Duel((2.0, 9.0), (4.0, 3.0), (0.5, 0.5)).ratios == [0.5, 3.0]
+
+
+def test_json_has_every_figure_and_the_page_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(ROWS, tmp_path / "a<b>.parquet")
+    page = tmp_path / "bench.html"
+    typed = ["bench", str(tmp_path / "a<b>.parquet"), "--rounds", "1", "--batch-size", "64,1000"]
+    assert main([*typed, "--html", str(page), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["rounds"], told["page"]) == (500, 1, str(page))
+    assert [each["batch_size"] for each in told["results"]] == [64, 1000]
+    text = page.read_text(encoding="utf-8")
+    assert "a<b>" not in text
+    for each in told["results"]:
+        assert 0 < each["share_waiting"] <= 1
+        assert each["loader_rows_per_second"] <= each["loader_best"]
+        for name in ("loader_rows_per_second", "bare_rows_per_second"):
+            assert f'value="{each[name]}"' in text
+        assert f"{each['share_waiting']:.0%}" in text
+        assert f'width="{100 * each["share_waiting"]:.2f}"' in text  # of the whole line
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(ROWS, tmp_path / "a.parquet")
+    assert main(["bench", str(tmp_path / "a.parquet"), "--rounds", "1", "--html", str(tmp_path / "no" / "p.html")]) == 2
+    assert "--html must name a file that can be written" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_an_engine_that_is_not_installed_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["store", "build", table, "--store", str(tmp_path / "stores"), "--engine", "ray"]) == 2
-    assert "pip install 'torch-table-loader[engines]'" in capsys.readouterr().err
+    assert "pip install 'ray[train]'" in capsys.readouterr().err
 
 
 def test_the_address_of_a_cluster_wants_its_engine(table: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from importlib.metadata import metadata, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import torch_table_loader
 from torch_table_loader.cli.main import main
@@ -57,3 +59,40 @@ def test_the_source_distribution_holds_the_tests(tmp_path: Path) -> None:
     wanted = {name for name in tracked.split("\0") if name.startswith(("tests/", "torch_table_loader/", "docs/"))}
     assert wanted - held == set()
     assert {"LICENSE", "CHANGELOG.md", "pyproject.toml", "constraints.txt"} <= held
+
+
+USERS = {"azure", "cli", "delta", "gcs", "iceberg", "onnx", "progress", "s3", "text"}
+
+
+def test_extras_are_for_users_and_all_has_every_one() -> None:
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    extras, groups = said["project"]["optional-dependencies"], said["dependency-groups"]
+    assert set(extras) == {*USERS, "all"}
+    [every] = map(Requirement, extras["all"])
+    assert (every.name, every.extras) == ("torch-table-loader", USERS)
+    assert {"bench", "dev", "docs", "engines", "frameworks", "lint", "test", "writers"} == set(groups)
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    assert {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")} == set(extras)
+
+
+def test_what_messages_and_pages_tell_to_install_is_there() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    places = [*(ROOT / "torch_table_loader").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    texts = {path: path.read_text("utf-8") for path in places}
+    named = {
+        (path.name, extra)
+        for path, text in texts.items()
+        for listed in re.findall(r"torch-table-loader\[([a-z0-9,]+)\]", text)
+        for extra in listed.split(",")
+    }
+    assert len(named) > 5
+    assert [each for each in named if each[1] not in extras] == []
+
+
+def test_the_makefile_installs_extras_and_groups_that_are_there() -> None:
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    used = re.findall(r"--group ([a-z]+)", makefile)
+    assert {"bench", "dev", "docs", "engines", "frameworks", "writers"} == set(used)
+    [extras] = re.findall(r"^EXTRAS := (.*)$", makefile, re.MULTILINE)
+    assert set(extras.split(",")) <= set(said["project"]["optional-dependencies"])

@@ -5,23 +5,37 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from torch_table_loader.cli.arguments import add_arguments, comma_separated, examples, open_loader
+from torch_table_loader.cli.bench_page import Result, bench_page
 from torch_table_loader.cli.decoding import decode_row_groups, scan
-from torch_table_loader.cli.text_tables import render
+from torch_table_loader.cli.printing import Table, show, wants_bar, write_page
 from torch_table_loader.engine.jobs.stream_job import StreamJob
-from torch_table_loader.errors import ConfigError, MissingExtraError, TableError
+from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.messages import progress_bar
+from torch_table_loader.scrubbing import shown_url
 
 if TYPE_CHECKING:
     from torch_table_loader.dataset import TableDataset
     from torch_table_loader.loader import TableLoader
+
+_HEADER = {
+    "batch_size": "batch",
+    "loader_rows_per_second": "loader rows/s",
+    "loader_best": "best",
+    "bare_rows_per_second": "pyarrow rows/s",
+    "bare_best": "best",
+    "ratio": "ratio",
+    "ratio_best": "best",
+    "share_waiting": "waits",
+}
+"""Of each figure the median, and the best where it says so."""
 
 KEYWORDS = frozenset(
     {
@@ -48,7 +62,7 @@ KEYWORDS = frozenset(
 )
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add this command to the parser of all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
@@ -58,6 +72,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         epilog=examples(
             "torch-table-loader bench clicks/day=2026-01-01 --batch-size 1024,8192",
             "torch-table-loader bench --catalog prod --table db.clicks --columns label,price",
+            "torch-table-loader bench clicks --html bench.html",
         ),
     )
     add_arguments(parser, KEYWORDS)
@@ -71,9 +86,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     workers = "the loader's workers, and pyarrow's threads (default: 2)"
     parser.add_argument("--workers", type=int, default=2, metavar="N", help=workers)
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="pairs of runs (default: 5)")
-    parser.add_argument("--quiet", action="store_true", help="draw no progress bar")
+    parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
+    parser.add_argument("--html", metavar="FILE", help="also write the figures as a page that any browser shows")
     parser.set_defaults(run=run)
-    return parser
+    return [parser]
 
 
 def batch_sizes(text: str) -> list[int]:
@@ -95,10 +111,12 @@ class Duel:
     Args:
         loader: rows a second of the loader, one a round.
         bare: rows a second of pyarrow, one a round.
+        waiting: the share of the loader's time that its caller waited for batches, one a round.
     """
 
     loader: tuple[float, ...]
     bare: tuple[float, ...]
+    waiting: tuple[float, ...]
 
     @property
     def ratios(self) -> list[float]:
@@ -119,20 +137,36 @@ def run(typed: argparse.Namespace) -> None:
     sizes = typed.batch_size
     if typed.rounds < 1 or typed.workers < 1:
         raise ConfigError("bench wants --rounds and --workers of at least 1")
-    tick = _bar(2 * (typed.rounds + 1) * len(sizes), quiet=typed.quiet)
-    rows, told = [], ""
+    runs = 2 * (typed.rounds + 1) * len(sizes)
+    bar = iter(progress_bar("measuring", show=wants_bar(typed))(range(runs), runs))
+    results, value = [], dict[str, Any]()
     for size in sizes:
         loader, dataset = open_loader(typed, batch_size=size, num_workers=typed.workers)
         if not dataset.table.layout.num_rows:
             raise ConfigError("bench wants a table with rows, and this one has none")
-        duel = measure(loader, _bare(dataset, typed.workers), typed.rounds, tick)
-        rows.append((size, *_summary(duel)))
-        told = _what(dataset, typed)
-    header = ("batch size", "loader rows/s: median", "best", "pyarrow rows/s: median", "best", "ratio: median", "best")
-    sys.stdout.write(render(told, header, rows) + "\n")
+        duel = measure(loader, _bare(dataset, typed.workers), typed.rounds, lambda: next(bar, None))
+        results.append(_result(size, duel))
+        value = _what(dataset, typed)
+    next(bar, None)
+    _tell(typed, value, results)
 
 
-def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Callable[[], None]) -> Duel:
+def _tell(typed: argparse.Namespace, value: dict[str, Any], results: list[Result]) -> None:
+    told = (
+        "{rows:,} rows, {columns:,} columns, {files:,} files, {row_groups:,} row groups\n"
+        "{workers} workers ({worker_type}) against {against}, {rounds} rounds (pyarrow {pyarrow})"
+    ).format(**value)
+    table = Table(told, _HEADER, list(map(astuple, results)))
+    value |= {"results": table.records(), "page": typed.html}
+    parts: list[str | Table] = [table]
+    if typed.html is not None:
+        title = getattr(typed, "table", None) or " ".join(map(shown_url, typed.path))
+        write_page(typed.html, bench_page(title, told, results))
+        parts.append(f"page: {typed.html}")
+    show(typed, value, *parts)
+
+
+def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Callable[[], object]) -> Duel:
     """Run both in turn, each first in every second round, after one run of each that does not count.
 
     Args:
@@ -144,11 +178,14 @@ def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Cal
     Raises:
         TableError: they delivered different numbers of rows.
     """
+    waiting: list[float] = []
 
     def ours() -> int:
         for _ in loader:
             pass
-        return loader.metrics().rows
+        done = loader.metrics()
+        waiting.append(done.share_waiting)
+        return done.rows
 
     expected, found = ours(), bare()
     tick()
@@ -159,6 +196,7 @@ def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Cal
             "measure it again, or name files that stay"
         )
     rates: dict[Callable[[], int], list[float]] = {ours: [], bare: []}
+    waiting.clear()
     for number in range(rounds):
         for contender in (ours, bare) if number % 2 == 0 else (bare, ours):
             gc.collect()
@@ -166,7 +204,7 @@ def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Cal
             contender()
             rates[contender].append(expected / (time.perf_counter() - began))
             tick()
-    return Duel(tuple(rates[ours]), tuple(rates[bare]))
+    return Duel(tuple(rates[ours]), tuple(rates[bare]), tuple(waiting))
 
 
 def _bare(dataset: TableDataset, threads: int) -> Callable[[], int]:
@@ -183,36 +221,23 @@ def _bare(dataset: TableDataset, threads: int) -> Callable[[], int]:
     return lambda: scan(job.table, columns)
 
 
-def _summary(duel: Duel) -> tuple[int | float, ...]:
-    rates = (f(side) for side in (duel.loader, duel.bare) for f in (statistics.median, max))
-    return (*map(int, rates), statistics.median(duel.ratios), max(duel.ratios))
+def _result(batch_size: int, duel: Duel) -> Result:
+    rates = (int(f(side)) for side in (duel.loader, duel.bare) for f in (statistics.median, max))
+    loader, loader_best, bare, bare_best = rates
+    ratio, waiting = statistics.median(duel.ratios), statistics.median(duel.waiting)
+    return Result(batch_size, loader, loader_best, bare, bare_best, ratio, max(duel.ratios), waiting)
 
 
-def _what(dataset: TableDataset, typed: argparse.Namespace) -> str:
+def _what(dataset: TableDataset, typed: argparse.Namespace) -> dict[str, Any]:
     layout = dataset.table.layout
-    rival = "read_row_group" if layout.files[0].format == "parquet" else "a pyarrow.dataset scan"
-    return (
-        f"{layout.num_rows:,} rows, {len(dataset.schema)} columns, {len(layout):,} files, {len(layout.group_rows):,} "
-        f"row groups; {typed.workers} workers ({dataset.options.worker_type}) against {rival}, {typed.rounds} rounds "
-        f"(pyarrow {pa.__version__})"
-    )
-
-
-def _bar(runs: int, *, quiet: bool) -> Callable[[], None]:
-    """Draw a bar on stderr that the function that comes back moves on by one run."""
-    if quiet:
-        return lambda: None
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        raise MissingExtraError(
-            "bench draws a progress bar with tqdm; pip install 'torch-table-loader[progress]', or pass --quiet"
-        ) from error
-    bar = tqdm(total=runs, desc="measuring", unit=" runs")
-
-    def tick() -> None:
-        bar.update()
-        if bar.n == runs:
-            bar.close()
-
-    return tick
+    return {
+        "rows": layout.num_rows,
+        "columns": len(dataset.schema),
+        "files": len(layout),
+        "row_groups": len(layout.group_rows),
+        "workers": typed.workers,
+        "worker_type": dataset.options.worker_type,
+        "against": "read_row_group" if layout.files[0].format == "parquet" else "a pyarrow.dataset scan",
+        "rounds": typed.rounds,
+        "pyarrow": pa.__version__,
+    }

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import pyarrow.parquet as pq
 
 from torch_table_loader.cli.arguments import OF_FILES, add_arguments, examples, open_table
+from torch_table_loader.cli.printing import show, wants_bar
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.local_files import new_file
 from torch_table_loader.messages import did_you_mean, progress_bar
@@ -62,7 +61,7 @@ def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema).combine_chunks()
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add this command to the parser of all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "convert",
@@ -80,7 +79,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--to", metavar="NAME", help=to)
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
     parser.set_defaults(run=run)
-    return parser
+    return [parser]
 
 
 def run(typed: argparse.Namespace) -> None:
@@ -100,17 +99,17 @@ def run(typed: argparse.Namespace) -> None:
     is_parquet = all(file.format == "parquet" for file in dataset.table.files)
     writer = _writer(typed.to or ("tensorproto" if is_parquet else "parquet"))
     writer.check(dataset.schema)
-    show = not typed.quiet and sys.stderr.isatty() and find_spec("tqdm") is not None
     rows = files = 0
     with _new_folder(typed.out) as folder:
-        bar = progress_bar("converting", show=show, beside=lambda: f"{rows:,} rows")
+        bar = progress_bar("converting", show=wants_bar(typed), beside=lambda: f"{rows:,} rows")
         parts = _files(dataset, writer.suffix)
         for name, batches in bar(parts, len(dataset.table.files)):
             written = _write(
                 folder / cast("str", name), writer, dataset.schema, cast("Iterator[pa.RecordBatch]", batches)
             )
             rows, files = rows + written, files + (written > 0)
-    print(f"{typed.out} has {rows:,} rows in {files:,} files of the format {writer.name!r}")
+    value = {"out": typed.out, "format": writer.name, "rows": rows, "files": files}
+    show(typed, value, f"{typed.out} has {rows:,} rows in {files:,} files of the format {writer.name!r}")
 
 
 def _writer(name: str) -> FormatWriter:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +16,8 @@ from torch_table_loader.batching.codec import TensorCodec
 from torch_table_loader.batching.kinds import DenseKind, ListsKind
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.cli.arguments import TABLE, add_arguments, examples, loader_keywords, open_loader
-from torch_table_loader.cli.text_tables import render
+from torch_table_loader.cli.printing import Table as Printed
+from torch_table_loader.cli.printing import show, wants_bar, write_page
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.errors import ConfigError, TableError
@@ -26,6 +25,7 @@ from torch_table_loader.explain import explain
 from torch_table_loader.options import LoaderOptions, defaults
 from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.ragged import Pad
+from torch_table_loader.report.markup import size_text
 from torch_table_loader.scrubbing import shown_url
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from torch_table_loader.batching.decoders import Shape
     from torch_table_loader.engine.table import Table
+    from torch_table_loader.explanation import Explanation
     from torch_table_loader.planning.splits import SegmentTable
 
 NOT_TAKEN = frozenset({"worker_type"})
@@ -52,7 +53,7 @@ _LISTS = {"nested": "jagged", "pad": "padded", "offsets": "values and offsets,"}
 Row = Sequence[object]
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add this command to the parser of all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "inspect",
@@ -76,7 +77,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--html", metavar="FILE", help="also write rank 0's plan as a page that any browser shows")
     parser.set_defaults(run=run)
-    return parser
+    return [parser]
 
 
 def run(typed: argparse.Namespace) -> None:
@@ -85,7 +86,7 @@ def run(typed: argparse.Namespace) -> None:
     Args:
         typed: what was typed.
     """
-    draw = sys.stderr.isatty() and find_spec("tqdm") is not None
+    draw = wants_bar(typed)
     ranks = getattr(typed, "num_ranks", 1)
     own = {"rank": 0} if ranks > 1 else {}
     with warnings.catch_warnings():
@@ -100,59 +101,54 @@ def run(typed: argparse.Namespace) -> None:
     keywords = loader_keywords(typed)
     asked = replace(job.options, **{name: keywords.get(name, defaults()[name]) for name in FORM})
     load = Load(job, typed.epoch)
-    for part in tell(job, asked, load, typed.epoch, most):
-        sys.stdout.write(f"{part}\n\n")
+    told = explain(job, typed.epoch)
+    value, parts = tell(job, asked, load, told, most)
     if typed.html is not None:
         title = dataset.table.description or " ".join(map(shown_url, typed.path))
-        write_page(typed.html, title, job, load, typed.epoch)
+        write_page(typed.html, page_of(told, load, title))
+        value["page"] = typed.html
+        parts.append(f"page: {typed.html}")
+    show(typed, value, *parts)
 
 
-def write_page(path: str, title: str, job: StreamJob, load: Load, epoch: int) -> None:
-    """Write the plan of rank 0 as an HTML file, with the load of all ranks where rows are counted.
+def page_of(told: Explanation, load: Load, title: str) -> str:
+    """Return the plan of rank 0 as HTML, with the load of all ranks where rows are counted.
 
     Args:
-        path: of the file, which is replaced.
-        title: of the page.
-        job: rank 0's.
+        told: the plan.
         load: of every rank.
-        epoch: from 0.
-
-    Raises:
-        ConfigError: the file cannot be written.
+        title: of the page.
     """
-    told = explain(job, epoch)
     if load.counted:
         steps = tuple(each for each in load.steps if each is not None)
         rows = tuple(load.rows_of(rank) for rank in range(len(steps)))
         told = replace(told, rows_per_rank=rows, steps_per_rank=steps)
-    try:
-        Path(path).write_text(told.to_html(title), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html must name a file that can be written, got {path!r}: {error.strerror}") from error
-    sys.stdout.write(f"page: {path}\n")
+    return told.to_html(title)
 
 
-def tell(job: StreamJob, asked: LoaderOptions, load: Load, epoch: int, most: int) -> Iterator[str]:
-    """Return the printed tables one by one.
+def tell(
+    job: StreamJob, asked: LoaderOptions, load: Load, told: Explanation, most: int
+) -> tuple[dict[str, Any], list[str | Printed]]:
+    """Return what is known of a table for programs, and the same for people.
 
     Args:
         job: rank 0's, of Arrow batches; it is planned for every rank.
         asked: the options with the form of columns that was typed.
         load: of every rank.
-        epoch: from 0.
-        most: files, workers and ranks that are listed.
+        told: the plan of rank 0.
+        most: files, workers and ranks that are listed for people.
     """
-    told = explain(job, epoch)
-    yield (
-        f"{told.files:,} files, {told.row_groups:,} row groups, {told.rows:,} rows, {told.stored_bytes:,} bytes stored"
-    )
     schema = pa.schema([job.table.schema.field(name) for name in columns_of(job.table, job.options)])
     verdicts = [verdict(job.table, field, asked) for field in schema]
     names = zip(schema.names, map(str, schema.types), verdicts, strict=True)
-    yield render("schema", ("column", "Arrow type", f'with output_format="{asked.output_format}"'), list(names))
-    yield files_table(job, most)
-    yield sizes_table(job, load)
-    yield from load_tables(job, load, most)
+    header = {"name": "column", "type": "Arrow type", "form": f'with output_format="{asked.output_format}"'}
+    tables = {
+        "schema": Printed("schema", header, list(names)),
+        "data_files": files_table(job, most),
+        "sizes": sizes_table(job, load),
+        "workers": workers_table(job, load, most),
+        "ranks": ranks_table(job, load, most),
+    }
     notes = [*told.notes, *_together(job.table, schema, asked, verdicts)]
     known = [steps for steps in load.steps if steps is not None]
     if uneven_steps(known) is not None:
@@ -160,8 +156,15 @@ def tell(job: StreamJob, asked: LoaderOptions, load: Load, epoch: int, most: int
             f"ranks take {min(known):,} to {max(known):,} steps, and a job that synchronises each step (DDP) hangs "
             "where they are unequal; --even-ranks evens them"
         )
-    memory = f"{told.memory_bound:,} bytes of rows in flight at most on a rank, {told.footer_bytes:,} of footers"
-    yield "\n".join([f"memory: {memory}", *(f"note: {note}" for note in notes)])
+    numbers = ("files", "row_groups", "rows", "stored_bytes", "memory_bound", "footer_bytes")
+    value = {name: getattr(told, name) for name in numbers} | {"counted": load.counted, "notes": notes, "page": None}
+    value |= {name: table.records() for name, table in tables.items()}
+    first = f"{told.files:,} files, {told.row_groups:,} row groups, {told.rows:,} rows, "
+    first += f"{size_text(told.stored_bytes)} stored"
+    memory = f"{size_text(told.memory_bound)} of rows in flight at most on a rank, "
+    memory += f"{size_text(told.footer_bytes)} of footers"
+    last = "\n".join([f"memory: {memory}", *(f"note: {note}" for note in notes)])
+    return value, [first, *tables.values(), last]
 
 
 def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
@@ -223,7 +226,7 @@ def _dense(kind: DenseKind) -> str:
     return f"{kind.dtype}{list(kind.inner) or ''}"
 
 
-def files_table(job: StreamJob, most: int) -> str:
+def files_table(job: StreamJob, most: int) -> Printed:
     """Show the first files, and all of them in one line."""
     layout = job.table.layout
     columns = (
@@ -234,9 +237,10 @@ def files_table(job: StreamJob, most: int) -> str:
         layout.kept_groups.tolist(),
     )
     rows: list[Row] = list(zip(*columns, strict=True))
-    header = ("file", "rows", "bytes stored", "row groups", "of them read")
+    header = {"file": "file", "rows": "rows", "stored_bytes": "stored", "row_groups": "row groups"}
+    header["row_groups_read"] = "of them read"
     total = ("all", *(sum(column) for column in columns[1:]))
-    return render("files", header, [*rows[:most], total], _more(rows, most))
+    return Printed("files", header, rows, [total], ("stored_bytes",), most)
 
 
 class Load:
@@ -285,7 +289,7 @@ def bytes_of(segments: SegmentTable) -> NDArray[np.int64]:
     return np.diff(ends[segments.offsets])
 
 
-def sizes_table(job: StreamJob, load: Load) -> str:
+def sizes_table(job: StreamJob, load: Load) -> Printed:
     """Show how files, row groups and splits spread."""
     layout = job.table.layout
     stored = np.array([file.version.num_bytes for file in layout.files], dtype=np.int64)
@@ -293,10 +297,12 @@ def sizes_table(job: StreamJob, load: Load) -> str:
     rows = [
         ("files", len(layout), *_spread(layout.file_rows), *_spread(stored)),
         ("row groups", len(layout.group_rows), *_spread(layout.group_rows), *_spread(layout.group_bytes)),
-        (f"splits by {job.strategy.name}", len(split_rows), *_spread(split_rows), *_spread(split_bytes)),
+        ("splits", len(split_rows), *_spread(split_rows), *_spread(split_bytes)),
     ]
-    header = ("", "number", "rows: least", "median", "most", "bytes: least", "median", "most")
-    return render("sizes (bytes of files as stored, of row groups and splits before compression)", header, rows)
+    header = {"of": "", "number": "number", "least_rows": "rows: least", "median_rows": "median", "most_rows": "most"}
+    header |= {"least_bytes": "size: least", "median_bytes": "median", "most_bytes": "most"}
+    title = f"sizes (files as stored; row groups and splits by {job.strategy.name} decoded)"
+    return Printed(title, header, rows, sizes=("least_bytes", "median_bytes", "most_bytes"))
 
 
 def _spread(values: NDArray[np.int64]) -> tuple[int, int, int]:
@@ -305,19 +311,23 @@ def _spread(values: NDArray[np.int64]) -> tuple[int, int, int]:
     return int(values.min()), int(np.median(values)), int(values.max())
 
 
-def load_tables(job: StreamJob, load: Load, most: int) -> Iterator[str]:
-    """Show the load of workers, where they fit, and of ranks."""
+def workers_table(job: StreamJob, load: Load, most: int) -> Printed:
+    """Show the load of workers."""
     shape = job.topology
     title = f"load of {shape.num_ranks:,} ranks × {shape.lanes:,} workers, {shape.batch_size:,} rows a batch"
     if not load.counted:
         title += "; rows are not counted, so these are the most there can be"
-    header = ("rank", "worker", "pieces", "rows", "bytes to decode", "batches")
-    yield render(title, header, load.workers[:most], _more(load.workers, most))
+    header = {"rank": "rank", "worker": "worker", "pieces": "pieces", "rows": "rows", "decoded_bytes": "to decode"}
+    return Printed(title, header | {"batches": "batches"}, load.workers, (), ("decoded_bytes",), most)
+
+
+def ranks_table(job: StreamJob, load: Load, most: int) -> Printed:
+    """Show the load of ranks."""
     ranks = [(rank, *_sums(load, rank, job.topology.lanes), load.steps[rank]) for rank in range(len(load.steps))]
-    names = ("rank", "pieces", "rows", "bytes to decode", "steps")
+    header = {"rank": "rank", "pieces": "pieces", "rows": "rows", "decoded_bytes": "to decode", "steps": "steps"}
     least, total = ("least", *_fold(min, ranks)), ("most", *_fold(max, ranks))
-    lines: list[Row] = [*ranks[:most], *([least, total] if len(ranks) > 1 else [])]
-    yield render("steps", names, lines, _more(ranks, most))
+    totals = (least, total) if len(ranks) > 1 else ()
+    return Printed("steps", header, ranks, totals, ("decoded_bytes",), most)
 
 
 def _sums(load: Load, rank: int, lanes: int) -> tuple[int, int, int]:
@@ -327,7 +337,3 @@ def _sums(load: Load, rank: int, lanes: int) -> tuple[int, int, int]:
 
 def _fold(which: Any, ranks: Sequence[Any]) -> list[int | None]:
     return [None if column[0] is None else which(column) for column in list(zip(*ranks, strict=True))[1:]]
-
-
-def _more(rows: Sequence[object], most: int) -> str:
-    return f"… and {len(rows) - most:,} more (--lines 0 shows all)" if len(rows) > most else ""

@@ -6,13 +6,12 @@ import argparse
 import base64
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch_table_loader.cli.arguments import OF_FILES, TABLE, add_arguments, examples, open_table
-from torch_table_loader.cli.text_tables import render
+from torch_table_loader.cli.printing import Table, show
 from torch_table_loader.engine.jobs.resolve import columns_of
 from torch_table_loader.units import integer
 
@@ -38,7 +37,7 @@ class Command:
     add: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], None]
 
-    def add_parser(self, commands: Any) -> argparse.ArgumentParser:
+    def add_parser(self, commands: Any) -> list[argparse.ArgumentParser]:
         """Add this command to the parser of all."""
         parser: argparse.ArgumentParser = commands.add_parser(
             self.name,
@@ -47,9 +46,8 @@ class Command:
             epilog=examples(*self.examples),
         )
         self.add(parser)
-        parser.add_argument("--json", action="store_true", help="print JSON")
         parser.set_defaults(run=self.run)
-        return parser
+        return [parser]
 
 
 def _add_head(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +59,12 @@ def _head(typed: argparse.Namespace) -> None:
     """Print the first rows that deletes and filters leave."""
     rows = open_table(typed, **_LOOKING).head(integer("--rows", typed.rows, 0))
     found = [{name: plain(value) for name, value in row.items()} for row in rows.to_pylist()]
-    if typed.json:
-        _print({"rows": found})
-        return
     shown = [[_short(value) for value in row.values()] for row in found]
-    sys.stdout.write(render(f"the first {len(found):,} rows", rows.schema.names, shown) + "\n")
+    show(
+        typed,
+        {"rows": found},
+        Table(f"the first {len(found):,} rows", {name: name for name in rows.schema.names}, shown),
+    )
 
 
 def _add_schema(parser: argparse.ArgumentParser) -> None:
@@ -78,11 +77,10 @@ def _schema(typed: argparse.Namespace) -> None:
     table = dataset.table
     fields = [table.schema.field(name) for name in columns_of(table, dataset.options)]
     columns = [{"name": each.name, "type": str(each.type), "nullable": each.nullable} for each in fields]
-    if typed.json:
-        _print({"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns})
-        return
     rows = [(each["name"], each["type"], "yes" if each["nullable"] else "no") for each in columns]
-    sys.stdout.write(render(table.description or "schema", ("column", "Arrow type", "nulls allowed"), rows) + "\n")
+    header = {"name": "column", "type": "Arrow type", "nullable": "nulls allowed"}
+    value = {"table": table.description or None, "snapshot_id": table.snapshot_id, "columns": columns}
+    show(typed, value, Table(table.description or "schema", header, rows))
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -97,11 +95,9 @@ def _plan(typed: argparse.Namespace) -> None:
     dataset = open_table(typed, **own)
     dataset.set_epoch(typed.epoch)
     found = dataset.explain()
-    if typed.json:
-        _print({name: value for name, value in asdict(found).items() if name != "order"})
-        return
+    value = {name: value for name, value in asdict(found).items() if name != "order"}
     description = dataset.table.description
-    sys.stdout.write(f"{description}\n{found}\n" if description else f"{found}\n")
+    show(typed, value, f"{description}\n{found}" if description else str(found))
 
 
 def plain(value: Any) -> Any:
@@ -129,10 +125,6 @@ def _short(value: Any) -> str | int | float | None:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = " ".join(text.split())
     return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
-
-
-def _print(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n")
 
 
 _LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_filtered": False}

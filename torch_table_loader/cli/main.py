@@ -11,13 +11,25 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from torch_table_loader.cli import bench, convert, inspect, looking, registry, sample, store, tokenize
+from torch_table_loader.cli import bench, completion, convert, inspect, looking, registry, sample, store, tokenize
 from torch_table_loader.cli.arguments import Help
 from torch_table_loader.errors import TableLoaderError
 from torch_table_loader.scrubbing import without_logins
 
-COMMANDS = (inspect, looking.head, looking.schema, looking.plan, bench, store, tokenize, convert, sample, registry)
-"""Each has ``add_parser(subparsers)``, which sets ``run``: a function of what was typed."""
+COMMANDS = (
+    inspect,
+    looking.head,
+    looking.schema,
+    looking.plan,
+    bench,
+    store,
+    tokenize,
+    convert,
+    sample,
+    registry,
+    completion,
+)
+"""Each has ``add_parser(subparsers)``, which returns parsers that set ``run``: a function of what was typed."""
 
 USAGE_ERROR = 2
 
@@ -83,7 +95,12 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"torch-table-loader {version('torch-table-loader')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
-        command.add_parser(commands).add_argument("--debug", action="store_true", help="show the traceback of an error")
+        for made in command.add_parser(commands):
+            if command is completion:
+                made.set_defaults(parser=parser)
+            else:
+                made.add_argument("--json", action="store_true", help="print one JSON object")
+            made.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from torch_table_loader.cli.text_tables import render
+from torch_table_loader.cli.arguments import examples
+from torch_table_loader.cli.printing import Table, show
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.format_contracts import ListCountingReader, RangedReader, Traits
 from torch_table_loader.plugins import origins
@@ -74,16 +74,16 @@ _SOURCES = (
 )
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add this command to the parser of all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "formats",
         help="list formats and sources, where each comes from and what it can do",
         description="Lists the formats and sources of this library, and the formats that other distributions install.",
+        epilog=examples("torch-table-loader formats", "torch-table-loader formats --json"),
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
-    return parser
+    return [parser]
 
 
 def run(typed: argparse.Namespace) -> None:
@@ -93,10 +93,7 @@ def run(typed: argparse.Namespace) -> None:
         typed: what was typed.
     """
     formats, sources = format_entries(), source_entries()
-    if typed.json:
-        said = {"formats": list(map(asdict, formats)), "sources": list(map(asdict, sources))}
-        sys.stdout.write(json.dumps(said, indent=1) + "\n")
-        return
+    said = {"formats": list(map(asdict, formats)), "sources": list(map(asdict, sources))}
     rows = [
         (
             each.name,
@@ -110,12 +107,21 @@ def run(typed: argparse.Namespace) -> None:
         if not each.error
     ]
     header = ("format", "names end with", "a file is cut into", "pruned by", "ranges", "rows known from")
-    sys.stdout.write(render("formats", header, rows) + "\n")
-    sys.stdout.write(f"  text ({', '.join(TEXT_FORMATS)}) may be compressed: {' '.join(CODECS)}\n\n")
+    compressed = f"text ({', '.join(TEXT_FORMATS)}) may be compressed: {' '.join(CODECS)}"
     where = [(each.name, each.origin, _state(each.needs, each.error)) for each in formats]
-    sys.stdout.write(render("formats come from", ("format", "distribution", "state"), where) + "\n\n")
     opened = [(each.name, each.origin, each.call, _state(each.needs, "")) for each in sources]
-    sys.stdout.write(render("sources", ("source", "distribution", "opened by", "state"), opened) + "\n")
+    show(
+        typed,
+        said,
+        _table("formats", header, rows),
+        compressed,
+        _table("formats come from", ("format", "distribution", "state"), where),
+        _table("sources", ("source", "distribution", "opened by", "state"), opened),
+    )
+
+
+def _table(title: str, header: tuple[str, ...], rows: Sequence[Sequence[object]]) -> Table:
+    return Table(title, {name: name for name in header}, rows)
 
 
 def format_entries() -> list[FormatEntry]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_table_loader.cli.arguments import examples
+from torch_table_loader.cli.printing import show
 from torch_table_loader.errors import ConfigError
 
 DAYS = 7
@@ -50,7 +50,7 @@ def write_sample(root: Path) -> int:
     return DAYS * ROWS
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add this command to the parser of all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sample",
@@ -60,9 +60,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("out", metavar="OUT", help="a folder that is not there, or empty")
     parser.set_defaults(run=_run)
-    return parser
+    return [parser]
 
 
 def _run(typed: argparse.Namespace) -> None:
     rows = write_sample(Path(typed.out))
-    sys.stdout.write(f"wrote {rows:,} rows in {DAYS} files to {typed.out}\n")
+    value = {"out": typed.out, "rows": rows, "files": DAYS}
+    show(typed, value, f"wrote {rows:,} rows in {DAYS} files to {typed.out}")

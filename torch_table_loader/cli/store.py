@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.cli.arguments import OF_FILES, Asked, add_arguments, asked_for
-from torch_table_loader.cli.text_tables import render
+from torch_table_loader.cli.arguments import OF_FILES, Asked, add_arguments, asked_for, examples
+from torch_table_loader.cli.printing import Table, show
 from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.rank_info import resolve_ranks
@@ -24,6 +24,7 @@ from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.options import DEFAULT_RETRY_SECONDS, LoaderOptions
 from torch_table_loader.read.formats import reader_for
 from torch_table_loader.read.suffixes import reader_by_suffix
+from torch_table_loader.report.markup import size_text
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.store.manifest import Manifest, check_store, read_manifest
 
@@ -36,16 +37,23 @@ _KEYWORDS = (*OF_FILES, "columns")
 _PREFIX = "rows-"
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add the command."""
-    parser: argparse.ArgumentParser = commands.add_parser("store", help="build, list, verify and prune row stores")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "store",
+        help="build, list, verify and prune row stores",
+        description='Looks after the stores of shuffle="rows".',
+        epilog=examples("torch-table-loader store build clicks --store stores", "torch-table-loader store list"),
+    )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    build = actions.add_parser("build", help="build the store of a table, which later runs then open")
+    build = _action(
+        actions, "build", "build the store of a table, which later runs then open", "clicks --columns label"
+    )
     add_arguments(build, _KEYWORDS)
     add_builder_arguments(build)
-    listing = actions.add_parser("list", help="list the stores of a folder")
-    verify = actions.add_parser("verify", help="read whole stores and compare their checksums")
-    prune = actions.add_parser("prune", help="remove stores")
+    listing = _action(actions, "list", "list the stores of a folder", "--store stores --json")
+    verify = _action(actions, "verify", "read whole stores and compare their checksums", "--store stores")
+    prune = _action(actions, "prune", "remove stores", "--damaged --unfinished --older-than 30")
     prune.add_argument("--damaged", action="store_true", help="those that are damaged")
     prune.add_argument("--unfinished", action="store_true", help="those whose build was left, and is not going on")
     prune.add_argument("--older-than", type=float, metavar="DAYS", help="those that were finished so long ago")
@@ -55,6 +63,16 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
             "--store", metavar="DIR", help="the folder of stores, for build also a URL (default: the cache directory)"
         )
         action.set_defaults(run=run)
+    return [build, listing, verify, prune]
+
+
+def _action(actions: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=examples(f"torch-table-loader store {name} {example}"),
+    )
     return parser
 
 
@@ -73,23 +91,29 @@ def _build(typed: argparse.Namespace) -> None:
 
 
 def _list(typed: argparse.Namespace) -> None:
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for place, manifest, fault in _stores(_folder(typed)):
         if manifest is None:
-            rows.append([place.name, None, None, 0, "damaged" if fault else "unfinished"])
+            rows.append((place.name, None, None, None, "damaged" if fault else "unfinished"))
         else:
             made = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.made))
-            rows.append([place.name, manifest.num_rows, manifest.num_bytes, len(manifest.schema), made])
-    print(render(str(_folder(typed)), ["store", "rows", "bytes", "columns", "made"], rows))
+            rows.append((place.name, manifest.num_rows, manifest.num_bytes, len(manifest.schema), made))
+    header = {"store": "store", "rows": "rows", "bytes": "size", "columns": "columns", "made": "made"}
+    table = Table(str(_folder(typed)), header, rows, sizes=("bytes",))
+    show(typed, {"folder": str(_folder(typed)), "stores": table.records()}, table)
 
 
 def _verify(typed: argparse.Namespace) -> None:
-    faults = []
+    faults, states = [], {}
     for place, manifest, fault in _stores(_folder(typed)):
         found = fault or (None if manifest is None else _fault_of(place, manifest))
-        state = f"damaged: {found}" if found else "unfinished" if manifest is None else "whole"
-        print(f"{place.name}: {state}")
+        states[place.name] = f"damaged: {found}" if found else "unfinished" if manifest is None else "whole"
+        if not typed.json:
+            print(f"{place.name}: {states[place.name]}", flush=True)
         faults += [place.name] if found else []
+    if typed.json:
+        listed = [{"store": name, "state": state} for name, state in states.items()]
+        show(typed, {"folder": str(_folder(typed)), "stores": listed})
     if faults:
         raise TableError(f"{len(faults)} damaged row stores: {', '.join(faults)}; `store prune --damaged` removes them")
 
@@ -97,6 +121,7 @@ def _verify(typed: argparse.Namespace) -> None:
 def _prune(typed: argparse.Namespace) -> None:
     if not (typed.damaged or typed.unfinished or typed.older_than is not None or typed.name):
         raise ConfigError("prune wants --damaged, --unfinished, --older-than DAYS or --name NAME")
+    removed = []
     for place, manifest, fault in _stores(_folder(typed)):
         damaged = typed.damaged and (fault or (manifest is not None and _fault_of(place, manifest)))
         left = typed.unfinished and manifest is None and not fault and not _is_going_on(place)
@@ -106,7 +131,9 @@ def _prune(typed: argparse.Namespace) -> None:
                 place.unlink()
             else:
                 shutil.rmtree(place)
-            print(f"removed {place.name}")
+            removed.append(place.name)
+    told = [f"removed {name}" for name in removed]
+    show(typed, {"folder": str(_folder(typed)), "removed": removed}, *(["\n".join(told)] if told else []))
 
 
 def _stores(folder: Path) -> Iterator[tuple[Path, Manifest | None, str]]:
@@ -169,13 +196,20 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
     assert store.place is not None  # noqa: S101 a folder was named
     manifest = read_manifest(store.place)
     if manifest is None:  # this machine keeps no copy of what another built
-        print(f"{store.spec.name}: is there already")
+        value: dict[str, Any] = {
+            "store": store.spec.name,
+            **dict.fromkeys(("rows", "bytes", "seconds", "chunks")),
+            "builders": [],
+        }
+        show(typed, value, f"{store.spec.name}: is there already")
         return
     seconds, chunks = time.perf_counter() - began, len(manifest.parts)
     if typed.engine is None:
         builders = [f"this process built {len(store.built)} of {chunks} chunks"]
-    first = f"{store.spec.name}: {manifest.num_rows:,} rows, {manifest.num_bytes:,} bytes, {seconds:.1f} s"
-    print("\n  ".join([first, *builders]), flush=True)
+    first = f"{store.spec.name}: {manifest.num_rows:,} rows, {size_text(manifest.num_bytes)}, {seconds:.1f} s"
+    value = {"store": store.spec.name, "rows": manifest.num_rows, "bytes": manifest.num_bytes}
+    value |= {"seconds": seconds, "chunks": chunks, "builders": builders}
+    show(typed, value, "\n  ".join([first, *builders]))
 
 
 def _open(asked: Asked, *, show_progress: bool) -> RowStoreHandle:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from importlib.util import find_spec
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 from torch_table_loader.cli.arguments import OF_FILES, add_arguments, comma_separated, examples, open_table
+from torch_table_loader.cli.printing import show, wants_bar
 from torch_table_loader.engine.machine import ranks_on_this_node, usable_cpus
 from torch_table_loader.engine.ray_cluster import RayCluster, ray_cluster
 from torch_table_loader.errors import ConfigError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _KEYWORDS = (*OF_FILES, "split_bytes", "split_rows")
 
 
-def add_parser(commands: Any) -> argparse.ArgumentParser:
+def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add this command to the parser of all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "tokenize",
@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--rank", type=int, metavar="N", help="which of them this is")
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
     parser.set_defaults(run=run)
-    return parser
+    return [parser]
 
 
 def run(typed: argparse.Namespace) -> None:
@@ -90,11 +90,10 @@ def run(typed: argparse.Namespace) -> None:
             share = _tokenize(typed, 1, cluster)
     told = f"{share.written:,} of {share.num_parts:,} files written: {share.documents:,} rows, {share.tokens:,} tokens"
     told += f", {share.dropped:,} rows without text left out" if share.dropped else ""
-    print(f"{told}, {time.perf_counter() - began:.1f} s")
-    if share.finished:
-        print(f"{typed.out} is whole")
-    else:
-        print(f"{typed.out} will be there when the other ranks are done")
+    seconds = time.perf_counter() - began
+    end = "is whole" if share.finished else "will be there when the other ranks are done"
+    value = {**asdict(share), "seconds": seconds}
+    show(typed, value, f"{told}, {seconds:.1f} s\n{typed.out} {end}")
 
 
 def _tokenize(typed: argparse.Namespace, workers: int, cluster: RayCluster | None) -> TokenizedShare:
@@ -120,6 +119,6 @@ def _open(typed: argparse.Namespace) -> TableDataset:
     ranks = alone if typed.rank is None else {"num_ranks": typed.num_ranks, "rank": typed.rank}
     # Every row comes once, in any number of steps: nothing is counted, and no rank is warned of unequal steps.
     own: dict[str, Any] = {"drop_last": True, "count_filtered": False, "output_format": "arrow"}
-    own["show_progress"] = not typed.quiet and sys.stderr.isatty() and find_spec("tqdm") is not None
+    own["show_progress"] = wants_bar(typed)
     own |= {"columns": list(dict.fromkeys([typed.column, *typed.keep])), **ranks}
     return open_table(typed, **own)

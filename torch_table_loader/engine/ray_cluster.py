@@ -89,7 +89,7 @@ def ray_cluster(address: str | None = None) -> Iterator[RayCluster]:
         import ray
     except ImportError as error:
         raise MissingExtraError(
-            f"spreading work over a Ray cluster needs Ray ({error}); pip install 'torch-table-loader[engines]'"
+            f"spreading work over a Ray cluster needs Ray ({error}); pip install 'ray[train]'"
         ) from error
     if ray.is_initialized():
         yield RayCluster(ray)

@@ -74,14 +74,15 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Markup:
     return element("table", *head, element("tbody", *body), class_="narrow")
 
 
-def bars(header: Sequence[str], lines: Sequence[Bar]) -> Markup:
+def bars(header: Sequence[str], lines: Sequence[Bar], longest: float | None = None) -> Markup:
     """Return a chart of horizontal bars, as a table.
 
     Args:
         header: the name of the lines, of the bars, and of each cell behind them.
         lines: of which the first are drawn.
+        longest: the length that fills a line; without it, that of the longest bar.
     """
-    most = max((line.length for line in lines), default=0)
+    most = max((line.length for line in lines), default=0) if longest is None else longest
     body = [
         element(
             "tr",

@@ -114,11 +114,10 @@ def filesystem_class(protocol: str) -> Any:
             "or install the package that registers it with fsspec"
         ) from error
     except ImportError as error:
-        remedy = (
-            "pip install torch-table-loader[s3]"
-            if protocol in S3_PROTOCOLS
-            else f"install its fsspec package ({error})"
-        )
+        extras = (("s3", S3_PROTOCOLS), ("gcs", GCS_PROTOCOLS), ("azure", AZURE_PROTOCOLS))
+        extra = next((name for name, protocols in extras if protocol in protocols), None)
+        own = f"install its fsspec package ({error})"
+        remedy = own if extra is None else f"pip install 'torch-table-loader[{extra}]'"
         raise MissingExtraError(f"{protocol}:// needs a package that is not installed; {remedy}") from error
 
 

@@ -16,11 +16,11 @@ from torch_table_loader.engine.jobs.mixture_form import common_form, same
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.jobs.table_rows import TableItems
+from torch_table_loader.engine.mixture_state import MixtureState, StreamsState, of_source
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import RankInfo, resolve_ranks
-from torch_table_loader.engine.state import MixtureState, current_version
-from torch_table_loader.engine.streams_state import StreamsState
-from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.engine.state import current_version
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.keywords import check_names, make_options
 from torch_table_loader.option_groups import flattened
 from torch_table_loader.planning.mixed_stages import MixedPosition
@@ -242,19 +242,14 @@ class MixedDataset(RankDataset):
         if "sources" not in state:
             return job
         written = current_version(state)
-        saved: MixtureState | StreamsState
-        if isinstance(mixed, MixedStreamJob):
-            saved = StreamsState.from_state(mixed.identity["options"], written)
-        else:
-            saved = MixtureState.from_state(written)
+        kind = StreamsState if isinstance(mixed, MixedStreamJob) else MixtureState
+        saved = kind.from_state(mixed.identity["options"], written)
         reopened = {}
         for name in saved.sources.keys() & self._sources.keys():
             dataset = self._sources[name]
             own = saved.source_state(name, dataset.job.identity)
-            try:
+            with of_source(name):
                 reopened[name] = dataset._position.reopened(own)
-            except ResumeError as error:
-                raise ResumeError(f"source {name!r}: {error}") from error
         if isinstance(mixed, MixedStreamJob):
             streams = {name: own for name, own in reopened.items() if isinstance(own, StreamJob)}
             return mixed.with_sources(streams)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tests.iceberg import COLUMNS, IcebergWriter
 from tests.laws.effort import examples
+from tests.torch.mixtures import Row, ranks_take, source_rows, worlds
 from tests.torch.tables import meant_warnings
 from torch_table_loader import (
     ConfigError,
@@ -37,8 +38,6 @@ from torch_table_loader.engine import sizes
 
 SIZES = {"a": 300, "b": 120, "c": 17}
 WEIGHTS = {"a": 5, "b": 3, "c": 1}
-
-Row = tuple[str, int]
 
 
 class FirstFile:
@@ -80,42 +79,23 @@ def make(
 
 def rows(batch: Any, names: tuple[str, ...] = tuple(SIZES)) -> list[Row]:
     """Give source and id of each row of a batch, padding left out."""
-    pads = batch["padding"].tolist() if "padding" in batch else [False] * len(batch["id"])
-    found = list(zip(batch["source"].tolist(), batch["id"].tolist(), batch["text"], pads, strict=True))
-    assert all(text == f"{names[source]} {row}" for source, row, text, _ in found)
-    return [(names[source], row) for source, row, _, padding in found if not padding]
+    of = batch["source"].tolist()
+    assert batch["text"] == [f"{names[source]} {row}" for source, row in zip(of, batch["id"].tolist(), strict=True)]
+    return source_rows(batch, names)
 
 
 def job(tables: Mapping[str, str], state: Any, steps: int | None, **world: Any) -> tuple[list[list[Row]], Any]:
     """Give what all ranks deliver in some steps, step by step, and the state after them."""
-    taken, states = [], []
-    for rank in range(world["num_ranks"]):
-        loader, dataset = make(tables, rank=rank, **world)
-        if state is not None:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-        taken.append([rows(batch, dataset.source_names) for batch in islice(loader, steps)])
-        if steps is None:
-            assert len(loader) == len(taken[-1]) or state is not None
-        states.append(loader.state_dict())
+    taken, states = ranks_take(partial(make, tables), state, steps, rows=rows, **world)
     most = max(map(len, taken))
     found = [[row for own in taken if step < len(own) for row in own[step]] for step in range(most)]
     return found, next((state for state in states if state["history"][-1][-1] is not True), states[0])
 
 
-worlds = st.fixed_dictionaries(
-    {
-        "num_ranks": st.integers(1, 3),
-        "num_workers": st.integers(0, 3),
-        "batch_size": st.integers(1, 30),
-        "even_ranks": st.sampled_from([None, "pad"]),
-    }
-)
-
-
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    chain=st.lists(st.tuples(worlds, st.integers(0, 6)), max_size=3),
-    last=worlds,
+    chain=st.lists(st.tuples(worlds(30, 3), st.integers(0, 6)), max_size=3),
+    last=worlds(30, 3),
     weights=st.sampled_from(["rows", WEIGHTS]),
     stop=st.sampled_from(["first_exhausted", "all_exhausted"]),
     shuffle=st.booleans(),
@@ -138,7 +118,7 @@ def test_every_row_comes_as_often_as_any_other_over_any_chain_of_worlds(
 
 
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
-@given(world=worlds, weights=st.sampled_from(["rows", WEIGHTS, {"a": 1, "b": 1, "c": 0}]))
+@given(world=worlds(30, 3), weights=st.sampled_from(["rows", WEIGHTS, {"a": 1, "b": 1, "c": 0}]))
 def test_each_source_has_its_share_after_every_step_that_has_room_for_all(
     tables: dict[str, str], world: Any, weights: Any
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.laws.effort import examples
+from tests.torch.mixtures import Row, ranks_take, source_rows, worlds
 from tests.torch.tables import meant_warnings
 from torch_table_loader import ConfigError, MixedDataset, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.errors import ConfigTypeError
@@ -24,7 +26,6 @@ from torch_table_loader.errors import ConfigTypeError
 SIZES = {"a": 600, "b": 240, "c": 7}
 
 Tables = dict[str, str]
-Row = tuple[str, int]
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +46,9 @@ def make(tables: Tables, weights: Any = "rows", **options: Any) -> tuple[TableLo
         return MixedDataset.create_dataloader(sources, weights, **({"check_plan": False, "batch_size": 16} | options))
 
 
-def rows(batch: Any, names: tuple[str, ...]) -> list[Row]:
-    pads = batch["padding"].tolist() if "padding" in batch else [False] * len(batch["id"])
-    found = zip(batch["source"].tolist(), batch["id"].tolist(), pads, strict=True)
-    return [(names[source], row) for source, row, padding in found if not padding]
-
-
 def job(tables: Tables, state: Any, steps: int | None, change: Any = None, **world: Any) -> tuple[list[Row], Any]:
     """Give what all ranks deliver in some steps, in the job's order, and the state after them."""
-    taken, states = [], []
-    for rank in range(world["num_ranks"]):
-        loader, dataset = make(tables, rank=rank, **world)
-        if state is not None:
-            loader.load_state_dict(json.loads(json.dumps(state)))
-        taken.append([rows(batch, dataset.source_names) for batch in islice(loader, steps)])
-        if change is not None:
-            change(dataset)
-        states.append(loader.state_dict())
+    taken, states = ranks_take(partial(make, tables), state, steps, change, **world)
     found = []
     for step in range(max(map(len, taken))):
         parts = [own[step] for own in taken if step < len(own)]
@@ -69,20 +56,10 @@ def job(tables: Tables, state: Any, steps: int | None, change: Any = None, **wor
     return found, next((state for state in states if not state["position"][1]), states[0])
 
 
-worlds = st.fixed_dictionaries(
-    {
-        "num_ranks": st.integers(1, 3),
-        "num_workers": st.integers(0, 2),
-        "batch_size": st.integers(1, 40),
-        "even_ranks": st.sampled_from([None, "pad"]),
-    }
-)
-
-
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    chain=st.lists(st.tuples(worlds, st.integers(0, 6)), max_size=3),
-    last=worlds,
+    chain=st.lists(st.tuples(worlds(40), st.integers(0, 6)), max_size=3),
+    last=worlds(40),
     stop=st.sampled_from(["first_exhausted", "all_exhausted"]),
     gone=st.sets(st.integers(0, 239), max_size=30),
     epoch=st.integers(0, 2),
@@ -121,16 +98,16 @@ def test_weights_become_natural_again_and_the_rest_comes_once(
     batches, found = iter(loader), Counter[Row]()
     for number, weights in zip(steps, (named, "rows", None), strict=True):
         for batch in islice(batches, number):
-            found.update(rows(batch, dataset.source_names))
+            found.update(source_rows(batch, dataset.source_names))
         if weights is not None:
             dataset.set_weights(weights)  # type: ignore[arg-type]
             assert isinstance(loader.state_dict()["newest"], str) == (weights == "rows")
     state = json.loads(json.dumps(loader.state_dict()))
     before = found.copy()
-    found.update(row for batch in batches for row in rows(batch, dataset.source_names))
+    found.update(row for batch in batches for row in source_rows(batch, dataset.source_names))
     other, own = make(tables, batch_size=7, stop=stop, num_workers=2)
     other.load_state_dict(state)
-    assert before + Counter(row for batch in other for row in rows(batch, own.source_names)) == found
+    assert before + Counter(row for batch in other for row in source_rows(batch, own.source_names)) == found
     assert found == Counter({(name, row): 1 for name, size in SIZES.items() for row in range(size)})
 
 
@@ -153,7 +130,7 @@ def test_each_epoch_takes_the_shares_of_its_rows(tables: Tables) -> None:
     assert (state["given"], state["newest"], state["mixture"]["block"]) == ("rows", "rows", 0)
     for epoch, size in ((0, 480), (1, 480)):
         loader.set_epoch(epoch)
-        assert Counter(row for batch in loader for row in rows(batch, dataset.source_names)).total() == size
+        assert Counter(row for batch in loader for row in source_rows(batch, dataset.source_names)).total() == size
     dataset.exclude({"a": range(600), "b": range(240)})
     loader.set_epoch(2)
     with pytest.raises(ConfigError, match="no source has a row"):
@@ -163,7 +140,7 @@ def test_each_epoch_takes_the_shares_of_its_rows(tables: Tables) -> None:
 def test_an_epoch_without_end_goes_round_by_natural_shares(tables: Tables) -> None:
     loader, dataset = make(tables, stop="forever", batch_size=sum(SIZES.values()))
     for batch in islice(loader, 2):
-        assert Counter(name for name, _ in rows(batch, dataset.source_names)) == SIZES
+        assert Counter(name for name, _ in source_rows(batch, dataset.source_names)) == SIZES
 
 
 def test_explain_says_what_holds(tables: Tables) -> None:

@@ -12,13 +12,26 @@ import pyarrow as pa
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.indexed_job import Items
-from torch_table_loader.engine.jobs.mixture_form import checked_weights, common_columns, places_of, resolve_block
+from torch_table_loader.engine.jobs.mixture_form import (
+    checked_weights,
+    common_columns,
+    end_of,
+    places_of,
+    resolve_block,
+    share_notes,
+)
 from torch_table_loader.engine.jobs.resolve import with_padding
 from torch_table_loader.engine.jobs.table_rows import TableItems, TurnsOf
+from torch_table_loader.engine.mixture_state import (
+    MixtureState,
+    Weights,
+    mixture_identity,
+    of_source,
+    write_mixture_state,
+)
 from torch_table_loader.engine.row_store import crosses_by_fork
-from torch_table_loader.engine.state import MixtureState, Weights, check_mixture, write_mixture_state
 from torch_table_loader.engine.work.indexed_work import MixedStream, SourceStream
-from torch_table_loader.errors import ConfigError, ConfigTypeError, ResumeError
+from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.planning.distinct import distinct
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.global_batches import ENDLESS
@@ -132,13 +145,8 @@ class MixedRows(Items):
     @property
     def identity(self) -> dict[str, Any]:
         """The tables and options that a state is bound to; weights are no part of it."""
-        sources = {}
-        for name, rows in self.sources.items():
-            own = rows.identity
-            options = {name: own["options"][name] for name in own["options"] if name not in ("shuffle", "shuffle_seed")}
-            sources[name] = {"table": own["table"], "options": options}
         options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block}
-        return {"sources": sources, "options": options}
+        return mixture_identity({name: rows.identity for name, rows in self.sources.items()}, options)
 
     @property
     def compared(self) -> Mapping[str, Any]:
@@ -290,8 +298,7 @@ class MixedRows(Items):
         Sources may have come and gone since, and the loader may have been made with other weights: they hold from
         there on. Otherwise the state's weights go on.
         """
-        check_mixture(self.identity["options"], state)
-        saved = MixtureState.from_state(state)
+        saved = MixtureState.from_state(self.identity["options"], state)
         sources = {
             name: self._resumed(name, saved, topology) if name in saved.names else rows
             for name, rows in self.sources.items()
@@ -327,10 +334,9 @@ class MixedRows(Items):
     def _resumed(self, name: str, saved: MixtureState, topology: Topology) -> TableItems:
         """Let a source find its own part of a state; nothing need be left of it."""
         rows = self.sources[name]
-        try:
-            rows, _ = rows.resume(saved.source_state(name, rows.identity), topology)
-        except ResumeError as error:
-            raise ResumeError(f"source {name!r}: {error}") from error
+        start = {"epoch": saved.epoch, "consumed": 0}
+        with of_source(name):
+            rows, _ = rows.resume(saved.source_state(name, rows.identity) | start, topology)
         return rows.resumed(saved.exclusions[name], saved.epoch)
 
     def warn_of_undone(self, other: Items) -> None:
@@ -380,29 +386,21 @@ class MixedRows(Items):
         """What `explain()` says of the sources, their shares and their stores."""
         mixture = position.mixed
         shares = sum(mixture.shares.weights)
-        length = None if position.total == ENDLESS else position.total
-        taken = (0,) * len(mixture.names) if length is None else mixture.rows_before(length)
-        rows = dict(zip(mixture.names, zip(position.rows, taken, strict=True), strict=True))
-        notes = []
-        for number, name in enumerate(self.sources):
-            left, delivered = rows[name]
-            note = f"source {number} is {name!r}: {left:,} rows, a share of {mixture.weights[name] / shares:.4g}"
-            if length is not None and left:
-                note += f", so that the epoch delivers {delivered:,}, which is {delivered / left:.3g} times all of them"
-            notes.append(note)
-        ends = {
-            "first_exhausted": "before any source repeats a row",
-            "all_exhausted": "when each source has delivered all its rows",
-            "forever": "never",
-        }
+        taken = None if position.total == ENDLESS else mixture.rows_before(position.total)
+        sources = share_notes(
+            tuple(self.sources),
+            dict(zip(mixture.names, position.rows, strict=True)),
+            {name: weight / shares for name, weight in mixture.weights.items()},
+            None if taken is None else dict(zip(mixture.names, taken, strict=True)),
+        )
         held = (
             f"in every run of {mixture.block_rows:,} rows" if self.block else "after every row, but for less than one,"
         )
         stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
         return [
-            *notes,
+            *sources,
             *stores,
-            f"{held} each source has its share; the epoch ends {ends[self.stop]}",
+            f"{held} each source has its share; the epoch ends {end_of(self.stop)}",
         ]
 
     def close_clients(self) -> None:

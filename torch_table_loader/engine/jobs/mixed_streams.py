@@ -17,15 +17,23 @@ from torch_table_loader.engine.jobs.job import Job, LaneLoad, Outline, PlannedSt
 from torch_table_loader.engine.jobs.mixed_rows import WeightState
 from torch_table_loader.engine.jobs.mixture_form import (
     common_columns,
+    end_of,
     flat_columns,
     places_of,
     sequence_form,
+    share_notes,
     stream_weights,
 )
 from torch_table_loader.engine.jobs.resolve import topology_of, with_padding
+from torch_table_loader.engine.mixture_state import (
+    StreamsState,
+    Weights,
+    mixture_identity,
+    of_source,
+    write_streams_state,
+)
 from torch_table_loader.engine.sizes import TENSOR_BYTES, batches_of_a_gather, rows_in_flight
-from torch_table_loader.engine.state import Weights, check_state, current_version
-from torch_table_loader.engine.streams_state import StreamsState, write_streams_state
+from torch_table_loader.engine.state import check_state, current_version
 from torch_table_loader.engine.work.mixed_stream_work import MixedStreamWork, StreamPart
 from torch_table_loader.engine.work.source_form import PlainForm
 from torch_table_loader.errors import ConfigError, ResumeError
@@ -136,15 +144,11 @@ class MixedStreamJob(Job):
     @cached_property
     def identity(self) -> Mapping[str, Any]:
         """The tables and options that a state is bound to; weights are no part of it."""
-        sources = {}
-        for name, source in self.sources.items():
-            own = source.identity
-            options = {option: value for option, value in own["options"].items() if option != "shuffle_seed"}
-            sources[name] = {"table": own["table"], "options": options}
         options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None}
         if self.options.pack is not None:
             options["seq_len"] = self.options.pack.seq_len
-        return {"sources": sources, "options": options}
+        sources = {name: source.identity for name, source in self.sources.items()}
+        return mixture_identity(sources, options, unused=("shuffle_seed",))
 
     @property
     def compared(self) -> Mapping[str, Any]:
@@ -251,10 +255,8 @@ class MixedStreamJob(Job):
         for name in saved.sources.keys() & self.sources.keys():
             source = self.sources[name]
             bound = source.identity
-            try:
+            with of_source(name):
                 check_state(bound, source.table, saved.source_state(name, bound), source.options.filters)
-            except ResumeError as error:
-                raise ResumeError(f"source {name!r}: {error}") from error
         position = saved.position
         refuse_ended(position.consumed, position.total, ended=position.ended)
         newest = saved.newest if saved.given == self.given else self.given
@@ -380,23 +382,15 @@ class MixedStreamJob(Job):
         taken = (
             None if deal.total == ENDLESS else dict(zip(deal.names, deal.rows_before(deal.total).tolist(), strict=True))
         )
-        notes = []
         what = "row" if self.options.pack is None else "sequence"
-        for number, (name, rows) in enumerate(self._rows.items()):
-            note = f"source {number} is {name!r}: {rows:,} {what}s, a share of {deal.by_name[name] / shares:.4g}"
-            if taken is not None and rows:
-                times = taken[name] / rows
-                note += f", so that the epoch delivers {taken[name]:,}, which is {times:.3g} times all of them"
-            notes.append(note)
+        weights = {name: weight / shares for name, weight in deal.by_name.items()}
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
-        ends = {
-            "first_exhausted": f"before any source repeats a {what}",
-            "all_exhausted": f"when each source has delivered all its {what}s",
-            "forever": "never",
-        }
         return [
-            *notes,
-            f"{every} each source has its share, but for less than one {what}; the epoch ends {ends[self.stop]}",
+            *share_notes(tuple(self.sources), self._rows, weights, taken, what),
+            (
+                f"{every} each source has its share, but for less than one {what}; "
+                f"the epoch ends {end_of(self.stop, what)}"
+            ),
         ]
 
 

@@ -17,7 +17,7 @@ from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.work.source_form import SequenceForm
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.pack import Pack
-from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, smallest
+from torch_table_loader.planning.mixture import BLOCK_ROWS, NaturalShares, ShareUnit, StopRule, smallest
 from torch_table_loader.ragged import Pad
 
 if TYPE_CHECKING:
@@ -240,6 +240,47 @@ def stream_weights(
             "in which each source has a row; leave block out"
         )
     return given
+
+
+def share_notes(
+    names: Sequence[str],
+    items: Mapping[str, int],
+    shares: Mapping[str, float],
+    delivered: Mapping[str, int] | None,
+    what: str = "row",
+) -> list[str]:
+    """Return what `explain()` says of each source of a mixture.
+
+    Args:
+        names: of the sources, in the caller's order.
+        items: of each source, by name.
+        shares: of each source, by name, which add up to 1.
+        delivered: items that an epoch delivers, by name; None if it has no end.
+        what: an item is.
+    """
+    notes = []
+    for number, name in enumerate(names):
+        note = f"source {number} is {name!r}: {items[name]:,} {what}s, a share of {shares[name]:.4g}"
+        if delivered is not None and items[name]:
+            times = delivered[name] / items[name]
+            note += f", so that the epoch delivers {delivered[name]:,}, which is {times:.3g} times all of them"
+        notes.append(note)
+    return notes
+
+
+def end_of(stop: StopRule, what: str = "row") -> str:
+    """Say when an epoch of a mixture ends.
+
+    Args:
+        stop: the rule.
+        what: an item is.
+    """
+    ends = {
+        "first_exhausted": f"before any source repeats a {what}",
+        "all_exhausted": f"when each source has delivered all its {what}s",
+        "forever": "never",
+    }
+    return ends[stop]
 
 
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:

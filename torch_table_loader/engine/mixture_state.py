@@ -1,0 +1,318 @@
+"""The states of mixtures: what the job has done, with which weights, and of which tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+
+from torch_table_loader.engine.state import STATE_VERSION
+from torch_table_loader.errors import ResumeError
+from torch_table_loader.planning.exclusion import ExclusionVersions
+from torch_table_loader.planning.mixed_stages import MixedPosition, read_history, write_history
+from torch_table_loader.planning.mixture import NaturalShares, Shares
+
+if TYPE_CHECKING:
+    from torch_table_loader.planning.stages import SamplePosition
+
+Weights: TypeAlias = dict[str, int] | str
+"""By name of the source; or the word for those of what is left of each source."""
+
+
+_UNUSED = ("shuffle", "shuffle_seed")
+"""Options of a source that a mixture may leave out of its state, since it shuffles by its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SourcesState:
+    """What the states of all mixtures say beside the position.
+
+    Args:
+        given: the weights that the loader was made with.
+        newest: the weights of the epochs to come.
+        sources: for each, table and options of a state of it alone, by name.
+    """
+
+    given: Weights
+    newest: Weights
+    sources: Mapping[str, Mapping[str, Any]]
+
+    def source_state(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Write what a state of a source alone would say of its table and options.
+
+        Args:
+            name: of the source.
+            identity: of the source here, whose own shuffling a mixture does not use.
+        """
+        source = self.sources[name]
+        options = {option: identity["options"][option] for option in _UNUSED} | dict(source["options"])
+        return {"version": STATE_VERSION, "table": source["table"], "options": options}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureState(_SourcesState):
+    """A state of a mixture of rows, read.
+
+    Args:
+        epoch: which.
+        consumed: samples that the job had taken.
+        ended: True where they were counted on a rank that had taken all its batches, while others went on.
+        total: samples of the epoch, as the weights then were; `ENDLESS` where it had no end.
+        shares: the weights of the running epoch, in the order of the names.
+        names: the sources, sorted.
+        exclusions: what is taken out of each, by name.
+        anchors: of those that are walked, by name; see `TurnStream.anchor`.
+    """
+
+    epoch: int
+    consumed: int
+    ended: bool
+    total: int
+    shares: Shares
+    names: tuple[str, ...]
+    exclusions: Mapping[str, ExclusionVersions]
+    anchors: Mapping[str, Any]
+
+    @classmethod
+    def from_state(cls, own: Mapping[str, Any], state: Mapping[str, Any]) -> MixtureState:
+        """Read what `write_mixture_state` wrote.
+
+        Args:
+            own: the options that decide the order.
+            state: of the current version, written on any rank.
+
+        Raises:
+            ResumeError: it is something else, or of other options.
+        """
+        check_mixture(own, state)
+        with _refusing_others("a mixture"):
+            consumed, ended, total = state["position"]
+            start, shares = state["shares"]
+            _refuse_others(
+                state["epoch"], consumed, total, start, *(number for entry in shares for number in entry[1:])
+            )
+            about = _read_sources(state)
+            excluded = {
+                name: ExclusionVersions.from_state({"exclusions": entry}) for name, entry in state["exclusions"]
+            }
+            anchors = {name: anchor for name, _, _, *rest in state["sources"] for anchor in rest}
+            names = tuple(name for name, _, _ in shares)
+            _refuse_unfit(names, about["given"], about["newest"], {name: weight for name, weight, _ in shares})
+            _refuse_disorder(start, consumed, total)
+            return cls(
+                given=about["given"],
+                newest=about["newest"],
+                sources={name: about["sources"][name] for name in names},
+                epoch=state["epoch"],
+                consumed=consumed,
+                ended=bool(ended),
+                total=total,
+                shares=Shares(start, tuple(entry[1] for entry in shares), tuple(entry[2] for entry in shares)),
+                names=names,
+                exclusions={name: excluded.get(name, ExclusionVersions()) for name in names},
+                anchors=anchors,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsState(_SourcesState):
+    """A state of a mixture of streams, read.
+
+    Args:
+        position: where the job was.
+    """
+
+    position: MixedPosition
+
+    @classmethod
+    def from_state(cls, own: Mapping[str, Any], state: Mapping[str, Any]) -> StreamsState:
+        """Read what `write_streams_state` wrote.
+
+        Args:
+            own: the options that decide the order.
+            state: of the current version, written on any rank.
+
+        Raises:
+            ResumeError: it is something else, or of other options.
+        """
+        check_mixture(own, state)
+        with _refusing_others("a mixture of streams"):
+            _refuse_others(state["epoch"])
+            position = read_history(state["history"], own["shuffle_seed"], state["epoch"])
+            about = _read_sources(state)
+            if tuple(sorted(about["sources"])) != position.deal.names:
+                raise ValueError(f"the sources {sorted(about['sources'])}")
+            return cls(**about, position=position)
+
+
+def mixture_identity(
+    sources: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], unused: tuple[str, ...] = _UNUSED
+) -> dict[str, Any]:
+    """Return the tables and options that a state of a mixture is bound to; weights are no part of it.
+
+    Args:
+        sources: the identity of each, by name.
+        options: the mixture's, which decide the order.
+        unused: options of the sources that decide nothing here.
+    """
+    bound = {}
+    for name, own in sources.items():
+        kept = {option: value for option, value in own["options"].items() if option not in unused}
+        bound[name] = {"table": own["table"], "options": kept}
+    return {"sources": bound, "options": dict(options)}
+
+
+def write_mixture_state(
+    bound: Mapping[str, Any],
+    position: SamplePosition,
+    given: Weights,
+    newest: Weights,
+    exclusions: Mapping[str, ExclusionVersions],
+    anchors: Mapping[str, list[int]],
+) -> dict[str, Any]:
+    """Write where a job of a mixture is.
+
+    Args:
+        bound: the job's `identity`.
+        position: what the trainer took.
+        given: the weights that the loader was made with.
+        newest: the weights of the epochs to come.
+        exclusions: of each source, by name.
+        anchors: see `MixtureState`.
+    """
+    mixture = position.mixed
+    shares, nothing = mixture.shares, ExclusionVersions()
+    return {
+        **_written_sources(bound, given, newest, anchors),
+        "epoch": position.epoch,
+        "position": [position.consumed, position.ended, position.total],
+        "shares": [
+            shares.start,
+            [list(entry) for entry in zip(mixture.names, shares.weights, shares.before, strict=True)],
+        ],
+        "exclusions": [[name, entry.to_state()] for name, entry in sorted(exclusions.items()) if entry != nothing],
+    }
+
+
+def write_streams_state(
+    bound: Mapping[str, Any], position: MixedPosition, given: Weights, newest: Weights
+) -> dict[str, Any]:
+    """Write where a job of a mixture of streams is.
+
+    Args:
+        bound: the job's `identity`.
+        position: what the trainer took.
+        given: the weights that the loader was made with.
+        newest: the weights of the epochs to come.
+    """
+    about = _written_sources(bound, given, newest, {})
+    return {**about, "epoch": position.epoch, "history": write_history(position)}
+
+
+@contextmanager
+def of_source(name: str) -> Iterator[None]:
+    """Name the source in what is said of its part of a state."""
+    try:
+        yield
+    except ResumeError as error:
+        raise ResumeError(f"source {name!r}: {error}") from error
+
+
+def _written_sources(
+    bound: Mapping[str, Any], given: Weights, newest: Weights, anchors: Mapping[str, list[int]]
+) -> dict[str, Any]:
+    return {
+        "version": STATE_VERSION,
+        "mixture": dict(bound["options"]),
+        "sources": [
+            [
+                name,
+                _pairs_of(source["table"]),
+                _pairs_of(source["options"]),
+                *([anchors[name]] if name in anchors else []),
+            ]
+            for name, source in sorted(bound["sources"].items())
+        ],
+        "given": given if isinstance(given, str) else _pairs_of(given),
+        "newest": newest if isinstance(newest, str) else _pairs_of(newest),
+    }
+
+
+def _read_sources(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the fields of `_SourcesState`."""
+    sources = {name: {"table": dict(table), "options": dict(options)} for name, table, options, *_ in state["sources"]}
+    return {"given": _read_weights(state["given"]), "newest": _read_weights(state["newest"]), "sources": sources}
+
+
+@contextmanager
+def _refusing_others(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ResumeError(
+            f"the state must be that of {what}, as state_dict() writes it, got {error!r}; pass the value of "
+            "state_dict() of a MixedDataset's loader unchanged"
+        ) from error
+
+
+def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuse a state of something else, or of a mixture under other options.
+
+    Args:
+        own: the options that decide the order.
+        state: of the current version, written on any rank.
+
+    Raises:
+        ResumeError: names what differs.
+    """
+    if "mixture" not in state:
+        raise ResumeError("the state speaks of one table, and this is a mixture; load it with the loader of that table")
+    theirs = state["mixture"]
+    if not isinstance(theirs, Mapping):
+        raise ResumeError(f"the state must say of which mixture it is, got {theirs!r}; pass state_dict() unchanged")
+    if differing := [name for name in own if own[name] != theirs.get(name)]:
+        shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {own[name]!r}" for name in differing)
+        raise ResumeError(
+            f"the state was saved under other options: {shown}; give the mixture the options of the run that was "
+            "saved, or start without its state"
+        )
+
+
+def _read_weights(written: Any) -> Weights:
+    """Read weights as a state has them.
+
+    Raises:
+        TypeError: they are something else.
+        ValueError: likewise.
+    """
+    if isinstance(written, str):
+        if written not in get_args(NaturalShares):
+            raise ValueError(f"weights {written!r}")
+        return written
+    weights = dict(written)
+    _refuse_others(*weights.values())
+    return weights
+
+
+def _refuse_others(*numbers: Any) -> None:
+    if wrong := [number for number in numbers if isinstance(number, bool) or not isinstance(number, int) or number < 0]:
+        raise TypeError(f"{wrong[0]!r} where a number is expected")
+
+
+def _refuse_disorder(*samples: int) -> None:
+    if list(samples) != sorted(samples):
+        raise ValueError(f"weights from, taken, and of the epoch: {samples} samples")
+
+
+def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
+    if names != tuple(sorted(set(names))):
+        raise ValueError(f"sources {names!r}")
+    for entry in weights:
+        if not isinstance(entry, str) and (entry.keys() != set(names) or not any(entry.values())):
+            raise ValueError(f"weights {entry!r} for the sources {names!r}")
+
+
+def _pairs_of(values: Mapping[str, Any]) -> list[list[Any]]:
+    """Write a mapping as a list, by name: the keys of a state never change."""
+    return [[name, value] for name, value in sorted(values.items())]

@@ -15,6 +15,7 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
+from torch_table_loader.column_names import NamedColumns
 from torch_table_loader.engine.device import check_placing, moved
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
@@ -56,7 +57,7 @@ class _EpochSampler:
             yield None
 
 
-class TableLoader(PreparedForAccelerate, DataLoader[Any]):
+class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
     """Batches of a table, in an order that depends on neither threads nor processes.
 
     It is made by ``create_dataloader`` of a dataset. Frameworks that wrap loaders find that this one needs no wrapper.

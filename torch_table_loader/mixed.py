@@ -73,7 +73,7 @@ class SourceKeywords(TypedDict, total=False):
 _OF_SOURCES = frozenset(SourceKeywords.__annotations__)
 
 _HANDED = _OF_SOURCES | {
-    *("num_ranks", "rank", "mesh", "check_plan", "show_progress"),
+    *("num_ranks", "rank", "mesh", "check_plan", "show_progress", "progress_interval"),
     *("num_workers", "worker_type", "multiprocessing_context"),
 }
 """What the mixture hands to the sources that it opens."""
@@ -99,7 +99,8 @@ class MixedKeywords(SourceKeywords, total=False):
     collate_fn: Callable[[Any], Any] | None
     device: Any
     pin_memory: bool
-    show_progress: bool
+    show_progress: bool | Literal["workers"]
+    progress_interval: float
     check_plan: bool
     epochs: int | Literal["forever"] | None
 

@@ -61,6 +61,7 @@ def test_tensors_are_no_arrow_stream(tables: Path, options: dict[str, Any]) -> N
 @pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
 def test_in_asks_for_a_column_and_reads_nothing(mode: Mode, tables: Path) -> None:
     loader = mode.make(tables)
+    asked: Any
     for asked in (loader, loader.dataset):
         assert "x" in asked
         assert "nothing" not in asked

@@ -32,6 +32,7 @@ _THEIRS = "torch-dataloader-utils"
 DUELS = (
     *(Duel(table, 8192, "ours:thread", "floor", 0.88) for table in ("A-zstd", "A-snappy", "B", "C")),
     *(Duel(table, 1024, "ours:thread", "floor", 0.70) for table in ("A-zstd", "A-snappy")),
+    *(Duel(table, 128, "ours:thread", "floor", 0.45) for table in ("A-zstd", "A-snappy")),
     Duel("D", 8192, "ours:thread", "floor", 0.80),
     *(Duel(table, 8192, "ours:process", "ours:thread", 0.40) for table in ("A-zstd", "B")),
     Duel("A-zstd", 8192, "ours:thread", f"{_THEIRS}:best", 2.2),
@@ -81,10 +82,14 @@ ICEBERG_MEMORY = 0.25
 ICEBERG_PLANNING = 1.2
 DELTA_PLANNING = 1.2
 PLANNING_SECONDS = 2.0
+PLANNING_FILES_SECONDS = 3.0
 NEXT_EPOCH_SECONDS = 0.5
 PACKING_MICROS = 3.0
 PACKING_FILL = {"1000": 0.995, "4096": 0.999}
 FIRST_BATCH_SECONDS = 0.5
+START_OVER_TORCH = 1.15
+START_BESIDE_TORCH = 0.05
+"""A process may take so many times what `import torch` takes, and so many seconds more, until its first batch."""
 MEMORY_GROWTH = 1.05
 MEMORY_OVER_FLOOR = 1.2
 STATE_MICROS = 50.0
@@ -175,6 +180,7 @@ __all__ = [
     "PACKING_FILL",
     "PACKING_MICROS",
     "PERMUTATION_OVER_NUMPY",
+    "PLANNING_FILES_SECONDS",
     "PLANNING_SECONDS",
     "REQUESTS_A_FILE",
     "REQUESTS_OVER_MERGED",
@@ -185,6 +191,8 @@ __all__ = [
     "SHARE_OF_LINE_NOISE",
     "SHARE_OF_LINE_ROWS",
     "SMALL_FILES_OVER_SCANNER",
+    "START_BESIDE_TORCH",
+    "START_OVER_TORCH",
     "STATE_MICROS",
     "TAIL_OVER_NONE",
     "Duel",

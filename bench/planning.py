@@ -1,10 +1,12 @@
-"""Planning alone: a simulated table of a million row groups in ten thousand files, for one rank of 1,024."""
+"""Planning alone, for one rank of 1,024: a simulated table of a million row groups, in ten thousand files or more."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
+import tracemalloc
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,9 @@ from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.records import DataFile, FileVersion
 
+_WEIGHED = 100_000
+"""Files that are weighed at most, since that takes long."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanningTimes:
@@ -27,12 +32,14 @@ class PlanningTimes:
         next_seconds: another epoch: shuffle, slice and assign.
         num_splits: splits of the whole table.
         rank_rows: rows of the rank that was planned.
+        bytes_a_file: Python's memory for the table's layout, the names of its files included.
     """
 
     first_seconds: float
     next_seconds: float
     num_splits: int
     rank_rows: int
+    bytes_a_file: float
 
 
 def simulate(num_files: int = 10_000, groups_per_file: int = 100) -> TableLayout:
@@ -70,12 +77,27 @@ def time_planning(layout: TableLayout, ranks: int = 1024, rank: int = 517) -> Pl
     first = time.perf_counter() - begin
     begin = time.perf_counter()
     plan(segments, 1)
-    return PlanningTimes(first, time.perf_counter() - begin, len(splits), rows)
+    return PlanningTimes(first, time.perf_counter() - begin, len(splits), rows, bytes_a_file(len(layout), layout))
+
+
+def bytes_a_file(num_files: int, like: TableLayout) -> float:
+    """Lay out so many files of as many row groups as those of another table have, and weigh them."""
+    groups = int(like.group_offsets[-1]) // num_files
+    num_files = min(num_files, _WEIGHED)
+    tracemalloc.start()
+    layout = simulate(num_files, groups)
+    weight = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return weight / len(layout)
 
 
 def main() -> None:
-    """Print the times as JSON."""
-    times = time_planning(simulate())
+    """Read the command line, print the times as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--groups", type=int, default=100, help="of a file")
+    options = parser.parse_args()
+    times = time_planning(simulate(options.files, options.groups))
     sys.stdout.write(json.dumps({name: getattr(times, name) for name in PlanningTimes.__slots__}) + "\n")
 
 

@@ -104,6 +104,16 @@ class Bench:
         return [
             Outcome("planning 1,000,000 row groups in 10,000 files, s", first, bars.PLANNING_SECONDS),
             Outcome("planning its next epoch, s", following, bars.NEXT_EPOCH_SECONDS),
+            *self._planning_files(),
+        ]
+
+    def _planning_files(self) -> list[Outcome]:
+        """Plan a million files of one row group."""
+        runs = [self._child("bench.planning", "--files", "1000000", "--groups", "1") for _ in range(3)]
+        seconds = statistics.median(run["first_seconds"] for run in runs)
+        return [
+            Outcome("planning 1,000,000 files for a rank of 1,024, s", seconds, bars.PLANNING_FILES_SECONDS),
+            Outcome("their layout, bytes a file", runs[0]["bytes_a_file"], None),
         ]
 
     def packing(self) -> list[Outcome]:
@@ -131,7 +141,15 @@ class Bench:
         """Time the first batch of fifty files."""
         build("fifty-files", self._root)
         seconds = [self._child("bench.first_batch", "--root", str(self._root)) for _ in range(5)]
-        return [Outcome("first batch of 50 local files, s", statistics.median(seconds), bars.FIRST_BATCH_SECONDS)]
+        start = self._child("bench.process_start", "--root", str(self._root))
+        allowed = bars.START_OVER_TORCH * start["import torch"] + bars.START_BESIDE_TORCH
+        beside = f"`import torch`: {start['import torch']:.2f} s, allowed {allowed:.2f} s"
+        return [
+            Outcome("first batch of 50 local files, s", statistics.median(seconds), bars.FIRST_BATCH_SECONDS),
+            Outcome(
+                f"start of a process to the first batch of one file, CPU s ({beside})", start["first batch"], allowed
+            ),
+        ]
 
     def resume(self) -> list[Outcome]:
         """Go on in the middle of a million row groups, with a split a row group, and a split a file."""

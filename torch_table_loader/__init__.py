@@ -1,65 +1,141 @@
-"""Reads a table, as it stands in the lake, into a PyTorch training loop."""
+"""Reads a table, as it stands in the lake, into a PyTorch training loop.
 
-from torch_table_loader.column_options import Hash
-from torch_table_loader.contracts import (
-    HistorySource,
-    SnapshotSource,
-    Source,
-    SplitStrategy,
-    Storage,
-    TimeTravelSource,
-)
-from torch_table_loader.dataset import StructuredDataset
-from torch_table_loader.delta import DeltaDataset
-from torch_table_loader.errors import (
-    AccessRefusedError,
-    ConfigError,
-    ConfigTypeError,
-    MissingExtraError,
-    MissingFileError,
-    MissingPathError,
-    OutOfMemoryError,
-    ResumeError,
-    StorageError,
-    StorageTimeoutError,
-    TableError,
-    TableLoaderError,
-    WorkerError,
-)
-from torch_table_loader.explanation import Explanation
-from torch_table_loader.format_contracts import FormatReader, OpenFile, Sidecar, Traits
-from torch_table_loader.iceberg import IcebergDataset
-from torch_table_loader.loader import TableLoader
-from torch_table_loader.metrics import Metrics
-from torch_table_loader.mixed import MixedDataset
-from torch_table_loader.option_groups import Distributed, Memory, Reading, RowMode, SplitMode, Types
-from torch_table_loader.options import LoaderOptions
-from torch_table_loader.pack import Pack
-from torch_table_loader.planning.column_statistics import ColumnStatistics
-from torch_table_loader.planning.cutting import (
-    RoundRobinStrategy,
-    RowBalancedStrategy,
-    SizeBalancedStrategy,
-    TargetSizeStrategy,
-    WholeFileStrategy,
-)
-from torch_table_loader.planning.row_seeds import row_seeds
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
-from torch_table_loader.ragged import Pad
-from torch_table_loader.read.hash_parts import part_of
-from torch_table_loader.records import (
-    DataFile,
-    DataFileInfo,
-    FileMeta,
-    FileVersion,
-    RowGroupInfo,
-    RowRange,
-    Shard,
-    Split,
-)
-from torch_table_loader.text.token_table import tokenize_table
-from torch_table_loader.units import parse_bytes
-from torch_table_loader.weights import Weights
+Names are imported when they are first asked for, so that a process begins with what it uses.
+"""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_table_loader.column_options import Hash
+    from torch_table_loader.contracts import (
+        HistorySource,
+        SnapshotSource,
+        Source,
+        SplitStrategy,
+        Storage,
+        TimeTravelSource,
+    )
+    from torch_table_loader.dataset import StructuredDataset
+    from torch_table_loader.delta import DeltaDataset
+    from torch_table_loader.errors import (
+        AccessRefusedError,
+        ConfigError,
+        ConfigTypeError,
+        MissingExtraError,
+        MissingFileError,
+        MissingPathError,
+        OutOfMemoryError,
+        ResumeError,
+        StorageError,
+        StorageTimeoutError,
+        TableError,
+        TableLoaderError,
+        WorkerError,
+    )
+    from torch_table_loader.explanation import Explanation
+    from torch_table_loader.format_contracts import FormatReader, OpenFile, Sidecar, Traits
+    from torch_table_loader.iceberg import IcebergDataset
+    from torch_table_loader.loader import TableLoader
+    from torch_table_loader.metrics import Metrics
+    from torch_table_loader.mixed import MixedDataset
+    from torch_table_loader.option_groups import Distributed, Memory, Reading, RowMode, SplitMode, Types
+    from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.column_statistics import ColumnStatistics
+    from torch_table_loader.planning.cutting import (
+        RoundRobinStrategy,
+        RowBalancedStrategy,
+        SizeBalancedStrategy,
+        TargetSizeStrategy,
+        WholeFileStrategy,
+    )
+    from torch_table_loader.planning.row_seeds import row_seeds
+    from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
+    from torch_table_loader.ragged import Pad
+    from torch_table_loader.read.hash_parts import part_of
+    from torch_table_loader.records import (
+        DataFile,
+        DataFileInfo,
+        FileMeta,
+        FileVersion,
+        RowGroupInfo,
+        RowRange,
+        Shard,
+        Split,
+    )
+    from torch_table_loader.text.token_table import tokenize_table
+    from torch_table_loader.units import parse_bytes
+    from torch_table_loader.weights import Weights
+
+_HOMES = {
+    "AccessRefusedError": "errors",
+    "ColumnStatistics": "planning.column_statistics",
+    "ConfigError": "errors",
+    "ConfigTypeError": "errors",
+    "DataFile": "records",
+    "DataFileInfo": "records",
+    "DeltaDataset": "delta",
+    "Distributed": "option_groups",
+    "Explanation": "explanation",
+    "FileMeta": "records",
+    "FileVersion": "records",
+    "FormatReader": "format_contracts",
+    "Hash": "column_options",
+    "HistorySource": "contracts",
+    "IcebergDataset": "iceberg",
+    "LiveSpan": "planning.rows_of",
+    "LoaderOptions": "options",
+    "Memory": "option_groups",
+    "Metrics": "metrics",
+    "MissingExtraError": "errors",
+    "MissingFileError": "errors",
+    "MissingPathError": "errors",
+    "MixedDataset": "mixed",
+    "OpenFile": "format_contracts",
+    "OutOfMemoryError": "errors",
+    "Pack": "pack",
+    "Pad": "ragged",
+    "Reading": "option_groups",
+    "ResumeError": "errors",
+    "RoundRobinStrategy": "planning.cutting",
+    "RowBalancedStrategy": "planning.cutting",
+    "RowGroupInfo": "records",
+    "RowMode": "option_groups",
+    "RowRange": "records",
+    "RowSpan": "planning.rows_of",
+    "Shard": "records",
+    "Sidecar": "format_contracts",
+    "SizeBalancedStrategy": "planning.cutting",
+    "SnapshotSource": "contracts",
+    "Source": "contracts",
+    "SourceRow": "planning.rows_of",
+    "Split": "records",
+    "SplitMode": "option_groups",
+    "SplitStrategy": "contracts",
+    "Storage": "contracts",
+    "StorageError": "errors",
+    "StorageTimeoutError": "errors",
+    "StructuredDataset": "dataset",
+    "TableError": "errors",
+    "TableLoader": "loader",
+    "TableLoaderError": "errors",
+    "TargetSizeStrategy": "planning.cutting",
+    "TimeTravelSource": "contracts",
+    "Traits": "format_contracts",
+    "Types": "option_groups",
+    "Weights": "weights",
+    "WholeFileStrategy": "planning.cutting",
+    "WorkerError": "errors",
+    "parse_bytes": "units",
+    "part_of": "read.hash_parts",
+    "row_seeds": "planning.row_seeds",
+    "tokenize_table": "text.token_table",
+}
+"""The module of each public name."""
 
 __version__ = "0.1.0"
 
@@ -128,3 +204,25 @@ __all__ = [
     "row_seeds",
     "tokenize_table",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name, and keep it here.
+
+    Python's garbage collector rests meanwhile: it would look several times through all that torch makes, and find none.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    finally:
+        if collects:
+            gc.enable()
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted({*globals(), *__all__})

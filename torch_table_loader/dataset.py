@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
-from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
-from torch_table_loader.engine.jobs.table_rows import TableItems
-from torch_table_loader.engine.measuring import measured_statistics, measured_vocabulary
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.map_view import MapView
 from torch_table_loader.opening import (
     agreed_source,
     arrow_source,
@@ -40,8 +36,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import Source, Storage
+    from torch_table_loader.engine.jobs.table_rows import TableItems
     from torch_table_loader.engine.table import Table
     from torch_table_loader.format_contracts import FormatReader
+    from torch_table_loader.map_view import MapView
     from torch_table_loader.planning.column_statistics import ColumnStatistics
     from torch_table_loader.records import LeftOut
     from torch_table_loader.source.plan_cache import PlanCache
@@ -90,8 +88,9 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: a column is not there or holds no numbers, or a share is none.
         """
-        cache = self._plan_cache()
-        return measured_statistics(self.table, self.options, cache, columns, quantiles, bounds_only=bounds_only)
+        from torch_table_loader.engine.measuring import measured_statistics as found
+
+        return found(self.table, self.options, self._plan_cache(), columns, quantiles, bounds_only=bounds_only)
 
     def fit_vocabulary(self, column: str, *, max_size: int | None = None, min_count: int = 1) -> list[Any]:
         """Return the values of a column of strings, for ``vocabulary={column: ...}``, filters and deletes applied.
@@ -107,6 +106,8 @@ class TableDataset(RankDataset):
         Raises:
             ConfigError: the column is not there or holds no strings, or a number is out of range.
         """
+        from torch_table_loader.engine.measuring import measured_vocabulary
+
         return measured_vocabulary(self.table, self.options, self._plan_cache(), column, max_size, min_count)
 
     def _plan_cache(self) -> PlanCache | None:
@@ -165,6 +166,8 @@ class TableDataset(RankDataset):
 
     def as_map(self) -> MapView:
         """Return the table's live rows as a map-style dataset; see `MapView`."""
+        from torch_table_loader.map_view import MapView
+
         return MapView(table_rows(self, "as_map"))
 
 
@@ -178,10 +181,12 @@ def table_rows(dataset: TableDataset, what: str) -> TableItems:
     Raises:
         ConfigError: the dataset reads splits.
     """
-    job = dataset.job
-    if not isinstance(job, IndexedJob) or not isinstance(job.items, TableItems):
+    from torch_table_loader.engine.jobs.table_rows import TableItems
+
+    items = getattr(dataset.job, "items", None)
+    if not isinstance(items, TableItems):
         raise ConfigError(f'{what} speaks of single rows; pass shuffle="rows"')
-    return job.items
+    return items
 
 
 class StructuredDataset(TableDataset):

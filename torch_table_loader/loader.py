@@ -27,9 +27,7 @@ from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import num_steps, step_at
-from torch_table_loader.report.charts import table
-from torch_table_loader.report.markup import fragment
-from torch_table_loader.watching import Watch, in_span, with_bars
+from torch_table_loader.watching import LOOKS, Watch, in_span, with_bars
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
@@ -97,6 +95,9 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 
     def _repr_html_(self) -> str:
         """Show in a notebook what is read."""
+        from torch_table_loader.report.charts import table
+        from torch_table_loader.report.markup import fragment
+
         kinds = [("loader", type(self).__name__), ("dataset", type(self.dataset).__name__)]
         return fragment(table((), [*kinds, *self._position.facts.items()]))
 
@@ -320,8 +321,10 @@ class LoaderIterator(Iterator[Any]):
                 if self._changes != self._job.changes and not self._is_over:
                     self._follow_changes()
                 batch = in_span(self._take) if profiler._is_profiler_enabled else self._take()
-                self.progress.leg.batches += 1
-                self._loader._watch.batch_taken(self.progress)
+                leg = self.progress.leg
+                leg.batches += 1
+                if leg.batches % LOOKS == 1:
+                    self._loader._watch.look(self.progress)
                 if entry.runs and self._was_last():
                     self._loader.end_of_dataloader = True
             except StopIteration:

@@ -13,13 +13,10 @@ from torch_table_loader.column_names import NamedColumns
 from torch_table_loader.engine.workers.lane_counts import LaneCounts
 from torch_table_loader.engine.workers.lane_iterator import LaneIterator, Taken, WorkersLane
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.explain import explain
 from torch_table_loader.keywords import shown_classmethod, with_options
 from torch_table_loader.loader import TableLoader
 from torch_table_loader.metrics import LaneMetrics, Metrics
 from torch_table_loader.position import JobPosition
-from torch_table_loader.report.charts import table
-from torch_table_loader.report.markup import element, fragment
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.jobs.job import Job
@@ -86,12 +83,14 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def _repr_html_(self) -> str:
         """Show in a notebook what is read, and the columns."""
-        facts = table((), [("dataset", type(self).__name__), *self._position.facts.items()])
+        from torch_table_loader.report import charts, markup
+
+        told = [("dataset", type(self).__name__), *self._position.facts.items()]
         try:
-            columns = table(("column", "Arrow type"), [(each.name, str(each.type)) for each in self.schema])
+            columns = charts.table(("column", "Arrow type"), [(each.name, str(each.type)) for each in self.schema])
         except ConfigError as error:  # an epoch without rows: what is shown must not fail
-            columns = element("p", str(error))
-        return fragment(facts, columns)
+            columns = markup.element("p", str(error))
+        return markup.fragment(charts.table((), told), columns)
 
     @property
     def epoch(self) -> int:
@@ -105,6 +104,8 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     def explain(self) -> Explanation:
         """Return what an epoch will read, and why; see `Explanation`."""
+        from torch_table_loader.explain import explain
+
         return explain(self.job, self.epoch)
 
     def state_dict(self) -> dict[str, Any]:

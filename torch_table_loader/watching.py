@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _SPAN = "enumerate(DataLoader)#TableLoader.__next__"
 """Profilers know the time that a DataLoader takes by this beginning."""
 
-_LOOKS = 256
+LOOKS = 256
 """Batches from one look at the metrics to the next."""
 
 _SECONDS = 60.0
@@ -85,15 +85,13 @@ class Watch:
         """Begin without a warning given."""
         self._has_warned = False
 
-    def batch_taken(self, progress: Progress) -> None:
-        """Log the first batch, and look now and then whether training waits.
+    def look(self, progress: Progress) -> None:
+        """Log the first batch; at later ones look whether training waits.
 
         Args:
             progress: of the iterator that gave a batch.
         """
         batches = progress.leg.batches
-        if batches % _LOOKS != 1:
-            return
         if batches == 1 and progress.leg.earlier is None and _log.isEnabledFor(logging.INFO):
             metrics = progress.metrics()
             _log.info("epoch %d: first batch after %.2f s", metrics.epoch, metrics.seconds_total)

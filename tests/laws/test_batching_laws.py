@@ -15,10 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torch_table_loader.batching import rows as rows_module
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle, as_one
+from torch_table_loader.batching.rows import batches_of
 
 Make = Callable[[np.random.Generator], Any]
 
@@ -242,6 +244,57 @@ def test_arrow_and_dict_batches_are_the_table(
     assert all(size == batch_size for size in sizes[:-1])
     for name in table.schema.names:
         assert _same([value for batch in plain for value in batch[name]], table[name].to_pylist())
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    table=tables,
+    output=st.sampled_from(["torch", "numpy", "arrow", "dict"]),
+    cuts=chunkings,
+    batch_size=st.integers(1, 9),
+    few=st.integers(1, 40),
+)
+def test_batches_that_are_cut_late_are_those_that_are_cut_at_once(
+    table: pa.RecordBatch, output: Any, cuts: list[int], batch_size: int, few: int
+) -> None:
+    nulls: Any = "mask" if output in ("torch", "numpy") else None
+    codec = make_codec(table.schema, TypePolicy(output_format=output, nulls=nulls, ragged=None))
+    runs = [rows for chunk in _chunks(table, cuts) if (rows := codec.decode(chunk)).num_rows]
+    if not runs:
+        return
+    at_once = [batch for rows in runs for batch in rows.batches(batch_size)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "_OBJECTS", few)
+        late = batches_of(runs, batch_size)
+        assert len(late) == len(at_once)
+        came = list(late)
+    assert [_plain(batch) for batch in came] == [_plain(batch) for batch in at_once]
+
+
+def _plain(batch: Any) -> Any:
+    """Return a batch as text, in which each NaN is equal to itself."""
+    entries = batch.to_pydict() if isinstance(batch, pa.RecordBatch) else batch
+    return str({name: (getattr(entry, "dtype", None), _values(entry)) for name, entry in entries.items()})
+
+
+def test_only_a_few_batches_are_cut_before_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.record_batch({"x": np.arange(1000), "y": np.arange(1000.0)})
+    rows = make_codec(table.schema, TypePolicy()).decode(table)
+    cut: list[int] = []
+    at_once = type(rows).batches
+
+    def noted(part: Any, batch_size: int) -> Any:
+        cut.append(part.num_rows)
+        return at_once(part, batch_size)
+
+    monkeypatch.setattr(type(rows), "batches", noted)
+    monkeypatch.setattr(rows_module, "_OBJECTS", 12)  # a batch is three: a dict and two tensors
+    batches = iter(batches_of([rows], 10))
+    assert cut == []
+    assert torch.equal(next(batches)["x"], torch.arange(10))
+    assert cut == [40]
+    assert sum(len(batch["x"]) for batch in batches) == 990
+    assert cut == [40] * 25
 
 
 def _taken(table: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -144,3 +146,21 @@ def test_partition_columns_decide_without_reading(tmp_path: Path) -> None:
         found[part] = {x for batch in loader for x in batch["x"].tolist()}
         assert dataset.explain().pruned_files == 12 - len(found[part])
     assert sorted(sum(map(list, found.values()), [])) == list(range(12))
+
+
+_ELSEWHERE = """
+import pickle, sys
+from torch_table_loader import StructuredDataset
+part = pickle.loads(bytes.fromhex(sys.argv[2]))
+loader, _ = StructuredDataset.create_dataloader(sys.argv[1], "parquet", batch_size=8, filters=part, rank=0, num_ranks=1)
+with loader:
+    print(sum(len(batch["user"]) for batch in loader))
+"""
+
+
+def test_a_part_can_cross_to_a_process_that_never_made_one(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": range(1000)}), tmp_path / "a.parquet")
+    part = pickle.dumps(part_of("user", {"train": 0.9, "val": 0.1}, "val"))
+    command = [sys.executable, "-c", _ELSEWHERE, str(tmp_path), part.hex()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("101\n", 0), done.stderr

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.datatypes import is_list_view, plain_type
 
 if TYPE_CHECKING:

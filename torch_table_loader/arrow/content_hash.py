@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 import xxhash
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import offsets_of, plain
 from torch_table_loader.arrow.datatypes import is_text, plain_type
 

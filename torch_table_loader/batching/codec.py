@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -15,7 +16,6 @@ from torch_table_loader.batching import outputs
 from torch_table_loader.batching.column_functions import column_functions
 from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
-from torch_table_loader.batching.packed import PackedCodec
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.batching.types import choose, refuses_any_null
 from torch_table_loader.errors import TableError
@@ -40,6 +40,8 @@ def make_codec(schema: pa.Schema, policy: TypePolicy) -> RowsCodec[Any]:
         ConfigError: a column that the output cannot hold; names column, type and remedy.
     """
     if policy.pack is not None:
+        from torch_table_loader.batching.packed import PackedCodec
+
         columns = [field for field in columns_of_parts(schema) if field.name not in policy.pack.spans]
         documents = TensorCodec(pa.schema(columns), replace(policy, pack=None)).output if columns else None
         return PackedCodec(schema, policy.pack, documents, numpy=policy.output_format == "numpy")
@@ -79,6 +81,11 @@ class TensorRows(Rows):
         varying = sum(leaves[index].kind.num_bytes(data[index]) for index in self._codec.varying)
         return self.num_rows * self._codec.row_bytes + varying
 
+    @property
+    def view_objects(self) -> int:
+        """Objects of Python that a batch is made of; 0 where cutting makes more than views."""
+        return self._codec.view_objects
+
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""
         data = [leaf.kind.slice(data, start, stop) for leaf, data in zip(self._codec.leaves, self._data, strict=True)]
@@ -102,7 +109,7 @@ def _dicts(shapes: Sequence[Shape], cuts: Any, num_batches: int) -> list[dict[st
         return [{} for _ in range(num_batches)]
     columns = [_dicts(shape.nodes, cuts, num_batches) if isinstance(shape, Branch) else next(cuts) for shape in shapes]
     names = [shape.name for shape in shapes]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return list(map(dict, map(zip, repeat(names), zip(*columns, strict=True))))  # twice as fast as a comprehension
 
 
 def _leaves(shapes: Sequence[Shape]) -> list[Leaf]:
@@ -136,6 +143,8 @@ class TensorCodec(RowsCodec[TensorRows]):
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
         self.varying = [index for index, leaf in enumerate(self.leaves) if not leaf.kind.row_bytes]
+        views = all(leaf.cut in (outputs.cut_tensors, outputs.cut_arrays) for leaf in self.leaves)
+        self.view_objects = 1 + len(self.leaves) if views else 0
         self._nested = [index for index, leaf in enumerate(self.leaves) if leaf.cut is outputs.cut_nested]
 
     @property
@@ -251,6 +260,11 @@ class ArrowRows(Rows):
     def num_bytes(self) -> int:
         """Bytes of their values."""
         return int(self.batch.nbytes)
+
+    @property
+    def view_objects(self) -> int:
+        """Objects of Python that a batch is made of; 0 where its values are."""
+        return 0 if self._python else 1
 
     def slice(self, start: int, stop: int) -> Self:
         """View rows `start` to `stop`."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from xxhash import xxh3_64_intdigest
+
+from torch_table_loader.arrow import compute as pc
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

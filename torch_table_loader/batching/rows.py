@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,23 @@ class Block:
     sizes: tuple[int, ...]
 
 
+_OBJECTS = 256
+"""Objects that are cut together, about: enough that each costs little, and of two lanes fewer than the 700 that make
+Python collect garbage."""
+
+
+class SizedBatches(Protocol):
+    """Finished batches, or what makes them when they are taken."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them."""
+        ...
+
+
 class Batches(list[Any]):
     """Finished batches.
 
@@ -60,18 +77,60 @@ class Batches(list[Any]):
         return cls(chain.from_iterable(runs), [count for run in runs for count in counts_of(run)])
 
 
-def each_alone(batches: list[Any]) -> Iterator[list[Any]]:
+class LateBatches:
+    """Batches that are views of rows, cut a few at a time when they are taken.
+
+    What is cut is still in the cache of the CPU then, and Python's collector has less to look through.
+
+    Args:
+        runs: rows that follow one another, at least one in each; all but the last of whole batches.
+        batch_size: rows of a batch.
+    """
+
+    __slots__ = ("_batch_size", "_runs")
+
+    def __init__(self, runs: Sequence[Rows], batch_size: int) -> None:
+        """Keep them."""
+        self._runs = runs
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        """How many."""
+        return sum(-(-rows.num_rows // self._batch_size) for rows in self._runs)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them."""
+        size = self._batch_size
+        for rows in self._runs:
+            few = max(1, _OBJECTS // rows.view_objects) * size
+            for start in range(0, rows.num_rows, few):
+                yield from rows.slice(start, min(start + few, rows.num_rows)).batches(size)
+
+
+def batches_of(runs: Sequence[Rows], batch_size: int) -> SizedBatches:
+    """Cut rows into batches, now or when they are taken.
+
+    Args:
+        runs: rows that follow one another, at least one in each.
+        batch_size: rows of a batch; the last of each run may be short.
+    """
+    if runs[0].view_objects:
+        return LateBatches(runs, batch_size)
+    return Batches.joined([rows.batches(batch_size) for rows in runs])
+
+
+def each_alone(batches: SizedBatches) -> Iterator[list[Any]]:
     """Yield batches one by one."""
     counts = counts_of(batches)
     yield from (Batches([batch], counts[place : place + 1]) for place, batch in enumerate(batches))
 
 
-def counted(batches: list[Any]) -> Iterator[tuple[Any, PackCounts | None]]:
+def counted(batches: SizedBatches) -> Iterator[tuple[Any, PackCounts | None]]:
     """Yield batches, each with what packing made it of; None where rows are not packed."""
-    return zip_longest(batches, counts_of(batches))
+    return zip(batches, counts_of(batches) or repeat(None), strict=False)
 
 
-def counts_of(batches: list[Any]) -> Sequence[PackCounts]:
+def counts_of(batches: SizedBatches) -> Sequence[PackCounts]:
     """Return what packing made some batches of; empty where rows are not packed."""
     return batches.counts if isinstance(batches, Batches) else ()
 
@@ -90,6 +149,11 @@ class Rows(ABC):
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of their values, as they lie in memory."""
+
+    @property
+    def view_objects(self) -> int:
+        """Objects of Python that a batch is made of, where cutting only makes views; 0 where it does more."""
+        return 0
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> Self:

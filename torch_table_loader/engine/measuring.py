@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.datatypes import is_text, plain_type
 from torch_table_loader.arrow.elements import ElementType

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.engine.machine import usable_cpus

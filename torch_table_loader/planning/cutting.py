@@ -51,7 +51,7 @@ class TargetSizeStrategy:
         offsets = layout.group_offsets
         sums = np.diff(np.concatenate(([0], np.cumsum(weights)))[offsets])
         inner: list[int] = []
-        for file in np.flatnonzero(sums > target).tolist():
+        for file in np.flatnonzero((sums > target) & (np.diff(offsets) > 1)).tolist():
             total = 0
             groups = range(int(offsets[file]), int(offsets[file + 1]))
             for group, weight in zip(groups, weights[groups.start : groups.stop].tolist(), strict=True):

@@ -10,11 +10,12 @@ import re
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import the_nearest
 from torch_table_loader.read.failures import first_line
+from torch_table_loader.read.hash_parts import make_known
 
 _last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
@@ -95,6 +96,7 @@ def row_mask(batch: pa.RecordBatch, filters: Any) -> pa.Array:
 def _project(filters: Any, table: pa.Table) -> pa.Table:
     from pyarrow import acero  # about 40 MB of libraries, for those who filter
 
+    make_known()
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
     project = acero.Declaration("project", acero.ProjectNodeOptions([filters], ["mask"]))
     # One thread: with more, acero hands out chunks in the order in which they are ready.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.contracts import RenewingStorage
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import ThinningFile

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from torch_table_loader.arrow import compute as pc
 
 _FOOTER_END = struct.Struct("<i6s")
 """The end of an Arrow IPC file: the length of its footer, and ``ARROW1``."""

@@ -10,9 +10,9 @@ from datetime import date, datetime
 from typing import Any, NoReturn
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {

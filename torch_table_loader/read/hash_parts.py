@@ -6,21 +6,24 @@ and release. It is a function that pyarrow knows by a name, so that a part is an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.units import integer
 
 _FUNCTION = "torch_table_loader_hash_between"
+_REGISTERING = threading.Lock()
 _HASHES = 1 << 64
 _NULL = "\x00"
 """What stands for null among the values of several columns."""
@@ -48,6 +51,7 @@ def part_of(columns: str | Sequence[str], shares: Mapping[Any, float], part: Has
     >>> [rows.filter(part_of("user", {"train": 0.9, "val": 0.1}, part)).num_rows for part in ("train", "val")]
     [899, 101]
     """
+    make_known()
     low, high = _range_of(shares, part)
     seed = integer("seed", seed, 0, _HASHES - 1)
     numbers = [pc.scalar(pa.scalar(number, pa.uint64())) for number in (seed, min(low, _HASHES - 1), max(0, high - 1))]
@@ -109,10 +113,18 @@ def _hash_of(text: str | None, seed: int) -> int:
     return xxhash.xxh3_64_intdigest(b"\xff" if text is None else text.encode(), seed)
 
 
-pc.register_scalar_function(
-    _hash_between,
-    _FUNCTION,
-    {"summary": "Whether a hash lies in a range", "description": "XXH3 of texts; see torch_table_loader.part_of."},
-    {"texts": pa.string(), "seed": pa.uint64(), "low": pa.uint64(), "high": pa.uint64()},
-    pa.bool_(),
-)
+def make_known() -> None:
+    """Make the function known to pyarrow in this process, where expressions of `part_of` are to be evaluated."""
+    with _REGISTERING:
+        _register()
+
+
+@cache
+def _register() -> None:
+    pc.register_scalar_function(
+        _hash_between,
+        _FUNCTION,
+        {"summary": "Whether a hash lies in a range", "description": "XXH3 of texts; see torch_table_loader.part_of."},
+        {"texts": pa.string(), "seed": pa.uint64(), "low": pa.uint64(), "high": pa.uint64()},
+        pa.bool_(),
+    )

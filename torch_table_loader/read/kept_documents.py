@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import plain, relisted
 from torch_table_loader.errors import TableError
 from torch_table_loader.read.row_stage import StagedRows

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_table_loader.errors import TableError
@@ -36,27 +36,31 @@ def _list_of(item: bytes, kind: int) -> bytes:
 
 
 # Most writers write a column chunk as these say, which takes a third of the time; what they do not match is walked.
-_BEFORE_PATH = re.compile(
-    rb"\x26" + _VARINT + rb"\x1c\x15(.)\x19" + _list_of(_VARINT, _I32) + rb"\x19([\x18\x28\x38\x48\x58\x68\x78])",
-    re.DOTALL,
+_BEFORE_PATH = (
+    rb"\x26" + _VARINT + rb"\x1c\x15(.)\x19" + _list_of(_VARINT, _I32) + rb"\x19([\x18\x28\x38\x48\x58\x68\x78])"
 )
 _BEFORE = rb"\x15%b\x16%b\x16%b\x16%b\x26%b(?:\x3c|\x26%b\x1c|\x16%b(?:\x2c|\x16%b\x1c))" % ((_VARINT,) * 8)
 _AFTER = rb"(?:\x19%b)?%b*(?:[\x1c\x2c\x3c\x4c]%b*(?:[\x19\x29\x39]%b)*\x00)?\x00%b*\x00" % (
     *(_list_of(_INT + rb"{3}\x00", _STRUCT), _INT, _INT),
     *(_list_of(_VARINT, _I64), _INT),
 )
-_BEFORE_STATISTICS = re.compile(_BEFORE, re.DOTALL)
-_AFTER_STATISTICS = re.compile(_AFTER, re.DOTALL)
 
 
+@cache
+def _compiled(pattern: bytes) -> re.Pattern[bytes]:
+    """Compile a pattern when it is first used, since all of them take as long as to import a large package."""
+    return re.compile(pattern, re.DOTALL)
+
+
+@cache
 def _with_bounds_of(width: int) -> re.Pattern[bytes]:
     bound = re.escape(bytes([width])) + b".{%d}" % width
     nulls = rb"(?:\x36|\x18%b\x26|\x28%b\x16|\x18%b\x18%b\x16)(%b)" % (*(bound,) * 4, _VARINT)
     statistics = nulls + rb"(?:\x16%b)?[\x28\x18]%b\x18%b[\x11\x12]*\x00" % (_VARINT, bound, bound)
-    return re.compile(_BEFORE + statistics + _AFTER, re.DOTALL)
+    return _compiled(_BEFORE + statistics + _AFTER)
 
 
-_REST = {_TYPES.index(name): _with_bounds_of(width) for name, width in _WIDTHS.items()}
+_WIDTH_OF = {_TYPES.index(name): width for name, width in _WIDTHS.items()}
 
 
 class ChunkStatistics(NamedTuple):
@@ -165,7 +169,7 @@ class _Walk:
     def _quick_chunk(self) -> ChunkStatistics | None:
         """Walk a chunk that is written as most are; None, and not a step, where it is not."""
         data, start = self._data, self._place
-        if (before := _BEFORE_PATH.match(data, start)) is None:
+        if (before := _compiled(_BEFORE_PATH).match(data, start)) is None:
             return None
         physical, path_stop = before[1][0] >> 1, before.end()
         longest = 0
@@ -174,14 +178,14 @@ class _Walk:
             path_stop += 1 + data[path_stop]
         if longest > 127 or before[1][0] & 1 or physical >= len(_TYPES):  # the lowest bit is the sign
             return None
-        if physical in _REST and (rest := _REST[physical].match(data, path_stop)) is not None:
+        if physical in _WIDTH_OF and (rest := _with_bounds_of(_WIDTH_OF[physical]).match(data, path_stop)) is not None:
             self._place = rest.end()
             return ChunkStatistics(physical, _number(rest[1]), _WIDTHS[_TYPES[physical]])
-        if (between := _BEFORE_STATISTICS.match(data, path_stop)) is None:
+        if (between := _compiled(_BEFORE).match(data, path_stop)) is None:
             return None
         self._place = between.end()
         nulls, shortest = self._statistics()
-        if (after := _AFTER_STATISTICS.match(data, self._place)) is None:
+        if (after := _compiled(_AFTER).match(data, self._place)) is None:
             self._place = start
             return None
         self._place = after.end()

@@ -11,12 +11,13 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.read.expressions import expression_columns
 from torch_table_loader.read.field_ids import found_by_name, places_of
+from torch_table_loader.read.hash_parts import make_known
 from torch_table_loader.read.parquet_statistics import refuse_unsafe
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def kept_row_groups(
 def _passing_row_groups(footer: bytes | None, known: Sequence[Any], filters: Any, schema: pa.Schema) -> set[int] | None:
     import pyarrow.dataset as ds  # about 40 MB of libraries, for those who filter
 
+    make_known()
     try:
         fragment = ds.ParquetFileFormat().make_fragment(
             pa.BufferReader(footer), partition_expression=reduce(and_, known) if known else None
@@ -128,6 +130,7 @@ def _can_pass(known: Any, filters: Any, schema: pa.Schema) -> bool:
         return True
     import pyarrow.dataset as ds
 
+    make_known()
     # No file is opened here: the file system dataset looks at what is known of each fragment alone.
     form = ds.IpcFileFormat()
     fragment = form.make_fragment(pa.BufferReader(b""), partition_expression=known)

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.arrays import offsets_of
 from torch_table_loader.arrow.datatypes import children_of, is_string
 

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from torch_table_loader.arrow import compute as pc
 
 _MAGIC = b"ARROW1\0\0"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import get_spawning_popen
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -36,22 +36,16 @@ from torch_table_loader.source.address import (
     parse_address,
     shown,
 )
-from torch_table_loader.source.azure import azure_container, choose_azure
 from torch_table_loader.source.clients import ChangedFile, Client, Found, FsspecClient, LocalClient
-from torch_table_loader.source.gcs import choose_gcs, gcs_bucket
-from torch_table_loader.source.object_store import ClientChoice, Connect, ObjectStoreClient
 from torch_table_loader.source.retrying import Attempts, RetryPolicy, of_length
-from torch_table_loader.source.s3 import choose_s3, s3_bucket, with_configured_endpoint
 from torch_table_loader.source.traffic import TrafficCounter
+
+if TYPE_CHECKING:
+    from torch_table_loader.source.object_stores import ClientChoice, ObjectStore
 
 T = TypeVar("T")
 
-_OBJECT_STORES: Mapping[str, tuple[str, Callable[..., ClientChoice], Callable[..., Connect]]] = {
-    "s3": ("s3", choose_s3, s3_bucket),
-    "gs": ("gs", choose_gcs, gcs_bucket),
-    **dict.fromkeys(AZURE_PROTOCOLS, ("abfs", choose_azure, azure_container)),
-}
-"""For each protocol fsspec's name of it, how its options are read, and what opens a bucket."""
+_OBJECT_STORES = ("s3", "gs", *AZURE_PROTOCOLS)
 
 _MEMORY_OF = uuid.uuid4().hex
 """Names this process's memory:// files: a forked child inherits both, a spawned one has neither."""
@@ -218,8 +212,8 @@ class FileStorage:
         return self._counters.get(pid) or self._counters.setdefault(pid, TrafficCounter())
 
     def _choice(self) -> ClientChoice | None:
-        chosen = _OBJECT_STORES.get(self.protocol)
-        return chosen[1](self.options) if chosen else None
+        store = _object_store(self.protocol)
+        return store.choose(self.options) if store else None
 
     def _client(self, path: str) -> Client:
         pid = os.getpid()
@@ -380,10 +374,12 @@ def open_storage(
     address = parse_address(path_or_url)
     options = {} if address.protocol == "file" else {**address.login, **(storage_options or {})}
     if address.protocol == "s3":
+        from torch_table_loader.source.object_stores import with_configured_endpoint
+
         options = dict(with_configured_endpoint(options))
     storage = FileStorage(address.protocol, options, retry_seconds)
-    if address.protocol in _OBJECT_STORES and storage.client_name != "obstore":
-        filesystem_class(_OBJECT_STORES[address.protocol][0])
+    if (store := _object_store(address.protocol)) is not None and storage.client_name != "obstore":
+        filesystem_class(store.family)
     return storage, address.path
 
 
@@ -397,9 +393,19 @@ def connect(protocol: str, options: Mapping[str, Any], choice: ClientChoice | No
     """
     if protocol == "file":
         return LocalClient()
-    if choice is None:
+    store = _object_store(protocol)
+    if choice is None or store is None:
         return FsspecClient(protocol, options)
-    family, _, open_bucket = _OBJECT_STORES[protocol]
     if choice.client == "obstore":
-        return ObjectStoreClient(open_bucket(choice.options))
-    return FsspecClient(family, choice.options)
+        from torch_table_loader.source.object_stores import ObjectStoreClient
+
+        return ObjectStoreClient(store.bucket(choice.options))
+    return FsspecClient(store.family, choice.options)
+
+
+def _object_store(protocol: str) -> ObjectStore | None:
+    if protocol not in _OBJECT_STORES:
+        return None
+    from torch_table_loader.source.object_stores import OBJECT_STORES
+
+    return OBJECT_STORES[protocol]

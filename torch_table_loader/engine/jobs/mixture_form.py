@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.reserved import DOCUMENTS, PADDING_COLUMN
 from torch_table_loader.arrow.token_rows import columns_of_parts, schema_of_sequences, schema_of_tokens, tokens_are_rows
 from torch_table_loader.batching.codec import make_codec

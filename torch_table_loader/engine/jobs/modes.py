@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch_table_loader.engine.jobs.indexed_job import IndexedJob
-from torch_table_loader.engine.jobs.packed_items import PackedItems
 from torch_table_loader.engine.jobs.stream_opening import open_stream
-from torch_table_loader.engine.jobs.table_rows import TableRows
 
 if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
@@ -31,6 +28,10 @@ def open_job(
     Items are gathered one by one, so `split_deletes` and `lazy` mean nothing to them.
     """
     if options.shuffle == "rows":
+        from torch_table_loader.engine.jobs.indexed_job import IndexedJob
+        from torch_table_loader.engine.jobs.packed_items import PackedItems
+        from torch_table_loader.engine.jobs.table_rows import TableRows
+
         items = TableRows if options.pack is None else PackedItems
         return IndexedJob.of(items.survey(source, options, cache), options, ranks)
     return open_stream(source, options, ranks, cache, split_deletes=split_deletes, lazy=lazy)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.batching.cells import RowError
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError

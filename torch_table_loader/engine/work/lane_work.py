@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.batching.rebatching import ExactBatches, as_one
-from torch_table_loader.batching.rows import Batches, counts_of
+from torch_table_loader.batching.rows import Batches, batches_of, counts_of
 from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.rows import Rows, RowsCodec
+    from torch_table_loader.batching.rows import Rows, RowsCodec, SizedBatches
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.taken_files import PlannedFiles
 
@@ -237,7 +237,7 @@ class LaneBatches:
         self.clock.batches += -(-sum(part.num_rows for part in run) // self._work.plan.batch_size)
         return run
 
-    def next_block(self, most: int | None = None) -> list[Any] | None:
+    def next_block(self, most: int | None = None) -> SizedBatches | None:
         """Finish the next batches; None when the lane is done.
 
         Args:
@@ -252,7 +252,8 @@ class LaneBatches:
                 return self._collated(self._start + self.clock.batches, self._finish(1))
             if most is not None:
                 return self._finish(most)
-            return Batches.joined([self._finish(None) for _ in range(len(self._runs))])
+            runs = [self._next_rows() for _ in range(len(self._runs))]
+            return batches_of(runs, self._work.plan.batch_size)
         finally:
             self.clock.working += time.perf_counter() - began
 
@@ -266,11 +267,14 @@ class LaneBatches:
         self._runs.clear()
         self._source.close()  # type: ignore[attr-defined]
 
-    def _finish(self, most: int | None) -> list[Any]:
+    def _finish(self, most: int) -> list[Any]:
+        return self._next_rows(most).batches(self._work.plan.batch_size)
+
+    def _next_rows(self, most: int | None = None) -> Rows:
         run = self.next_run(most)
         assert run is not None  # noqa: S101 asked only where one is ready
         rows: Rows = as_one(self._work.codec, run)
-        return rows.batches(self._work.plan.batch_size)
+        return rows
 
     def _collated(self, number: int, batches: list[Any]) -> list[Any]:
         began = time.perf_counter()

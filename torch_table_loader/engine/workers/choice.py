@@ -9,7 +9,6 @@ from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.engine.workers.executor import CallerExecutor, LaneExecutor
-from torch_table_loader.engine.workers.processes import ProcessExecutor
 from torch_table_loader.engine.workers.threads import ThreadExecutor, ThreadPool
 from torch_table_loader.errors import ConfigError
 
@@ -33,6 +32,8 @@ def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneE
     if options.worker_type == "thread":
         return ThreadExecutor(work, start, pool, job.num_threads, options.prefetch_batches)
     job.close_clients()
+    from torch_table_loader.engine.workers.processes import ProcessExecutor
+
     return ProcessExecutor(work, start, job.num_threads, _context(job))
 
 

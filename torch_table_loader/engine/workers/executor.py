@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_table_loader.engine.work.lane_work import LaneBatches
 from torch_table_loader.fetch.fetch_stats import FetchStats
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
     from torch_table_loader.fetch.fetcher import Fetcher
 
@@ -32,7 +32,7 @@ class LaneExecutor(ABC):
         return _NOTHING_FETCHED
 
     @abstractmethod
-    def take(self, lane: int) -> list[Any] | None:
+    def take(self, lane: int) -> SizedBatches | None:
         """Return a lane's next block of batches; None when the lane is done. Raises what the lane raised."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class CallerExecutor(LaneExecutor):
         """What was fetched for the lanes so far."""
         return super().fetched if self._ahead is None else self._ahead.stats
 
-    def take(self, lane: int) -> list[Any] | None:
+    def take(self, lane: int) -> SizedBatches | None:
         """Read the lane on to its next block; when all lanes are done, their tails make the last batches."""
         block = self._lanes[lane].next_block(self._prefetch)
         if block is not None or not self._joins:

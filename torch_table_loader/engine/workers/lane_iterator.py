@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,20 +57,21 @@ class LaneIterator(Iterator[Any]):
         self._clock = source.clock
         self._counts.note(self._lane, self._work.lanes, self._clock)
         self._close = weakref.finalize(self, _close, source, ahead)
-        self._ready: deque[Any] = deque()
+        self._ready: Iterator[Any] = iter(())
         self._taken.batches = batches if counted else 0
         while self._taken.batches < batches:
             next(self)
 
     def __next__(self) -> Any:
         """Return the next batch."""
-        while not self._ready:
+        while True:
+            for batch in self._ready:
+                self._taken.batches += 1
+                return batch
             if self._source is None:
                 raise StopIteration
             self._refill(self._source)
             self._counts.note(self._lane, self._work.lanes, self._clock)
-        self._taken.batches += 1
-        return self._ready.popleft()
 
     def _refill(self, source: LaneBatches) -> None:
         """Make the next batches; at the end those of what is left over."""
@@ -81,7 +81,7 @@ class LaneIterator(Iterator[Any]):
             self._clock.batches += len(block)
             self._source = None
             self._close()
-        self._ready.extend(block)
+        self._ready = iter(block)
 
     def _last(self, source: LaneBatches) -> list[Any]:
         batches, _ = self._work.last_batches([] if source.rest is None else [source.rest])

@@ -39,12 +39,6 @@ class ConsumerStats:
     taken: int = 0
     packed: PackCounts | None = None
 
-    def take(self, counts: PackCounts | None) -> None:
-        """Note that a batch was taken."""
-        self.taken += 1
-        if counts is not None:
-            self.packed = counts if self.packed is None else self.packed + counts
-
 
 class LaneMerger(Iterator[Any]):
     """The batches of a rank, in the order of its plan.
@@ -65,9 +59,12 @@ class LaneMerger(Iterator[Any]):
         self._num_joined = 0
         self._work = work
         self._executor = executor
-        self._ready: list[deque[Made]] = [deque() for _ in range(work.lanes)]
+        self._ready: list[Iterator[Made]] = [iter(()) for _ in range(work.lanes)]
         self._open = deque(range(work.lanes))
         self._joined: deque[Made] | None = None
+        self._left_of_joined: int | None = None
+        """Batches that come after the newest one, where it is of what all lanes left over."""
+        self._is_closed = False
         self._schedule = work.plan.schedule(start) if work.plan.counted else None
         # No generator of ours may hold self: in a cycle it would wait for the collector, and so would the workers.
         self._close = weakref.finalize(self, executor.close)
@@ -87,17 +84,24 @@ class LaneMerger(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Return the next batch; an error of a lane comes where its batch would have, and ends the epoch."""
-        if not self._close.alive:
-            raise StopIteration
-        ready = self._rotated() if self._schedule is None else self._ready_of(next(self._schedule, None))
-        if ready is None or not self._close.alive:
+        if self._schedule is None:
+            made = self._rotated()
+        elif (lane := next(self._schedule, None)) is None or self._is_closed:
+            made = None
+        else:
+            made = next(self._ready[lane], None) or self._promised(lane)
+        if made is None or self._is_closed:
+            self._is_closed = True
             if self._close.detach() is not None:
                 self._executor.close(is_over=True)
             raise StopIteration
-        batch, counts = ready.popleft()
-        if ready is self._joined:
-            batch = self._last(batch, len(ready))
-        self.stats.take(counts)
+        batch, counts = made
+        if self._left_of_joined is not None:
+            batch = self._last(batch, self._left_of_joined)
+        stats = self.stats
+        stats.taken += 1
+        if counts is not None:
+            stats.packed = counts if stats.packed is None else stats.packed + counts
         return batch
 
     def _last(self, batch: Any, left: int) -> Any:
@@ -113,30 +117,32 @@ class LaneMerger(Iterator[Any]):
 
     def close(self) -> None:
         """End the executor; what was not taken is gone. Any thread may, while another one takes."""
+        self._is_closed = True
         self._close()
-        self._ready = [deque() for _ in self._ready]
+        self._ready = [iter(()) for _ in self._ready]
 
-    def _ready_of(self, lane: int | None) -> deque[Made] | None:
-        """Return the batches of the lane whose turn it is; None at the plan's end."""
-        if lane is None:
-            return None
-        ready = self._ready[lane]
-        if not (ready or self._refill(lane) or not self._close.alive):
+    def _promised(self, lane: int) -> Made | None:
+        """Wait for a lane whose turn it is by the plan; None where the iterator was closed meanwhile."""
+        made = self._refilled(lane)
+        if made is None and self._close.alive:
             self.close()
             raise TableError(
                 f"worker {lane} must deliver as many batches as its file metadata and counts promise, but it ended "
                 "before; build the loader again, without its plan_cache"
             )
-        return ready
+        return made
 
-    def _rotated(self) -> deque[Made] | None:
+    def _rotated(self) -> Made | None:
         """Take lanes in turn until each is done; then join what they left over."""
-        while self._open:
+        while self._open and not self._is_closed:
             lane = self._open[0]
-            if self._ready[lane] or self._refill(lane):
+            made = next(self._ready[lane], None) or self._refilled(lane)
+            if made is not None:
                 self._open.rotate(-1)
-                return self._ready[lane]
+                return made
             self._open.popleft()
+        if self._is_closed:
+            return None
         if self._joined is None:
             try:
                 rests = [rest for lane in range(self._work.lanes) if (rest := self._executor.rest(lane)) is not None]
@@ -145,9 +151,14 @@ class LaneMerger(Iterator[Any]):
             except BaseException:
                 self.close()
                 raise
-        return self._joined or None
+        if not self._joined:
+            return None
+        made = self._joined.popleft()
+        self._left_of_joined = len(self._joined)
+        return made
 
-    def _refill(self, lane: int) -> bool:
+    def _refilled(self, lane: int) -> Made | None:
+        """Wait for a lane's next block, and return its first batch; None where the lane is done."""
         began = time.perf_counter()
         try:
             block = self._executor.take(lane)
@@ -156,6 +167,7 @@ class LaneMerger(Iterator[Any]):
             raise
         self.stats.waited += time.perf_counter() - began
         if block is None:
-            return False
-        self._ready[lane].extend(counted(block))
-        return True
+            return None
+        ready = counted(block)
+        self._ready[lane] = ready
+        return next(ready, None)

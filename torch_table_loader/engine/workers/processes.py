@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from torch_table_loader.batching.rows import Batches, counts_of
+from torch_table_loader.batching.rows import Batches, batches_of, counts_of
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock
 from torch_table_loader.engine.workers.executor import LaneExecutor
 from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
@@ -29,7 +29,7 @@ from torch_table_loader.errors import WorkerError
 from torch_table_loader.fetch.fetch_stats import FetchStats
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.pack_counts import PackCounts
@@ -173,7 +173,7 @@ class ProcessExecutor(LaneExecutor):
         """What the workers had fetched when their newest messages left."""
         return self._fetched
 
-    def take(self, lane: int) -> list[Any] | None:
+    def take(self, lane: int) -> SizedBatches | None:
         """Take messages until one is for the lane."""
         ready = self._ready[lane]
         while not ready:
@@ -196,7 +196,7 @@ class ProcessExecutor(LaneExecutor):
         came = ready.popleft()
         if isinstance(came, BaseException):
             raise came
-        return came if isinstance(came, list) else came.batches(self._work.plan.batch_size)
+        return came if isinstance(came, list) else batches_of([came], self._work.plan.batch_size)
 
     def rest(self, lane: int) -> Rows | None:
         """Return the rows that a lane which is done left over."""

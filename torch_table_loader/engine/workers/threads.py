@@ -13,14 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch_table_loader.batching.rows import each_alone
 from torch_table_loader.engine.sizes import BLOCKS_AHEAD
 from torch_table_loader.engine.workers.executor import LaneExecutor, begin_lanes, join_tails
 
 if TYPE_CHECKING:
-    from torch_table_loader.batching.rows import Rows
+    from torch_table_loader.batching.rows import Rows, SizedBatches
     from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock, LaneWork
     from torch_table_loader.fetch.fetch_stats import FetchStats
 
@@ -108,7 +108,7 @@ class _Lane:
 
     def __init__(self, batches: LaneBatches) -> None:
         self.batches = batches
-        self.ready: deque[list[Any]] = deque()
+        self.ready: deque[SizedBatches] = deque()
         self.waiting = 0
         self.busy = False
         self.read = False
@@ -158,7 +158,7 @@ class ThreadExecutor(LaneExecutor):
         """What was fetched for the lanes so far."""
         return super().fetched if self._ahead is None else self._ahead.stats
 
-    def take(self, lane: int) -> list[Any] | None:
+    def take(self, lane: int) -> SizedBatches | None:
         """Wait for a lane's next block."""
         wanted = self._lanes[lane]
         with self._lock:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.source.table_storage import read_whole
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import TableError
 from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion

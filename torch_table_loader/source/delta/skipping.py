@@ -8,8 +8,8 @@ from operator import and_
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.source.delta.delta_schema import DeltaColumns
 from torch_table_loader.source.delta.live_files import partition_array
 from torch_table_loader.source.expression_tree import Call, Field, Node, UnknownFormError, parse

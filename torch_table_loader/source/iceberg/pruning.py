@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.expressions.parser import parse
 from pyiceberg.expressions.visitors import (
@@ -40,6 +39,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.messages import did_you_mean
 from torch_table_loader.source.iceberg.manifests import DATA, by_id

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg import expressions
 from pyiceberg.expressions.literals import LongLiteral
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.schema import Schema
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.source.expression_tree import Call, Field, Literal, Node, UnknownFormError, parse
 
 ice: Any = expressions

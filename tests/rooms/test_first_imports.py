@@ -1,0 +1,65 @@
+"""What a process imports up to its first batch: little, so that it begins soon."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import torch_table_loader
+
+_EPOCH = """
+import json, sys
+from torch_table_loader import StructuredDataset
+loader, dataset = StructuredDataset.create_dataloader(sys.argv[1], "parquet", batch_size=4, shuffle=True, num_workers=2)
+with loader:
+    assert sum(len(batch["x"]) for batch in loader) == 10
+    loader.load_state_dict(loader.state_dict())
+print(json.dumps(sorted(sys.modules)))
+"""
+
+_OF_OTHERS = (
+    *("pyarrow.compute", "pyarrow.dataset", "pyarrow.flight", "pandas", "polars"),
+    *("obstore", "botocore", "boto3", "s3fs", "aiohttp", "pyiceberg", "deltalake", "fastavro", "onnx", "tokenizers"),
+    *("accelerate", "lightning", "ray", "IPython"),
+)
+_OF_OURS = (
+    *("iceberg", "delta", "mixed", "map_view", "explain", "explanation", "report", "text", "testing", "cli"),
+    *("integrations", "store", "source.iceberg", "source.delta", "source.object_stores", "source.object_store"),
+    *("engine.row_store", "engine.row_weights", "engine.measuring", "engine.jobs.indexed_job"),
+    *("engine.jobs.table_rows", "engine.jobs.packed_items", "engine.jobs.mixed_rows", "engine.jobs.mixed_streams"),
+    *("engine.work.indexed_work", "engine.work.packed_work", "engine.workers.processes", "batching.packed"),
+)
+
+
+def test_an_epoch_of_plain_parquet_imports_no_other_kind_of_job(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(10), "y": [0.5] * 10}), tmp_path / "a.parquet")
+    command = [sys.executable, "-c", _EPOCH, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    imported = set(json.loads(done.stdout.splitlines()[-1]))
+    unwanted = {*_OF_OTHERS, *(f"torch_table_loader.{name}" for name in _OF_OURS)}
+    assert "torch_table_loader.engine.jobs.stream_job" in imported
+    assert imported & unwanted == set()
+
+
+def test_the_package_alone_imports_nothing_large() -> None:
+    command = [sys.executable, "-c", "import torch_table_loader, sys; print({'torch', 'pyarrow'} & {*sys.modules})"]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", torch_table_loader.__all__)
+def test_every_public_name_is_found(name: str) -> None:
+    assert getattr(torch_table_loader, name) is not None
+    assert name in dir(torch_table_loader)
+
+
+def test_a_name_that_is_not_there_is_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'StructuredData'"):
+        _ = torch_table_loader.StructuredData
+    with pytest.raises(ImportError, match="cannot import name 'StructuredData'"):
+        from torch_table_loader import StructuredData  # noqa: F401

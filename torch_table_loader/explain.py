@@ -10,13 +10,10 @@ from torch_table_loader.engine.salvage import told
 from torch_table_loader.engine.sizes import collated_ahead
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.explanation import Explanation, FetchPlan, WorkerLoad
-from torch_table_loader.planning.listed_files import ListedFiles
 from torch_table_loader.planning.order_sample import OrderSample, sample_order
 from torch_table_loader.planning.size_counts import SizeCounts
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from torch_table_loader.engine.jobs.job import FetchLoad, Job
     from torch_table_loader.planning.layout import TableLayout
 
@@ -57,7 +54,7 @@ def explain(job: Job, epoch: int) -> Explanation:
         notes=(*outline.notes, *(told(table.left_out) for table in tables if table.left_out)),
         kept_rows=sum(int(layout.group_rows[layout.group_kept].sum()) for layout in layouts),
         undeleted_rows=_undeleted(layouts),
-        file_sizes=SizeCounts.of(np.concatenate([_file_sizes(layout) for layout in layouts])),
+        file_sizes=SizeCounts.of(np.concatenate([layout.file_bytes for layout in layouts])),
         group_sizes=SizeCounts.of(np.concatenate([layout.group_bytes for layout in layouts])),
         order=_order(job, epoch, outline.steps),
         fetch=None if outline.fetch is None else _fetch_plan(outline.fetch, job),
@@ -74,12 +71,6 @@ def _undeleted(layouts: list[TableLayout]) -> int | None:
     """Count the rows that deletes leave of the row groups that are read; None where that takes reading."""
     live = np.concatenate([layout.group_live[layout.group_kept] for layout in layouts])
     return None if (live < 0).any() else int(live.sum())
-
-
-def _file_sizes(layout: TableLayout) -> NDArray[np.int64]:
-    if isinstance(layout.files, ListedFiles):
-        return layout.files.num_bytes
-    return np.array([file.version.num_bytes for file in layout.files], dtype=np.int64)
 
 
 def _order(job: Job, epoch: int, steps: int | None) -> OrderSample:

@@ -44,7 +44,8 @@ class LoaderKeywords(TypedDict, total=False):
     partitioning: Literal["hive"] | None
     num_ranks: int | Literal["auto"]
     rank: int | None
-    show_progress: bool
+    show_progress: bool | Literal["workers"]
+    progress_interval: float
     shuffle_buffer_size: int | None
     drop_last: bool
     worker_type: WorkerType
@@ -126,6 +127,7 @@ _HERE: dict[str, tuple[str, ...]] = {
         "urls",
     ),
     "prefetch_batches": ("prefetch", "prefetch_factor", "prefetch_size"),
+    "progress_interval": ("mininterval", "progress_interval_sec"),
     "rank": ("cur_shard", "global_rank", "local_rank", "process_index", "shard_index"),
     "shuffle_buffer_size": (
         *("buffer_size", "local_shuffle_buffer_size", "shuffle_buffer", "shuffle_size", "shuffling_queue_capacity"),

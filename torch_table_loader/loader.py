@@ -15,22 +15,22 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader
 
 from torch_table_loader.accelerated import EpochOfAccelerate, PreparedForAccelerate
+from torch_table_loader.column_names import NamedColumns
 from torch_table_loader.engine.device import check_placing, moved
 from torch_table_loader.engine.workers.choice import check_processes, executor_of
 from torch_table_loader.engine.workers.lane_merger import LaneMerger
 from torch_table_loader.engine.workers.pickling import twin_of
 from torch_table_loader.engine.workers.threads import ThreadPool
 from torch_table_loader.errors import ConfigError
-from torch_table_loader.messages import progress_bar, warn_caller
+from torch_table_loader.messages import warn_caller
 from torch_table_loader.metrics import Metrics, Progress
 from torch_table_loader.planning.global_batches import GlobalBatches
 from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, SourceRow
 from torch_table_loader.planning.steps import num_steps, step_at
-from torch_table_loader.watching import LOOKS, Watch, in_span
+from torch_table_loader.watching import LOOKS, Watch, in_span, with_bars
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
-    from torch_table_loader.fetch.fetch_stats import FetchStats
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.position import JobPosition
@@ -54,7 +54,7 @@ class _EpochSampler:
             yield None
 
 
-class TableLoader(PreparedForAccelerate, DataLoader[Any]):
+class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
     """Batches of a table, in an order that depends on neither threads nor processes.
 
     It is made by ``create_dataloader`` of a dataset. Frameworks that wrap loaders find that this one needs no wrapper.
@@ -310,9 +310,7 @@ class LoaderIterator(Iterator[Any]):
         if options.pin_memory or device is not None:
             self._next = moved(self._merger, device, pin=options.pin_memory)
         if options.show_progress:
-            left = work.plan.steps - start if work.plan.counted and not work.plan.endless else None
-            beside = partial(_megabytes_per_second, self._merger.fetched, time.perf_counter())
-            self._next = iter(progress_bar(f"epoch {work.epoch}", show=True, beside=beside)(self._next, left))
+            self._next = with_bars(self._next, work, self._merger, start, options)
         return work, job.planned(position).longest
 
     def __next__(self) -> Any:
@@ -431,12 +429,6 @@ class LoaderIterator(Iterator[Any]):
         self._is_over = True
         self._merger.close()
         self._next = iter(())
-
-
-def _megabytes_per_second(fetched: FetchStats, began: float) -> str:
-    """Return how fast compressed bytes come from the store; nothing where none do."""
-    seconds = time.perf_counter() - began
-    return f"{fetched.num_bytes / 1e6 / seconds:.1f} MB/s" if fetched.num_bytes and seconds > 0 else ""
 
 
 def _remainder(plan: object) -> int:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+DEFAULT_PROGRESS_INTERVAL = 0.1
+"""Seconds from one drawing of a progress bar to the next."""
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -59,24 +63,58 @@ def did_you_mean(name: object, known: Iterable[str], *, spare: int = 0) -> str:
     return f"; did you mean {', '.join(near)}?" if near else ""
 
 
+class Part(NamedTuple):
+    """What has a progress bar of its own below that of the whole.
+
+    Args:
+        label: what the bar says in front.
+        total: how many there will be; None if nobody knows.
+        done: returns how many there are by now.
+    """
+
+    label: str
+    total: int | None
+    done: Callable[[], int]
+
+
 def progress_bar(
-    label: str, *, show: bool, beside: Callable[[], str] = str
+    label: str,
+    *,
+    show: bool | str,
+    interval: float = DEFAULT_PROGRESS_INTERVAL,
+    beside: Callable[[], str] = str,
+    parts: Sequence[Part] = (),
 ) -> Callable[[Iterable[Any], int | None], Iterable[Any]]:
     """Make a wrapper that draws a progress bar around an iterable, or leaves it as it is.
 
     Args:
         label: what the bar says in front.
         show: whether there is a bar.
+        interval: seconds from one drawing to the next.
         beside: returns what it says at its end by now.
+        parts: what has bars below it.
     """
     if not show:
         return lambda items, _total: items
     from tqdm.auto import tqdm
 
+    often = {"mininterval": interval, "maxinterval": max(interval, 10.0)}
+
     def drawn(items: Iterable[Any], total: int | None) -> Iterator[Any]:
-        with tqdm(items, desc=label, total=total) as bar:
+        with tqdm(items, desc=label, total=total, **often) as bar, ExitStack() as below:
+            bars = [
+                below.enter_context(tqdm(desc=part.label, total=part.total, position=1 + number, **often))
+                for number, part in enumerate(parts)
+            ]
             for item in bar:
                 bar.set_postfix_str(beside(), refresh=False)
+                _draw(bars, parts)
                 yield item
+            _draw(bars, parts)
 
     return drawn
+
+
+def _draw(bars: Sequence[Any], parts: Sequence[Part]) -> None:
+    for bar, part in zip(bars, parts, strict=True):
+        bar.update(part.done() - bar.n)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch_table_loader.fetch.fetch_stats import FetchStats
 from torch_table_loader.planning.pack_counts import PackCounts, sum_of
+from torch_table_loader.planning.taken_files import TakenFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
     from torch_table_loader.engine.workers.lane_merger import ConsumerStats, LaneMerger
     from torch_table_loader.planning.stages import Position
     from torch_table_loader.planning.steps import Steps
+    from torch_table_loader.planning.taken_files import PlannedFiles
 
 
 Limit: TypeAlias = Literal["training", "decoding", "network", "collate_fn"]
@@ -40,7 +43,7 @@ _ADVICE: dict[Limit, str] = {
 }
 
 _FLAT = (
-    *("epoch", "batches", "rows", "rows_per_second", "num_bytes"),
+    *("epoch", "batches", "rows", "rows_per_second", "num_bytes", "files", "stored_bytes"),
     *("seconds_waiting", "seconds_total", "share_waiting", "servers"),
 )
 
@@ -56,6 +59,8 @@ class LaneMetrics:
         num_bytes: bytes of those rows in the output form.
         seconds_working: time spent reading, decoding and in the caller's functions.
         seconds_collating: the part of it in the caller's functions: `decode`, `transforms` and `collate_fn`.
+        files: data files of which the trainer took rows that this worker read; None where `Metrics` has none.
+        stored_bytes: the share of those files' bytes that the rows are.
     """
 
     worker: int
@@ -64,6 +69,25 @@ class LaneMetrics:
     num_bytes: int
     seconds_working: float
     seconds_collating: float = 0.0
+    files: int | None = None
+    stored_bytes: int | None = None
+
+    def after(self, earlier: LaneMetrics) -> LaneMetrics:
+        """Add what the worker had done before."""
+        return LaneMetrics(
+            self.worker,
+            self.rows + earlier.rows,
+            self.batches + earlier.batches,
+            self.num_bytes + earlier.num_bytes,
+            self.seconds_working + earlier.seconds_working,
+            self.seconds_collating + earlier.seconds_collating,
+            _both(self.files, earlier.files),
+            _both(self.stored_bytes, earlier.stored_bytes),
+        )
+
+
+def _both(new: int | None, old: int | None) -> int | None:
+    return None if new is None or old is None else new + old
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +105,8 @@ class Metrics:
         fetch: what was fetched from an object store; a copy that counts no further.
         packing: what packing made the batches of, those that are copied to a device ahead of the trainer included: its
             sequences, tokens and parts of documents; None where rows are not packed.
+        files: data files of which the trainer took rows, counted anew in each epoch; None of a row store, of a mixture,
+            and where rows are not counted.
     """
 
     epoch: int
@@ -92,6 +118,12 @@ class Metrics:
     servers: int = 1
     fetch: FetchStats = field(default_factory=FetchStats)
     packing: PackCounts | None = None
+    files: int | None = None
+
+    @property
+    def stored_bytes(self) -> int | None:
+        """The share of those files' bytes in the store, compressed, that the rows are; columns left out included."""
+        return None if self.files is None else sum(worker.stored_bytes or 0 for worker in self.workers)
 
     @property
     def num_bytes(self) -> int:
@@ -136,15 +168,15 @@ class Metrics:
     def as_dict(self) -> dict[str, float]:
         """Return the numbers under flat names, as loggers take them: those of a worker as ``worker_0/rows``.
 
-        Times are in seconds, sizes in bytes.
+        Times are in seconds, sizes in bytes. What nobody knows is left out.
         """
-        told: dict[str, float] = {name: getattr(self, name) for name in _FLAT}
+        told: dict[str, float] = {name: value for name in _FLAT if (value := getattr(self, name)) is not None}
         told |= {f"fetch/{name}": value for name, value in asdict(self.fetch).items()}
         if self.packing is not None:
             told |= {f"packing/{name}": value for name, value in asdict(self.packing).items() if value is not None}
         for worker in self.workers:
-            told |= {f"worker_{worker.worker}/{name}": value for name, value in asdict(worker).items()}
-            del told[f"worker_{worker.worker}/worker"]
+            own = {name: value for name, value in asdict(worker).items() if name != "worker" and value is not None}
+            told |= {f"worker_{worker.worker}/{name}": value for name, value in own.items()}
         return told
 
     def after(self, earlier: Metrics) -> Metrics:
@@ -154,19 +186,10 @@ class Metrics:
             batches=self.batches + earlier.batches,
             rows=self.rows + earlier.rows,
             seconds_waiting=self.seconds_waiting + earlier.seconds_waiting,
-            workers=tuple(
-                LaneMetrics(
-                    new.worker,
-                    new.rows + old.rows,
-                    new.batches + old.batches,
-                    new.num_bytes + old.num_bytes,
-                    new.seconds_working + old.seconds_working,
-                    new.seconds_collating + old.seconds_collating,
-                )
-                for new, old in zip(self.workers, earlier.workers, strict=True)
-            ),
+            workers=tuple(new.after(old) for new, old in zip(self.workers, earlier.workers, strict=True)),
             fetch=FetchStats.sum_of([self.fetch, earlier.fetch]),
             packing=sum_of(each for each in (self.packing, earlier.packing) if each is not None),
+            files=_both(self.files, earlier.files),
         )
 
     def __str__(self) -> str:
@@ -182,6 +205,8 @@ class Metrics:
             f"{w.seconds_working:.2f} s working"
             for w in self.workers
         ]
+        if self.files is not None:
+            lines.append(f"  taken of {self.files:,} files: {self.stored_bytes:,} stored bytes")
         if self.packing is not None:
             lines.append(f"  packed: {self.packing}")
         if (fetch := self.fetch).requests or fetch.cached_bytes:
@@ -200,6 +225,7 @@ class Leg:
     Args:
         position: where it began.
         plan: what the rank takes.
+        files: returns which files those rows are of, once asked.
         longest: steps of the rank that takes most; None if nobody knows.
         clocks: what each lane has done.
         stats: what the consumer did.
@@ -210,12 +236,18 @@ class Leg:
 
     position: Position
     plan: Steps
+    files: Callable[[], PlannedFiles | None]
     longest: int | None
     clocks: Sequence[LaneClock]
     stats: ConsumerStats
     fetched: FetchStats
     batches: int
     earlier: Metrics | None
+
+
+def _leg(position: Position, work: LaneWork, merger: LaneMerger, longest: int | None, earlier: Metrics | None) -> Leg:
+    files = cache(work.planned_files)
+    return Leg(position, work.plan, files, longest, merger.clocks, merger.stats, merger.fetched, 0, earlier)
 
 
 class Progress:
@@ -246,11 +278,11 @@ class Progress:
         self.resumed = resumed
         self._servers = servers
         self._began = began
-        self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, merger.fetched, 0, None)
+        self.leg = _leg(position, work, merger, longest, None)
 
     def go_on(self, position: Position, work: LaneWork, merger: LaneMerger, longest: int | None) -> None:
         """Count on from a position that changed while batches were taken."""
-        self.leg = Leg(position, work.plan, longest, merger.clocks, merger.stats, merger.fetched, 0, self.metrics())
+        self.leg = _leg(position, work, merger, longest, self.metrics())
 
     @property
     def position(self) -> Position:
@@ -278,6 +310,10 @@ class Progress:
         rows = batches * plan.batch_size - short
         if plan.counted and not plan.endless:
             rows = plan.rows_before(begun + batches) - plan.rows_before(begun)
+        planned = leg.files()
+        files, lanes = None, [TakenFiles(None, None)] * len(leg.clocks)
+        if planned is not None:
+            files, lanes = planned.taken(begun, begun + batches)
         since = Metrics(
             epoch=leg.position.epoch,
             batches=batches,
@@ -285,11 +321,12 @@ class Progress:
             seconds_waiting=leg.stats.waited,
             seconds_total=time.perf_counter() - self._began,
             workers=tuple(
-                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working, clock.collating)
-                for worker, clock in enumerate(leg.clocks)
+                LaneMetrics(worker, clock.rows, clock.batches, clock.num_bytes, clock.working, clock.collating, *taken)
+                for worker, (clock, taken) in enumerate(zip(leg.clocks, lanes, strict=True))
             ),
             servers=self._servers,
             fetch=replace(leg.fetched),
             packing=leg.stats.packed,
+            files=files,
         )
         return since if leg.earlier is None else since.after(leg.earlier)

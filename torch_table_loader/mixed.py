@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
-from torch_table_loader.dataset import RankDataset, TableDataset
+from torch_table_loader.dataset import TableDataset
 from torch_table_loader.engine.jobs.indexed_job import IndexedJob
 from torch_table_loader.engine.jobs.mixed_rows import MixedRows
 from torch_table_loader.engine.jobs.mixed_streams import MixedStreamJob
@@ -26,6 +26,7 @@ from torch_table_loader.option_groups import flattened
 from torch_table_loader.planning.mixed_stages import MixedPosition
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule
 from torch_table_loader.planning.stages import SamplePosition
+from torch_table_loader.rank_dataset import RankDataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +73,7 @@ class SourceKeywords(TypedDict, total=False):
 _OF_SOURCES = frozenset(SourceKeywords.__annotations__)
 
 _HANDED = _OF_SOURCES | {
-    *("num_ranks", "rank", "mesh", "check_plan", "show_progress"),
+    *("num_ranks", "rank", "mesh", "check_plan", "show_progress", "progress_interval"),
     *("num_workers", "worker_type", "multiprocessing_context"),
 }
 """What the mixture hands to the sources that it opens."""
@@ -98,7 +99,8 @@ class MixedKeywords(SourceKeywords, total=False):
     collate_fn: Callable[[Any], Any] | None
     device: Any
     pin_memory: bool
-    show_progress: bool
+    show_progress: bool | Literal["workers"]
+    progress_interval: float
     check_plan: bool
     epochs: int | Literal["forever"] | None
 

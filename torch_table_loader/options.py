@@ -15,6 +15,7 @@ from torch_table_loader.column_options import (
     has_codes,
 )
 from torch_table_loader.errors import ConfigError, ConfigTypeError
+from torch_table_loader.messages import DEFAULT_PROGRESS_INTERVAL
 from torch_table_loader.pack import Pack
 from torch_table_loader.pack_beside import check_beside_pack
 from torch_table_loader.ragged import RaggedOption, check_ragged
@@ -46,16 +47,7 @@ DEFAULT_CACHE_BYTES = "64GiB"
 DEFAULT_RETRY_SECONDS = 120.0
 """Outages of stores, and restarts of those that one runs oneself, are mostly over by then."""
 
-_SWITCHES = (
-    "show_progress",
-    "drop_last",
-    "pin_memory",
-    "row_id",
-    "check_plan",
-    "count_filtered",
-    "raw_files",
-    "verify_checksums",
-)
+_SWITCHES = ("drop_last", "pin_memory", "row_id", "check_plan", "count_filtered", "raw_files", "verify_checksums")
 _MOST_ROWS = 2**40
 _MOST_LANES = 2**16
 
@@ -101,7 +93,9 @@ class LoaderOptions:
         partitioning: "hive" to decode ``key=value`` segments of paths, those at the end of `path` included.
         num_ranks: ranks of the job, or "auto" to find them and the rank; see docs/distributed.md.
         rank: this rank, global; leave it out with "auto" and `mesh`, which find it.
-        show_progress: draw a progress bar, with the MB/s that come from an object store (needs tqdm).
+        show_progress: draw a progress bar, with the MB/s that come from an object store; "workers": and one for each
+            worker (needs tqdm).
+        progress_interval: seconds from one drawing of a bar to the next; more where a log keeps each.
         shuffle_buffer_size: permute rows inside consecutive windows of so many rows of a lane; None or 0: do not.
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process": the same batches in the same order; see docs/engines.md.
@@ -171,7 +165,8 @@ class LoaderOptions:
     partitioning: Literal["hive"] | None = None
     num_ranks: int | Literal["auto"] = 1
     rank: int | None = None
-    show_progress: bool = False
+    show_progress: bool | Literal["workers"] = False
+    progress_interval: float = DEFAULT_PROGRESS_INTERVAL
     shuffle_buffer_size: int | None = None
     drop_last: bool = False
     worker_type: WorkerType = "thread"
@@ -241,7 +236,8 @@ class LoaderOptions:
         self._take_size("cache_bytes")
         if whole(self.read_ahead_bytes) != 0:
             self._take_size("read_ahead_bytes")
-        object.__setattr__(self, "retry_seconds", seconds("retry_seconds", self.retry_seconds))
+        for name in ("retry_seconds", "progress_interval"):
+            object.__setattr__(self, name, seconds(name, getattr(self, name)))
         self._check_ranks()
 
     def _take_integer(self, name: str, least: int | None = None, most: int | None = None) -> None:
@@ -358,6 +354,8 @@ class LoaderOptions:
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigTypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.show_progress, bool) and self.show_progress != "workers":
+            raise ConfigTypeError(f'show_progress must be True or False, or "workers", got {self.show_progress!r}')
         if self.plan_cache is not None and not isinstance(self.plan_cache, str | PathLike):
             raise ConfigTypeError(f"plan_cache must be a directory's path or URL, got {self.plan_cache!r}")
         if self.cache_dir is not None and (

@@ -1,17 +1,23 @@
-"""What is said while an epoch runs: log lines, a span for profilers, and a warning where training waits for data."""
+"""What is said while an epoch runs: bars, log lines, a span for profilers, and a warning where training waits."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.autograd.profiler import record_function
 
-from torch_table_loader.messages import warn_caller
+from torch_table_loader.messages import Part, progress_bar, warn_caller
 
 if TYPE_CHECKING:
+    from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
+    from torch_table_loader.engine.workers.lane_merger import LaneMerger
+    from torch_table_loader.fetch.fetch_stats import FetchStats
     from torch_table_loader.metrics import Metrics, Progress
+    from torch_table_loader.options import LoaderOptions
 
 T = TypeVar("T")
 
@@ -32,6 +38,44 @@ def in_span(take: Callable[[], T]) -> T:
     """Take a batch in a span of `torch.profiler`."""
     with record_function(_SPAN):
         return take()
+
+
+def with_bars(
+    batches: Iterator[Any], work: LaneWork, merger: LaneMerger, start: int, options: LoaderOptions
+) -> Iterator[Any]:
+    """Draw progress bars around batches.
+
+    Args:
+        batches: those that are left.
+        work: the rank's.
+        merger: where they come from; only its notes are kept.
+        start: steps that were taken before.
+        options: whether workers have bars, and how often they are drawn.
+    """
+    plan, clocks = work.plan, merger.clocks
+    known = plan.counted and not plan.endless
+    parts = []
+    if options.show_progress == "workers":
+        begun = plan.batches_before(start) if known else [0] * work.lanes
+        ends = plan.batches_before(plan.steps) if known else begun
+        parts = [
+            Part(f"worker {lane}", ends[lane] - begun[lane] if known else None, partial(_batches_of, clocks, lane))
+            for lane in range(work.lanes)
+        ]
+    beside = partial(_megabytes_per_second, merger.fetched, time.perf_counter())
+    label, interval = f"epoch {work.epoch}", options.progress_interval
+    draw = progress_bar(label, show=True, interval=interval, beside=beside, parts=parts)
+    return iter(draw(batches, plan.steps - start if known else None))
+
+
+def _batches_of(clocks: Sequence[LaneClock], lane: int) -> int:
+    return clocks[lane].batches
+
+
+def _megabytes_per_second(fetched: FetchStats, began: float) -> str:
+    """Return how fast compressed bytes come from the store; nothing where none do."""
+    seconds = time.perf_counter() - began
+    return f"{fetched.num_bytes / 1e6 / seconds:.1f} MB/s" if fetched.num_bytes and seconds > 0 else ""
 
 
 class Watch:

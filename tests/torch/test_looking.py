@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.torch.modes import LAKE, MIXTURE, MODES, ROWS, SPLITS, Mode
-from torch_table_loader import ConfigError
+from torch_table_loader import ConfigError, ConfigTypeError
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
 of_one_table = pytest.mark.parametrize("mode", [SPLITS, ROWS, LAKE], ids=str, scope="session")
@@ -56,3 +56,16 @@ def test_others_read_what_training_reads(mode: Mode, tables: Path) -> None:
 def test_tensors_are_no_arrow_stream(tables: Path, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match='pass output_format="arrow" and no collate_fn'):
         pa.table(MIXTURE.make(tables, **options))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+def test_in_asks_for_a_column_and_reads_nothing(mode: Mode, tables: Path) -> None:
+    loader = mode.make(tables)
+    asked: Any
+    for asked in (loader, loader.dataset):
+        assert "x" in asked
+        assert "nothing" not in asked
+        with pytest.raises(ConfigTypeError, match="asks for the name of a column, got int"):
+            _ = 3 in asked
+    with pytest.raises(ConfigError, match="none has begun"):
+        loader.metrics()

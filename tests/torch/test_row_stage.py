@@ -18,10 +18,10 @@ from tests.laws.effort import examples
 from tests.torch.jobs import topologies
 from tests.torch.tables import meant_warnings, write_table
 from torch_table_loader import ResumeError, StructuredDataset, TableLoader
-from torch_table_loader.dataset import RankDataset
 from torch_table_loader.engine.jobs.stream_opening import open_stream
 from torch_table_loader.engine.rank_info import RankInfo
 from torch_table_loader.options import LoaderOptions
+from torch_table_loader.rank_dataset import RankDataset
 from torch_table_loader.read.row_stage import RowStage, StagedRows
 from torch_table_loader.source.listing import PathSource
 

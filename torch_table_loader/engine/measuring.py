@@ -206,7 +206,7 @@ class _Measuring:
         ahead = TasksAhead(
             reader.storage, (partial(reader.needs, task) for task in tasks), FetchSettings.of(self.options)
         )
-        shown = progress_bar("measuring", show=self.options.show_progress)
+        shown = progress_bar("measuring", show=self.options.show_progress, interval=self.options.progress_interval)
         with closing(ahead), ThreadPoolExecutor(usable_cpus(), "table-loader-measure") as pool:
             yield from shown(pool.map(of_task, range(len(tasks))), len(tasks))
 

@@ -158,7 +158,7 @@ class RowStoreHandle:
         self.built: list[int] = []
         """The chunks that this process built, or began to."""
         self._reader = reader
-        self._show_progress = options.show_progress
+        self._draws_every = options.progress_interval if options.show_progress else None
         self._lock = threading.Lock()
         self._rows: StoredRows | RemoteRows | None = None
         self._memory = parse_bytes(options.row_store_memory)
@@ -358,20 +358,21 @@ class RowStoreHandle:
     @contextmanager
     def progress(self) -> Iterator[Report | None]:
         """Draw how many chunks are done, whoever built them, where the caller wants to see it."""
-        if not self._show_progress:
+        if self._draws_every is None:
             yield None
             return
         from tqdm.auto import tqdm
 
         lock = threading.Lock()
-        with tqdm(desc="row store", total=len(self.spec.chunk_rows), unit="chunk") as bar:
+        total, every = len(self.spec.chunk_rows), self._draws_every
+        with tqdm(desc="row store", total=total, unit="chunk", mininterval=every) as bar:
 
             def report(done: int) -> None:
                 with lock:
                     bar.update(max(0, done - bar.n))
 
             yield report
-            report(len(self.spec.chunk_rows))
+            report(total)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was opened: whoever unpickles this opens the store's files."""

@@ -177,7 +177,7 @@ class _Column:
         self._chunks = Chunks.of(segments, _CHUNK_ROWS)
         self._fetching = fetching.shared_by(usable_cpus())
         self._reader = table.reader([name], options.filters, row_ids=True)
-        self._progress = progress_bar("weights", show=options.show_progress)
+        self._progress = progress_bar("weights", show=options.show_progress, interval=options.progress_interval)
         self._classes: dict[Hashable, int] = {}
         self._counts = np.zeros(_MOST_CLASSES, dtype=np.int64)
         self._lock = threading.Lock()

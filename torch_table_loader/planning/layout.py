@@ -134,11 +134,16 @@ class TableLayout(Sequence[DataFileInfo]):
         return int(self.group_starts[-1])
 
     @property
+    def file_bytes(self) -> NDArray[np.int64]:
+        """int64[F] bytes of each file in the store."""
+        if isinstance(self.files, ListedFiles):
+            return self.files.num_bytes
+        return np.array([file.version.num_bytes for file in self.files], dtype=np.int64)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all files in the store."""
-        if isinstance(self.files, ListedFiles):
-            return int(self.files.num_bytes.sum())
-        return sum(file.version.num_bytes for file in self.files)
+        return int(self.file_bytes.sum())
 
     @property
     def has_deletes(self) -> bool:

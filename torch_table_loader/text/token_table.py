@@ -141,7 +141,12 @@ def tokenize_table(
             done = PartCounts(*map(sum, zip(done, counts, strict=True)))
             yield
 
-    bar = progress_bar("tokenizing", show=job.options.show_progress, beside=lambda: f"{done.tokens:,} tokens")
+    bar = progress_bar(
+        "tokenizing",
+        show=job.options.show_progress,
+        interval=job.options.progress_interval,
+        beside=lambda: f"{done.tokens:,} tokens",
+    )
     for _ in bar(counted(), len(todo)):
         pass
     return TokenizedShare(folder.path, folder.finish(), folder.num_parts, len(todo), *done)

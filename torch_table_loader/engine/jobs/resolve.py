@@ -164,7 +164,7 @@ def counter_of(
         # What is counted of estimated row groups, or of a file of which parts are left out, fits no entry.
         None if table.estimated or table.left_out else cache,
         threads=usable_cpus(),
-        progress=progress_bar("counting", show=options.show_progress),
+        progress=progress_bar("counting", show=options.show_progress, interval=options.progress_interval),
         fetching=fetching,
         seq_len=0 if options.pack is None or options.pack.strategy == "concat" else options.pack.seq_len,
     )

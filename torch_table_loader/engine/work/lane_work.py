@@ -16,6 +16,7 @@ from torch_table_loader.planning.steps import Steps, step_of
 if TYPE_CHECKING:
     from torch_table_loader.batching.rows import Rows, RowsCodec, SizedBatches
     from torch_table_loader.fetch.fetcher import Fetcher
+    from torch_table_loader.planning.taken_files import PlannedFiles
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -53,6 +54,10 @@ class LaneWork(ABC):
             begun: the batches of each of these lanes that were delivered before.
             joins: whether lanes are read to their very end; see `joins_tails`.
         """
+        return None
+
+    def planned_files(self) -> PlannedFiles | None:
+        """Return the table's files that the plan takes; None where they are not known, or a row store is read."""
         return None
 
     @abstractmethod

@@ -18,6 +18,7 @@ from torch_table_loader.fetch.fetch_queue import in_order
 from torch_table_loader.fetch.fetcher import fetch_ahead
 from torch_table_loader.fetch.planned_read import PlannedRead
 from torch_table_loader.planning.runs import Runs
+from torch_table_loader.planning.taken_files import PlannedFiles
 from torch_table_loader.planning.windows import Stretch, permuted, stretches
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class StreamWork(LaneWork):
         """Begin to fetch what some lanes read, in the order of delivery; see `LaneWork.fetch_ahead`."""
         plans = [self._planned_reads(lane, start, joins=joins) for lane, start in begun.items()]
         return fetch_ahead(self.reader.storage, in_order(plans), self.fetching)
+
+    def planned_files(self) -> PlannedFiles | None:
+        """Return the table's files that the plan takes; None where rows are not counted."""
+        return PlannedFiles(self.plan, self.segments, self.windows) if self.plan.counted else None
 
     def needs(self) -> Iterator[FileNeeds]:
         """Return which bytes the lanes take, read by read."""

@@ -12,6 +12,7 @@ from torch_table_loader.errors import ResumeError
 
 if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneWork
+    from torch_table_loader.engine.workers.lane_counts import LaneCounts
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.planning.stages import Position
 
@@ -32,17 +33,19 @@ class Taken:
 class LaneIterator(Iterator[Any]):
     """All batches of a lane; where rows are not counted, what it left over is its own last batch."""
 
-    def __init__(self, work: LaneWork, lane: int, taken: Taken) -> None:
+    def __init__(self, work: LaneWork, lane: int, taken: Taken, counts: LaneCounts) -> None:
         """Begin a lane.
 
         Args:
             work: the rank's.
             lane: which.
             taken: where it begins; counts what is given.
+            counts: where the process that made the dataset looks.
         """
         self._work = work
         self._lane = lane
         self._taken = taken
+        self._counts = counts
         self._begin(taken.batches)
 
     def _begin(self, batches: int) -> None:
@@ -51,6 +54,8 @@ class LaneIterator(Iterator[Any]):
         ahead = self._work.fetch_ahead({self._lane: start}, joins=False)
         source = LaneBatches(self._work, self._lane, start, ahead)
         self._source: LaneBatches | None = source
+        self._clock = source.clock
+        self._counts.note(self._lane, self._work.lanes, self._clock)
         self._close = weakref.finalize(self, _close, source, ahead)
         self._ready: Iterator[Any] = iter(())
         self._taken.batches = batches if counted else 0
@@ -65,12 +70,18 @@ class LaneIterator(Iterator[Any]):
                 return batch
             if self._source is None:
                 raise StopIteration
-            block = self._source.next_block()
-            if block is None:
-                block = self._last(self._source)
-                self._source = None
-                self._close()
-            self._ready = iter(block)
+            self._refill(self._source)
+            self._counts.note(self._lane, self._work.lanes, self._clock)
+
+    def _refill(self, source: LaneBatches) -> None:
+        """Make the next batches; at the end those of what is left over."""
+        block = source.next_block()
+        if block is None:
+            block = self._last(source)
+            self._clock.batches += len(block)
+            self._source = None
+            self._close()
+        self._ready = iter(block)
 
     def _last(self, source: LaneBatches) -> list[Any]:
         batches, _ = self._work.last_batches([] if source.rest is None else [source.rest])

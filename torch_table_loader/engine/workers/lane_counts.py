@@ -1,0 +1,60 @@
+"""What the lanes of a caller's own DataLoader have done, in memory that its worker processes share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from torch_table_loader.engine.work.lane_work import LaneClock
+from torch_table_loader.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MOST = 1024
+"""Workers that are counted; the memory is set aside before anyone knows how many there will be."""
+
+
+class LaneCounts:
+    """One row a lane: how many lanes there are, and what its clock says. Each is written by one process alone."""
+
+    def __init__(self) -> None:
+        """Begin without lanes."""
+        self._shared = torch.zeros(_MOST, 6, dtype=torch.float64).share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def _rows(self) -> NDArray[np.float64]:
+        rows: NDArray[np.float64] = self._shared.numpy()
+        return rows
+
+    def note(self, lane: int, lanes: int, clock: LaneClock) -> None:
+        """Keep what a lane has done since its iterator began.
+
+        Args:
+            lane: which.
+            lanes: of the DataLoader.
+            clock: what it has done.
+        """
+        if lane < _MOST:
+            self._rows[lane] = lanes, clock.rows, clock.batches, clock.num_bytes, clock.working, clock.collating
+
+    def read(self) -> list[LaneClock]:
+        """Return what each lane of the newest iterator has done; nothing where none has begun.
+
+        Raises:
+            ConfigError: there are more lanes than are counted.
+        """
+        rows = self._rows.copy()
+        lanes = int(rows[0, 0])
+        if lanes > _MOST:
+            raise ConfigError(
+                f"worker_metrics: at most {_MOST:,} workers of a DataLoader of your own are counted, and there are "
+                f"{lanes:,}; make the loader with create_dataloader(...)"
+            )
+        known = [row if row[0] == lanes else [0] * 6 for row in rows[:lanes].tolist()]  # others are an older iterator's
+        return [
+            LaneClock(int(count), int(batches), int(num_bytes), working, collating)
+            for _, count, batches, num_bytes, working, collating in known
+        ]

@@ -1,0 +1,101 @@
+"""How much of a table's files a rank has taken, computed from the plan alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from torch_table_loader.planning.distinct import distinct
+from torch_table_loader.planning.runs import Runs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.lanes import RankPlan
+    from torch_table_loader.planning.splits import SegmentTable
+    from torch_table_loader.planning.windows import Window
+
+
+class TakenFiles(NamedTuple):
+    """What of a table's files was taken; None where nobody knows.
+
+    Args:
+        files: data files with rows that were taken.
+        stored_bytes: the share of those files' bytes in the store that the rows are, all columns included.
+    """
+
+    files: int | None
+    stored_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedFiles:
+    """The files of a rank's plan.
+
+    Args:
+        plan: the rank's; its rows are counted.
+        segments: what the splits consist of.
+        windows: those that were open when earlier stages ended.
+    """
+
+    plan: RankPlan
+    segments: SegmentTable
+    windows: tuple[Window, ...]
+    _row_bytes: NDArray[np.float64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find how many stored bytes a row of each split is."""
+        object.__setattr__(self, "_row_bytes", _row_bytes(self.segments))
+
+    def taken(self, first: int, last: int) -> tuple[int, list[TakenFiles]]:
+        """Return what was taken in steps [first, last): how many files, and what each lane took; padding left out.
+
+        Rows of a shuffle window count in the order in which they are read.
+
+        Args:
+            first: the first step.
+            last: the step after the last.
+        """
+        steps = zip(self.plan.batches_before(first), self.plan.batches_before(last), strict=True)
+        lanes = [self._of_lane(lane, *batches) for lane, batches in enumerate(steps)]
+        every = distinct(np.concatenate([files for files, _ in lanes]))
+        return len(every), [TakenFiles(len(files), round(num_bytes)) for files, num_bytes in lanes]
+
+    def _of_lane(self, lane: int, first: int, last: int) -> tuple[NDArray[np.int64], float]:
+        """Return the numbers of the files of a lane's batches [first, last), and the bytes of their rows."""
+        runs = self._rows(lane, last)
+        runs = runs.slice(self._rows(lane, first).num_rows, runs.num_rows)
+        own = runs.split < len(self.segments.splits)
+        numbers = [self.segments.splits.file[runs.split[own]]]
+        num_bytes = float(((runs.stop - runs.start)[own] * self._row_bytes[runs.split[own]]).sum())
+        for split, start, stop in runs.take(np.flatnonzero(~own)):
+            window = self.windows[split - len(self.segments.splits)]
+            part = window.runs.slice(start, stop)
+            numbers.append(window.segments.splits.file[part.split])
+            num_bytes += float(((part.stop - part.start) * _row_bytes(window.segments)[part.split]).sum())
+        return distinct(np.concatenate(numbers)), num_bytes
+
+    def _rows(self, lane: int, batches: int) -> Runs:
+        """Return the rows of a lane's first batches, in the order of delivery, padding left out."""
+        body, tails = self.plan.delivered(lane, batches)
+        return tails if body is None else Runs.concat([body.runs.slice(0, body.skip), tails])
+
+
+def _row_bytes(segments: SegmentTable) -> NDArray[np.float64]:
+    """float64[S]: the stored bytes of a live row of each split.
+
+    A file's bytes are shared out over its row groups as they are sized before compression.
+    """
+    layout = segments.splits.layout
+    file_of_group = np.repeat(np.arange(len(layout)), np.diff(layout.group_offsets))
+    sizes = np.bincount(file_of_group, layout.group_bytes, len(layout))
+    weights = np.where(sizes[file_of_group] > 0, layout.group_bytes, layout.group_rows)
+    sizes = np.bincount(file_of_group, weights, len(layout))
+    group_bytes = layout.file_bytes[file_of_group] * weights / np.maximum(sizes[file_of_group], 1)
+    rows = segments.row_stop - segments.row_start
+    shares = np.where(segments.live != 0, rows / np.maximum(layout.group_rows[segments.group], 1), 0)
+    ends = np.concatenate(([0.0], np.cumsum(shares * group_bytes[segments.group])))
+    split_bytes: NDArray[np.float64] = np.diff(ends[segments.offsets]) / np.maximum(segments.live_rows(), 1)
+    return split_bytes

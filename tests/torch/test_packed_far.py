@@ -172,9 +172,9 @@ def test_a_mixture_of_stores_behind_urls(tmp_path: Path, table: Path, machine: C
     pack, tables = Pack(seq_len=8), {"a": table, "b": other}
 
     def mixed(**options: Any) -> TableLoader:
-        own = {"columns": ["id"], "check_plan": False, "shuffle": "rows"}
+        own: dict[str, Any] = {"columns": ["id"], "check_plan": False, "shuffle": "rows", **options}
         with meant_warnings():
-            sources = {name: StructuredDataset(str(root), pack=pack, **own, **options) for name, root in tables.items()}
+            sources = {name: StructuredDataset(str(root), pack=pack, **own) for name, root in tables.items()}
             weights = {"a": 0.6, "b": 0.4}
             return MixedDataset.create_dataloader(sources, weights, check_plan=False, batch_size=4, unit="tokens")[0]
 

@@ -11,9 +11,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     from torch_table_loader.read.tasks import TaskReader
     from torch_table_loader.store.list_values import Spans
     from torch_table_loader.store.remote import RemoteRows
-
-    Ints: TypeAlias = NDArray[np.int64]
 
 T = TypeVar("T")
 
@@ -245,11 +242,11 @@ class RowStoreHandle:
 
     def windows(
         self,
-        blocks: Iterator[tuple[Ints, T]],
+        blocks: Iterator[tuple[NDArray[Any], T]],
         most_blocks: int | None,
         fetcher: Fetcher | None,
         spans: Callable[[T], Spans] | None = None,
-    ) -> Iterator[tuple[StoredRows, Ints, T]]:
+    ) -> Iterator[tuple[StoredRows, NDArray[Any], T]]:
         """Make ready the rows of blocks that come after each other; see `StoredRows.windows`.
 
         Args:
@@ -321,15 +318,9 @@ class RowStoreHandle:
 
     def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> StoredRows | RemoteRows:
         """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
-        most = self.window_bytes // row_width(self.spec.layout)
-        remote = open_remote(
-            url.storage,
-            url.root,
-            self.spec,
-            partial(reading_parts, url.storage, self._fetching),
-            least=LEAST_ROWS,
-            most=max(LEAST_ROWS, most),
-        )
+        most = max(LEAST_ROWS, self.window_bytes // row_width(self.spec.layout))
+        reader = partial(reading_parts, url.storage, self._fetching)
+        remote = open_remote(url.storage, url.root, self.spec, reader, least=LEAST_ROWS, most=most)
         if remote is None:
             url.check_writable()
             built = self._in_files(place, threads)

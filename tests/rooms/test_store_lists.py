@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +24,7 @@ from torch_table_loader.errors import MissingFileError, TableError
 from torch_table_loader.fetch.parts import reading_parts
 from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.source.storage import FileStorage
-from torch_table_loader.store import manifest as manifests
-from torch_table_loader.store import record_layout, remote_window
+from torch_table_loader.store import builder, manifest, record_layout, remote_window
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.lengths_file import write_lengths
@@ -32,7 +32,7 @@ from torch_table_loader.store.list_values import Spans
 from torch_table_loader.store.manifest import read_manifest
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.remote import RemoteRows, open_remote, upload_store
-from torch_table_loader.store.spec import LENGTHS, MANIFEST, StoreSpec, values_file
+from torch_table_loader.store.spec import LENGTHS, MANIFEST, PARTS, StoreSpec, values_file
 
 Ints = NDArray[np.int64]
 
@@ -132,6 +132,36 @@ def test_parts_of_lists_are_the_same_wherever_the_store_is(tmp_path: Path, root:
         wanted, spans = some_parts(made, seed, count)
         stored, local = rows.fetch(wanted, spans)
         made.check_parts(stored, local, wanted, spans)
+
+
+def test_builders_that_come_and_go_make_one_store(tmp_path: Path) -> None:
+    made = documents(np.arange(200) * 2)
+    for round_ in range(8):
+        place = tmp_path / f"{round_}"
+        with ThreadPoolExecutor(4) as pool:
+            for built in [pool.submit(build_files, place, made.spec, made.read, 2) for _ in range(4)]:
+                built.result()
+        rows = open_store(place, made.spec, 1)
+        assert rows is not None
+        wanted, spans = some_parts(made, round_, 50)
+        made.check_parts(rows, wanted, wanted, spans)
+        assert not (place / PARTS).exists(), "nothing of the build is left"
+
+
+def test_a_builder_finds_a_store_that_was_finished_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another builder takes the notes of the chunks away between two looks."""
+    made = documents()
+    place = tmp_path / "store"
+    check_room = builder._check_room
+
+    def first_another(*args: Any) -> None:
+        monkeypatch.setattr(builder, "_check_room", check_room)
+        build_files(place, made.spec, made.read, 1)
+
+    monkeypatch.setattr(builder, "_check_room", first_another)
+    build_files(place, made.spec, made.read, 1)
+    assert open_store(place, made.spec, 1) is not None
+    assert not (place / PARTS).exists()
 
 
 @pytest.mark.parametrize("request_bytes", [40, 1 << 20])
@@ -268,7 +298,7 @@ def test_a_store_of_another_format_is_refused_by_name(tmp_path: Path, monkeypatc
     build_files(tmp_path, made.spec, made.read, 1)
     whole = json.loads((tmp_path / MANIFEST).read_text())
     whole["store"]["format"] = 3
-    whole["crc"] = manifests._crc(whole["store"])
+    whole["crc"] = manifest._crc(whole["store"])
     (tmp_path / MANIFEST).write_text(json.dumps(whole))
     with pytest.raises(
         TableError, match=r"is of format 3, expected 1, or 2 with .*the version that built it, or remove"

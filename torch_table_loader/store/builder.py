@@ -86,7 +86,8 @@ def build_files(
         for folder in (place, place / PARTS, place / LEASES):
             make_folder(folder)
         _check_room(place, spec)
-        _reserve(place, spec)
+        with _unless_finished(place):
+            _reserve(place, spec)
     sink = FileSink(place)
     try:
         with Leases(place / LEASES, beat=beat, dead_after=dead_after) as leases:
@@ -348,14 +349,15 @@ def _finish(place: Path, spec: StoreSpec) -> None:
     """Write the manifest, unless another builder did."""
     try:
         parts = list(_read_parts(place, len(spec.chunk_rows)))
+        lengths = _lengths(place, spec, parts)
     except FileNotFoundError:
         if read_manifest(place) is None:
             raise
-        return  # another builder did
-    with naming_disk_errors(place):
-        if parts and all(part.nulls is None for part in parts):
-            (place / NULLS).unlink(missing_ok=True)
-        write_manifest(place, spec, parts, _lengths(place, spec, parts))
+    else:
+        with naming_disk_errors(place):
+            if parts and all(part.nulls is None for part in parts):
+                (place / NULLS).unlink(missing_ok=True)
+            write_manifest(place, spec, parts, lengths)
     for folder in (LEASES, PARTS):
         shutil.rmtree(place / folder, ignore_errors=True)
 
@@ -365,7 +367,8 @@ def _lengths(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> tuple[int, 
     if not spec.flat:
         return None
     wide = np.frombuffer(mapping(place / WIDE_LENGTHS) if spec.num_rows else b"", dtype="<u4")
-    return write_lengths(place, wide, parts)
+    with naming_disk_errors(place):
+        return write_lengths(place, wide, parts)
 
 
 def _read_parts(place: Path, count: int) -> Iterator[Part]:

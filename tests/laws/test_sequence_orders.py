@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from torch_table_loader.errors import ResumeError
 from torch_table_loader.pack import Pack
+from torch_table_loader.planning.document_lengths import DocumentLengths
 from torch_table_loader.planning.exclusion import Remaining
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.permutation import Permutation
@@ -105,14 +106,14 @@ def test_sequences_hold_every_token_once_in_any_blocks(
     strategy: str, lengths: list[int], seq_len: int, data: st.DataObject
 ) -> None:
     pack = Pack(seq_len=seq_len, strategy=strategy, block_docs=7)  # type: ignore[arg-type]
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    known = DocumentLengths.of(np.array(lengths))
     remaining, key = Remaining(len(lengths), np.array([0])), derive_key(3, 0, "rows")
     if strategy == "concat":
-        order: SequenceOrder = ConcatOrder(pack, offsets, remaining, key)
+        order: SequenceOrder = ConcatOrder(pack, known, remaining, key)
     elif strategy == "pad":
-        order = PadOrder(pack, offsets, remaining, key, int(pieces_of(pack, np.array(lengths)).sum()))
+        order = PadOrder(pack, known, remaining, key, int(pieces_of(pack, np.array(lengths)).sum()))
     else:
-        order = BestFitOrder(pack, offsets, remaining, key)
+        order = BestFitOrder(pack, known, remaining, key)
     whole = tokens_of(order.slices(np.arange(order.count)))
     assert sorted(place for sequence in whole for place in sequence) == [
         (number, at) for number, length in enumerate(lengths) if number for at in range(length)

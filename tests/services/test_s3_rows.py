@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.torch.tables import deliver, write_table
-from torch_table_loader import StructuredDataset, TableError
+from tests.torch.tables import deliver, meant_warnings, write_table
+from tests.torch.test_packed_items import write as write_documents
+from torch_table_loader import Pack, StructuredDataset, TableError, TableLoader
 from torch_table_loader.store import remote_window
 from torch_table_loader.store.spec import RECORDS
 
@@ -68,3 +71,50 @@ def test_a_store_that_is_written_anew_meanwhile_is_refused(
     s3_client.put_object(Bucket=bucket, Key=key, Body=bytes(len(body)))
     with pytest.raises(TableError, match=rf"{RECORDS} changed under us"):
         view[1]
+
+
+DOCUMENTS: Any = [5, 0, 17, 1, None, 400, 3, 9, 9, 2, 2, 30, 1, 12, 33, 4, 6] * 4
+
+
+def packed(root: Path, pack: Pack, **options: Any) -> TableLoader:
+    with meant_warnings():
+        return StructuredDataset.create_dataloader(
+            str(root), pack=pack, columns=["id"], shuffle="rows", batch_size=3, check_plan=False, **options
+        )[0]
+
+
+def values_of(batches: Any) -> list[Any]:
+    return [
+        [batch[name].tolist() for name in ("input_ids", "labels", "doc_ids", "cu_seqlens")]
+        + [batch["documents"]["id"].tolist()]
+        for batch in batches
+    ]
+
+
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+@pytest.mark.parametrize("strategy", ["windows", "concat", "pad", "best_fit"])
+def test_sequences_of_a_store_in_a_bucket_are_the_same_and_resume(
+    tmp_path: Path,
+    s3_options: dict[str, Any],
+    bucket: str,
+    client: str,
+    strategy: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_window, "GAP_BYTES", 64)
+    table, pack = tmp_path / "table", Pack(seq_len=11, strategy=strategy, eos_id=1)
+    table.mkdir()
+    write_documents(table, DOCUMENTS)
+    expected = values_of(packed(table, pack, row_store=str(tmp_path / "stores"), num_workers=0))
+    forced = s3_options | ({"max_concurrency": 4} if client == "s3fs" else {})
+    far: dict[str, Any] = {"row_store": f"s3://{bucket}/stores", "storage_options": forced, "row_store_memory": "2KiB"}
+    for machine in ("first", "second"):
+        monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / machine))
+        loader = packed(table, pack, num_workers=2, **far)
+        with closing(iter(loader)) as running:
+            begun = values_of(islice(running, 5))
+            state = loader.state_dict()
+        other = packed(table, pack, num_workers=1, **far)
+        other.load_state_dict(state)
+        assert begun + values_of(other) == expected
+    assert not (tmp_path / "second").exists()

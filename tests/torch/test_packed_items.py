@@ -525,8 +525,6 @@ def test_explain_says_how_sequences_are_made(table: Path) -> None:
 def test_what_does_not_fit_is_refused_by_name(table: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no column 'tokens'"):
         make(table, Pack(seq_len=7, tokens="tokens"))
-    with pytest.raises(ConfigError, match="row store must be on this machine"):
-        make(table, Pack(seq_len=7), row_store="http://127.0.0.1:9/store")
     with pytest.raises(ConfigError, match="stride must be at most"):
         Pack(seq_len=4, strategy="windows", stride=5)
     with pytest.raises(TableError, match=r"row 5 of '0.parquet' has 40 tokens.*seq_len=39"):

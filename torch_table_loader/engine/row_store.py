@@ -6,14 +6,13 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
@@ -34,7 +33,7 @@ from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.opened import open_store
 from torch_table_loader.store.read_ahead import LEAST_ROWS
 from torch_table_loader.store.record_layout import check_storable
-from torch_table_loader.store.remote import open_remote, upload_store
+from torch_table_loader.store.remote import open_remote, row_width, upload_store
 from torch_table_loader.store.spec import StoreSpec
 from torch_table_loader.units import parse_bytes
 
@@ -47,9 +46,8 @@ if TYPE_CHECKING:
     from torch_table_loader.options import LoaderOptions
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.store.list_values import Spans
     from torch_table_loader.store.remote import RemoteRows
-
-    Ints: TypeAlias = NDArray[np.int64]
 
 T = TypeVar("T")
 
@@ -126,6 +124,7 @@ class RowStoreHandle:
         reader: TaskReader,
         fetching: FetchSettings,
         made: str | None = None,
+        flat: int = 0,
     ) -> None:
         """Decide what the store holds and where it is; nothing is read.
 
@@ -137,6 +136,7 @@ class RowStoreHandle:
             reader: reads those columns, and row ids where live rows are not all rows.
             fetching: how files that are far away are fetched.
             made: key of what the reader makes of the table's rows, or None.
+            flat: columns, from the first on, whose lists are kept flat.
 
         Raises:
             ConfigError: a column that cannot be kept, or a place that does not fit the workers.
@@ -154,6 +154,7 @@ class RowStoreHandle:
             keeps_ids=rows != table.layout.num_rows,
             variable_bytes=rows * sum(width_of(kind) for kind in schema.types if is_variable(kind)),
             made=made,
+            flat=flat,
         )
         self.built: list[int] = []
         """The chunks that this process built, or began to."""
@@ -233,27 +234,32 @@ class RowStoreHandle:
             return self.spec.num_bytes
         if self.url is None:
             return 0
-        return min(self.spec.num_bytes, self._memory) + self._fetching.ahead_bytes
+        return min(self.spec.num_bytes, self._memory) + self._fetching.ahead_bytes + self.spec.most_length_bytes
 
     def begin_fetching(self) -> Fetcher | None:
         """Return what fetches the rows of an epoch for all lanes; None where the store is on this machine."""
         return None if self.url is None else begin_parts(self.url.storage, self._fetching)
 
     def windows(
-        self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None, fetcher: Fetcher | None
-    ) -> Iterator[tuple[StoredRows, Ints, T]]:
+        self,
+        blocks: Iterator[tuple[NDArray[Any], T]],
+        most_blocks: int | None,
+        fetcher: Fetcher | None,
+        spans: Callable[[T], Spans] | None = None,
+    ) -> Iterator[tuple[StoredRows, NDArray[Any], T]]:
         """Make ready the rows of blocks that come after each other; see `StoredRows.windows`.
 
         Args:
             blocks: the places of each, and a note of the caller's.
             most_blocks: blocks that are made ready together at most.
             fetcher: of the epoch, which may fetch for other stores too; None where none was begun.
+            spans: returns what is wanted of lists that are kept flat for a block, by its note.
         """
         rows = self.rows()
         if isinstance(rows, StoredRows):
             return rows.windows(blocks, most_blocks)
         ahead = None if fetcher is None or self.url is None else PartsAhead(fetcher, self.url.storage)
-        return rows.windows(blocks, most_blocks, ahead)
+        return rows.windows(blocks, most_blocks, ahead, spans)
 
     def rows(self) -> StoredRows | RemoteRows:
         """Open the store; build it before, or help those who do, if it is not there.
@@ -312,16 +318,9 @@ class RowStoreHandle:
 
     def _behind_url(self, place: Path, url: StoreUrl, threads: int) -> StoredRows | RemoteRows:
         """Read what this machine built from its own copy; what others built by ranges; what nobody built is built."""
-        layout = self.spec.layout
-        most = self.window_bytes // (layout.width + layout.null_width + 8)
-        remote = open_remote(
-            url.storage,
-            url.root,
-            self.spec,
-            partial(reading_parts, url.storage, self._fetching),
-            least=LEAST_ROWS,
-            most=max(LEAST_ROWS, most),
-        )
+        most = max(LEAST_ROWS, self.window_bytes // row_width(self.spec.layout))
+        reader = partial(reading_parts, url.storage, self._fetching)
+        remote = open_remote(url.storage, url.root, self.spec, reader, least=LEAST_ROWS, most=most)
         if remote is None:
             url.check_writable()
             built = self._in_files(place, threads)
@@ -331,7 +330,7 @@ class RowStoreHandle:
             return own
         room = self._room(1)
         if self._threaded and self.spec.num_bytes <= (self._memory if room is None else min(self._memory, room)):
-            return remote.fetch(np.arange(remote.num_rows))[0]
+            return remote.fetch_all()
         return remote
 
     def _read(self, chunk: int) -> Iterator[pa.RecordBatch]:

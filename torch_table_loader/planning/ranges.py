@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -46,8 +46,34 @@ def coalesce(records: NDArray[np.int64], gap: int, most: int) -> Ranges:
     return Ranges(records[bounds[:-1]], records[bounds[1:] - 1] + 1, bounds)
 
 
+def joined(
+    start: NDArray[np.int64], stop: NDArray[np.int64], gap: int, files: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Join ranges that overlap or are near each other, in rising order.
+
+    Args:
+        start: int64[n] the first place of each.
+        stop: int64[n] the place behind its last.
+        gap: places that may be read in vain between two.
+        files: int64[n] where each lies; those of different files stay apart.
+
+    >>> found = joined(np.array([7, 0, 2]), np.array([9, 3, 4]), 2, np.array([0, 0, 0]))
+    >>> [each.tolist() for each in found]
+    [[0, 7], [4, 9]]
+    """
+    order = np.argsort(start, kind="stable")
+    start, files, reach = start[order], files[order], np.maximum.accumulate(stop[order])
+    breaks = np.flatnonzero((start[1:] > reach[:-1] + gap) | (files[1:] != files[:-1])) + 1
+    heads = np.concatenate(([0], breaks)) if len(start) else breaks
+    return start[heads], reach[np.append(breaks, len(start))[: len(heads)] - 1]
+
+
 def in_windows(
-    blocks: Iterator[tuple[NDArray[np.int64], T]], least: int, most: int, most_blocks: int | None = None
+    blocks: Iterator[tuple[NDArray[np.int64], T]],
+    least: int,
+    most: int,
+    most_blocks: int | None = None,
+    cost: Callable[[NDArray[np.int64], T], int] = lambda records, _: len(records),
 ) -> Iterator[list[tuple[NDArray[np.int64], T]]]:
     """Join blocks of records into windows that grow, so that the first is ready soon.
 
@@ -56,12 +82,13 @@ def in_windows(
         least: target records of the first window; each later target is twice the one before.
         most: the largest target.
         most_blocks: the most blocks of a window, however few records they hold; None for any number.
+        cost: returns for how many records a block counts.
     """
     aim, rows = min(least, most), 0
     window: list[tuple[NDArray[np.int64], T]] = []
     for block in blocks:
         window.append(block)
-        rows += len(block[0])
+        rows += cost(*block)
         if rows >= aim or len(window) == most_blocks:
             yield window
             window, rows, aim = [], 0, min(2 * aim, most)

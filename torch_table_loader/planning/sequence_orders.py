@@ -11,12 +11,13 @@ import numpy as np
 from torch_table_loader.planning.packing import best_fit, split_long
 from torch_table_loader.planning.permutation import Permutation
 from torch_table_loader.planning.token_order import Anchor, TokenOrder
-from torch_table_loader.planning.token_windows import Slices, Windows, cut, in_order
+from torch_table_loader.planning.token_windows import Slices, Windows, in_order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.keys import Key
 
@@ -48,27 +49,27 @@ class WindowOrder(SequenceOrder):
 
     Args:
         pack: what the caller asked for.
-        offsets: int64[documents + 1], where the tokens of each document of the table begin.
+        lengths: of all documents of the table.
         key: of the permutation.
     """
 
-    def __init__(self, pack: Pack, offsets: Ints, key: Key) -> None:
+    def __init__(self, pack: Pack, lengths: DocumentLengths, key: Key) -> None:
         """Count them."""
-        self._windows = Windows(int(offsets[-1]), pack.seq_len, pack.stride or pack.seq_len)
-        self._offsets = offsets
+        self._windows = Windows(lengths.total, pack.seq_len, pack.stride or pack.seq_len)
+        self._lengths = lengths
         self.count = self._windows.count
         self._permutation = Permutation(self.count, key)
 
     def slices(self, places: Ints) -> Slices:
         """Return the parts of documents under the windows at some places."""
-        return cut(self._offsets, *self._windows.spans(self._permutation.take(places)))
+        return self._lengths.cut(*self._windows.spans(self._permutation.take(places)))
 
 
 class _Documents:
     """Documents that are left, permuted, and their lengths."""
 
-    def __init__(self, offsets: Ints, remaining: Remaining, key: Key) -> None:
-        self._offsets, self._remaining = offsets, remaining
+    def __init__(self, lengths: DocumentLengths, remaining: Remaining, key: Key) -> None:
+        self.lengths, self._remaining = lengths.take, remaining
         self._permutation = Permutation(remaining.num_rows, key)
         self.count = remaining.num_rows
 
@@ -76,26 +77,22 @@ class _Documents:
         """Return the document at each place."""
         return self._remaining.select(self._permutation.take(places))
 
-    def lengths(self, documents: Ints) -> Ints:
-        """Return the tokens of documents."""
-        return self._offsets[documents + 1] - self._offsets[documents]
-
 
 class ConcatOrder(SequenceOrder):
     """Documents, permuted, behind one another, and cut where a sequence is full.
 
     Args:
         pack: what the caller asked for.
-        offsets: int64[documents + 1], where the tokens of each document of the table begin.
+        lengths: of all documents of the table.
         remaining: the documents that are left.
         key: of the permutation.
         origin: tokens that come before the first sequence.
     """
 
-    def __init__(self, pack: Pack, offsets: Ints, remaining: Remaining, key: Key, origin: int = 0) -> None:
+    def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, origin: int = 0) -> None:
         """Count the tokens."""
-        documents = _Documents(offsets, remaining, key)
-        total = int(offsets[-1]) - int(documents.lengths(remaining.gone).sum())
+        documents = _Documents(lengths, remaining, key)
+        total = lengths.total - int(documents.lengths(remaining.gone).sum())
         self._seq_len, self._origin = pack.seq_len, origin
         self._order = TokenOrder(documents.count, documents, documents.lengths, total)
         self.count = -(-(total - origin) // pack.seq_len)
@@ -123,16 +120,16 @@ class PadOrder(SequenceOrder):
 
     Args:
         pack: what the caller asked for.
-        offsets: int64[documents + 1], where the tokens of each document of the table begin.
+        lengths: of all documents of the table.
         remaining: the documents that are left.
         key: of the permutation.
         pieces: of all documents of the table, as `pieces_of` counts them.
     """
 
-    def __init__(self, pack: Pack, offsets: Ints, remaining: Remaining, key: Key, pieces: int) -> None:
+    def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, pieces: int) -> None:
         """Count the sequences."""
         self._pack = pack
-        self._documents = documents = _Documents(offsets, remaining, key)
+        self._documents = documents = _Documents(lengths, remaining, key)
         self.count = pieces - int(pieces_of(pack, documents.lengths(remaining.gone)).sum())
         self._order = TokenOrder(documents.count, documents, self._pieces, self.count)
 
@@ -160,16 +157,18 @@ class BestFitOrder(SequenceOrder):
 
     Args:
         pack: what the caller asked for.
-        offsets: int64[documents + 1], where the tokens of each document of the table begin.
+        lengths: of all documents of the table.
         remaining: the documents that are left.
         key: of the permutation.
         ends: of an order that is equal, so that nothing is counted again; or None.
     """
 
-    def __init__(self, pack: Pack, offsets: Ints, remaining: Remaining, key: Key, ends: Ints | None = None) -> None:
+    def __init__(
+        self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, ends: Ints | None = None
+    ) -> None:
         """Count the sequences."""
         self._pack = pack
-        self._documents = _Documents(offsets, remaining, key)
+        self._documents = _Documents(lengths, remaining, key)
         self._blocks: OrderedDict[int, Slices] = OrderedDict()
         blocks = -(-remaining.num_rows // pack.block_docs)
         if ends is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -70,13 +71,27 @@ def cut(offsets: Ints, starts: Ints, stops: Ints) -> Slices:
     (array([0, 2, 2]), array([2, 0, 1]), array([1, 2, 4]))
     """
     first = np.searchsorted(offsets, starts, side="right") - 1
-    counts = np.maximum(np.searchsorted(offsets, stops, side="left") - first, 0)
+    last = np.searchsorted(offsets, stops, side="left")
+    return between(first, last, lambda document: (offsets[document], offsets[document + 1]), starts, stops)
+
+
+def between(first: Ints, last: Ints, bounds: Callable[[Ints], tuple[Ints, Ints]], starts: Ints, stops: Ints) -> Slices:
+    """Cut stretches of a row of tokens where documents begin.
+
+    Args:
+        first: int64[sequences] the document with the first token of each stretch.
+        last: int64[sequences] the document behind the one with its last token; nothing is cut where it is not larger.
+        bounds: returns where the tokens of some documents begin and end.
+        starts: int64[sequences] the first token of each stretch.
+        stops: int64[sequences] the token behind its last.
+    """
+    counts = np.maximum(last - first, 0)
     ends = np.cumsum(counts)
     stretch = np.repeat(np.arange(len(starts)), counts)
     document = np.arange(len(stretch)) - np.repeat(ends - counts - first, counts)
-    begins = offsets[document]
+    begins, behind = bounds(document)
     at = np.maximum(begins, starts[stretch])
-    length = np.minimum(offsets[document + 1], stops[stretch]) - at
+    length = np.minimum(behind, stops[stretch]) - at
     start = at - begins
     if not (length > 0).all():
         some = np.flatnonzero(length > 0)

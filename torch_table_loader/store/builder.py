@@ -7,18 +7,35 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
+
 from torch_table_loader.errors import OutOfMemoryError, StorageError
 from torch_table_loader.local_files import allocate, make_folder, open_regular, read_regular, write_whole
+from torch_table_loader.planning.document_lengths import DocumentLengths
 from torch_table_loader.store.chunk_writer import FileSink, MemorySink, ReadChunk, naming_disk_errors, write_chunk
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import BEAT, DEAD_AFTER, Leases
+from torch_table_loader.store.lengths_file import write_lengths
+from torch_table_loader.store.list_values import ListValues, StoredLists
 from torch_table_loader.store.manifest import read_manifest, write_manifest
-from torch_table_loader.store.spec import IDS, LEASES, NULLS, PARTS, RECORDS, Part, StoreSpec, part_file
+from torch_table_loader.store.opened import mapping
+from torch_table_loader.store.record_layout import WIDE_BYTES
+from torch_table_loader.store.spec import (
+    IDS,
+    LEASES,
+    NULLS,
+    PARTS,
+    RECORDS,
+    WIDE_LENGTHS,
+    Part,
+    StoreSpec,
+    part_file,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +86,8 @@ def build_files(
         for folder in (place, place / PARTS, place / LEASES):
             make_folder(folder)
         _check_room(place, spec)
-        _reserve(place, spec)
+        with _unless_finished(place):
+            _reserve(place, spec)
     sink = FileSink(place)
     try:
         with Leases(place / LEASES, beat=beat, dead_after=dead_after) as leases:
@@ -117,7 +135,7 @@ def _built_in_memory(
             check_memory(spec.num_bytes - spec.variable_bytes + heap_bytes[0], room)
         part = write_chunk(spec, chunk, read(chunk), sink)
         with lock:
-            heap_bytes[0] += part.heap_bytes
+            heap_bytes[0] += part.heap_bytes + part.num_values * spec.layout.value_dtype.itemsize
             done[0] += 1
             if report is not None:
                 report(done[0])
@@ -134,7 +152,13 @@ def _built_in_memory(
         sink.ids if spec.keeps_ids else None,
         [batch for chunk in range(len(parts)) for batch in sink.heaps.get(chunk, [])],
         spec.num_rows,
+        lists=None if not spec.flat else _lists_in_memory(sink, len(parts)),
     )
+
+
+def _lists_in_memory(sink: MemorySink, chunks: int) -> StoredLists:
+    values = ListValues.behind_one_another([part for chunk in range(chunks) for part in sink.flat[chunk]])
+    return StoredLists(DocumentLengths.of(sink.lengths), values)
 
 
 def check_memory(num_bytes: int, room: int | None) -> None:
@@ -247,7 +271,7 @@ class _Builder:
             with self._changed:
                 self._chunks_left += 1
                 self._changed.notify_all()
-        if part.heap_bytes and not self._measured:
+        if (part.heap_bytes or part.num_values) and not self._measured:
             self._measured = True
             _check_room(self._place, self._spec, part)
         if self._flushing is None or self._flushing.done():
@@ -282,7 +306,9 @@ def _check_room(place: Path, spec: StoreSpec, known: Part | None = None) -> None
         spec: what it is to hold.
         known: a finished chunk, whose columns of variable width say more than the guess does.
     """
-    variable = 0 if known is None else known.heap_bytes * spec.num_rows // max(1, known.rows)
+    itemsize = spec.layout.value_dtype.itemsize
+    of_known = 0 if known is None else known.heap_bytes + known.num_values * itemsize
+    variable = 0 if known is None else of_known * spec.num_rows // max(1, known.rows)
     num_bytes = spec.num_bytes + max(0, variable - spec.variable_bytes)
     needed = int(num_bytes * (1 + _SPARE)) - _bytes_there(place)
     free = shutil.disk_usage(place).free
@@ -306,6 +332,8 @@ def _reserve(place: Path, spec: StoreSpec) -> None:
     widths = {RECORDS: spec.layout.width, NULLS: spec.layout.null_width}
     if spec.keeps_ids:
         widths[IDS] = 8
+    if spec.flat:
+        widths[WIDE_LENGTHS] = WIDE_BYTES
     for name, width in widths.items():
         num_bytes = width * spec.num_rows
         file = open_regular(place / name, os.O_WRONLY | os.O_CREAT)
@@ -321,16 +349,26 @@ def _finish(place: Path, spec: StoreSpec) -> None:
     """Write the manifest, unless another builder did."""
     try:
         parts = list(_read_parts(place, len(spec.chunk_rows)))
+        lengths = _lengths(place, spec, parts)
     except FileNotFoundError:
         if read_manifest(place) is None:
             raise
-        return  # another builder did
-    with naming_disk_errors(place):
-        if parts and all(part.nulls is None for part in parts):
-            (place / NULLS).unlink(missing_ok=True)
-        write_manifest(place, spec, parts)
+    else:
+        with naming_disk_errors(place):
+            if parts and all(part.nulls is None for part in parts):
+                (place / NULLS).unlink(missing_ok=True)
+            write_manifest(place, spec, parts, lengths)
     for folder in (LEASES, PARTS):
         shutil.rmtree(place / folder, ignore_errors=True)
+
+
+def _lengths(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> tuple[int, int] | None:
+    """Write the file of lengths, where the store keeps lists flat; see `Manifest.lengths`."""
+    if not spec.flat:
+        return None
+    wide = np.frombuffer(mapping(place / WIDE_LENGTHS) if spec.num_rows else b"", dtype="<u4")
+    with naming_disk_errors(place):
+        return write_lengths(place, wide, parts)
 
 
 def _read_parts(place: Path, count: int) -> Iterator[Part]:

@@ -18,7 +18,7 @@ from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import new_file, open_regular
-from torch_table_loader.store.spec import IDS, NULLS, RECORDS, Part, StoreSpec, heap_file
+from torch_table_loader.store.spec import IDS, NULLS, RECORDS, WIDE_LENGTHS, Part, StoreSpec, heap_file, values_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,6 +47,10 @@ class Sink(ABC):
     def heap(self, chunk: int, schema: pa.Schema) -> Any:
         """Open a chunk's heap: an object with ``write(batch)``, ``close()`` and then ``crc`` and ``num_bytes``."""
 
+    @abstractmethod
+    def values(self, chunk: int) -> Any:
+        """Open the values of a chunk's lists: an object as of `heap`, whose ``write`` takes records of values."""
+
 
 def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], sink: Sink) -> Part:
     """Write one chunk.
@@ -61,48 +65,82 @@ def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], 
         TableError: there are other rows than were counted.
         StorageError: the disk is full.
     """
-    layout, start = spec.layout, spec.chunk_starts[chunk]
-    crcs = {RECORDS: 0, NULLS: 0, IDS: 0}
-    null_columns: set[int] = set()
-    rows, any_null = 0, False
-    heap = sink.heap(chunk, layout.heap_schema) if layout.heap else None
-
-    def put(name: str, row: int, data: NDArray[np.uint8]) -> None:
-        if sink.checked:
-            crcs[name] = zlib.crc32(data.data, crcs[name])
-        sink.put(name, row * data.shape[1], data)
-
+    writer = _ChunkWriter(spec, chunk, sink)
     try:
         for batch in batches:
-            count = batch.num_rows
-            _check_count(spec, chunk, rows + count, most=True)
-            encoded = layout.encode(batch)
-            crcs[RECORDS] = sink.records(start + rows, encoded, crcs[RECORDS])
-            if encoded.nulls is not None:
-                any_null = True
-                null_columns |= encoded.null_columns
-                put(NULLS, start + rows, encoded.nulls)
-            elif sink.checked:
-                crcs[NULLS] = zlib.crc32(bytes(count * layout.null_width), crcs[NULLS])
-            if spec.keeps_ids:
-                ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False).astype("<i8", copy=False)
-                put(IDS, start + rows, ids.view(np.uint8).reshape(count, 8))
-            if heap is not None:
-                heap.write(layout.heap_of(batch))
-            rows += count
-        _check_count(spec, chunk, rows, most=False)
+            writer.add(batch)
+        _check_count(spec, chunk, writer.rows, most=False)
     finally:
-        if heap is not None:
-            heap.close(whole=rows == spec.chunk_rows[chunk])
-    return Part(
-        rows,
-        crcs[RECORDS],
-        crcs[NULLS] if any_null else None,
-        crcs[IDS] if spec.keeps_ids else None,
-        None if heap is None else heap.crc,
-        0 if heap is None else heap.num_bytes,
-        tuple(sorted(null_columns)),
-    )
+        writer.close()
+    return writer.part
+
+
+class _ChunkWriter:
+    """Writes one chunk; see `write_chunk`."""
+
+    def __init__(self, spec: StoreSpec, chunk: int, sink: Sink) -> None:
+        layout = spec.layout
+        self.rows = 0
+        self._spec, self._layout, self._chunk, self._sink = spec, layout, chunk, sink
+        self._crcs = {RECORDS: 0, NULLS: 0, IDS: 0, WIDE_LENGTHS: 0}
+        self._null_columns: set[int] = set()
+        self._any_null = False
+        self._open = ExitStack()
+        self._heap = self._closed_later(sink.heap(chunk, layout.heap_schema)) if layout.heap else None
+        self._values = self._closed_later(sink.values(chunk)) if layout.flat else None
+
+    def _closed_later(self, file: Any) -> Any:
+        self._open.callback(lambda: file.close(whole=self.rows == self._spec.chunk_rows[self._chunk]))
+        return file
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write the rows that come next."""
+        layout, count, crcs = self._layout, batch.num_rows, self._crcs
+        _check_count(self._spec, self._chunk, self.rows + count, most=True)
+        row = self._spec.chunk_starts[self._chunk] + self.rows
+        encoded = layout.encode(batch)
+        crcs[RECORDS] = self._sink.records(row, encoded, crcs[RECORDS])
+        if encoded.nulls is not None:
+            self._any_null = True
+            self._null_columns |= encoded.null_columns
+            self._put(NULLS, row, encoded.nulls)
+        elif self._sink.checked:
+            crcs[NULLS] = zlib.crc32(bytes(count * layout.null_width), crcs[NULLS])
+        if self._spec.keeps_ids:
+            ids = batch.column(ROW_ID).to_numpy(zero_copy_only=False).astype("<i8", copy=False)
+            self._put(IDS, row, ids.view(np.uint8).reshape(count, 8))
+        if self._heap is not None:
+            self._heap.write(layout.heap_of(batch))
+        if self._values is not None:
+            lengths, values = layout.flat_of(batch)
+            self._put(WIDE_LENGTHS, row, lengths)
+            self._values.write(values)
+        self.rows += count
+
+    def _put(self, name: str, row: int, data: NDArray[np.uint8]) -> None:
+        if self._sink.checked:
+            self._crcs[name] = zlib.crc32(data.data, self._crcs[name])
+        self._sink.put(name, row * data.shape[1], data)
+
+    def close(self) -> None:
+        """Finish the chunk's own files if all its rows are there, else drop them."""
+        self._open.close()
+
+    @property
+    def part(self) -> Part:
+        """What was written."""
+        crcs, heap, values = self._crcs, self._heap, self._values
+        return Part(
+            self.rows,
+            crcs[RECORDS],
+            crcs[NULLS] if self._any_null else None,
+            crcs[IDS] if self._spec.keeps_ids else None,
+            None if heap is None else heap.crc,
+            0 if heap is None else heap.num_bytes,
+            tuple(sorted(self._null_columns)),
+            None if values is None else values.crc,
+            0 if values is None else values.num_bytes // self._layout.value_dtype.itemsize,
+        )
 
 
 def _check_count(spec: StoreSpec, chunk: int, rows: int, *, most: bool) -> None:
@@ -127,7 +165,7 @@ class FileSink(Sink):
         """
         self._place = place
         self._files: dict[str, int] = {}
-        for name in (RECORDS, NULLS, IDS):
+        for name in (RECORDS, NULLS, IDS, WIDE_LENGTHS):
             with suppress(FileNotFoundError):
                 self._files[name] = open_regular(place / name, os.O_WRONLY)
 
@@ -149,6 +187,10 @@ class FileSink(Sink):
     def heap(self, chunk: int, schema: pa.Schema) -> _HeapFile:
         """Open a heap; see `Sink`."""
         return _HeapFile(self._place / heap_file(chunk), schema)
+
+    def values(self, chunk: int) -> _ChunkFile:
+        """Open a file of values; see `Sink`."""
+        return _ChunkFile(self._place / values_file(chunk))
 
     def sync(self) -> None:
         """Flush what was written to the disk."""
@@ -182,28 +224,58 @@ def naming_disk_errors(place: Path) -> Iterator[None]:
         raise kind(f"building the row store in {str(place)!r}: {what} ({error}); {remedy}") from error
 
 
-class _HeapFile:
-    """A chunk's heap: an Arrow IPC file that gets its name when it is whole."""
+class _ChunkFile:
+    """A file of a chunk, which gets its name when it is whole."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._open = ExitStack()
         self.crc, self.num_bytes = 0, 0
         with naming_disk_errors(path.parent):
             self._unfinished, self._file = self._open.enter_context(new_file(path))
+
+    def write(self, data: Any) -> int:
+        """Write the bytes of an array, or of Arrow's writer."""
+        view = data.view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
+        with naming_disk_errors(self._path.parent):
+            self._file.write(view)
+        self.crc = zlib.crc32(view, self.crc)
+        self.num_bytes += view.nbytes
+        return view.nbytes
+
+    def close(self, *, whole: bool) -> None:
+        """Finish the file and name it, or drop it."""
+        try:
+            if whole:
+                with naming_disk_errors(self._path.parent):
+                    self._finish()
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                    self._unfinished.replace(self._path)
+        finally:
+            with suppress(OSError):
+                self._open.close()
+
+    def _finish(self) -> None:
+        """Write what comes behind the last."""
+
+
+class _HeapFile(_ChunkFile):
+    """A chunk's heap: an Arrow IPC file."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        super().__init__(path)
         self._writer = pa.ipc.new_file(pa.PythonFile(self, mode="w"), schema)
 
     closed = False
 
     def write(self, data: Any) -> int:
         """Write a record batch of the store's, or bytes of Arrow's writer."""
-        if isinstance(data, pa.RecordBatch):
-            with naming_disk_errors(self._path.parent):
-                self._writer.write_batch(data)
-            return 0
-        self.crc = zlib.crc32(data, self.crc)
-        self.num_bytes += len(data)
-        return self._file.write(data)
+        if not isinstance(data, pa.RecordBatch):
+            return super().write(data)
+        with naming_disk_errors(self._path.parent):
+            self._writer.write_batch(data)
+        return 0
 
     def tell(self) -> int:
         """Return how many bytes were written."""
@@ -213,18 +285,8 @@ class _HeapFile:
         """Arrow calls this."""
         self._file.flush()
 
-    def close(self, *, whole: bool) -> None:
-        """Finish the file and name it, or drop it."""
-        try:
-            if whole:
-                with naming_disk_errors(self._path.parent):
-                    self._writer.close()
-                    self._file.flush()
-                    os.fsync(self._file.fileno())
-                    self._unfinished.replace(self._path)
-        finally:
-            with suppress(OSError):
-                self._open.close()
+    def _finish(self) -> None:
+        self._writer.close()
 
 
 class MemorySink(Sink):
@@ -240,8 +302,10 @@ class MemorySink(Sink):
         """
         self.memory = np.empty((spec.num_rows, spec.layout.width), dtype=np.uint8)
         self.ids = np.empty(spec.num_rows if spec.keeps_ids else 0, dtype="<i8")
+        self.lengths = np.empty(spec.num_rows if spec.flat else 0, dtype="<u4")
         self.nulls: NDArray[np.uint8] | None = None
         self.heaps: dict[int, list[pa.RecordBatch]] = {}
+        self.flat: dict[int, list[NDArray[Any]]] = {}
         self._null_bytes = spec.num_rows * spec.layout.null_width
 
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
@@ -253,26 +317,31 @@ class MemorySink(Sink):
         """Copy bytes; see `Sink`."""
         if name == NULLS and self.nulls is None:
             self.nulls = np.zeros(self._null_bytes, dtype=np.uint8)
-        into = self.nulls if name == NULLS else self.ids.view(np.uint8)
+        into = {NULLS: self.nulls, IDS: self.ids.view(np.uint8), WIDE_LENGTHS: self.lengths.view(np.uint8)}[name]
         assert into is not None  # noqa: S101 made above
         into[at : at + data.size] = data.reshape(-1)
 
-    def heap(self, chunk: int, schema: pa.Schema) -> _HeapList:  # noqa: ARG002
+    def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:  # noqa: ARG002
         """Open a heap; see `Sink`."""
         self.heaps[chunk] = []
-        return _HeapList(self.heaps[chunk])
+        return _ChunkList(self.heaps[chunk])
+
+    def values(self, chunk: int) -> _ChunkList:
+        """Open a list of values; see `Sink`."""
+        self.flat[chunk] = []
+        return _ChunkList(self.flat[chunk])
 
 
-class _HeapList:
+class _ChunkList:
     crc, num_bytes = 0, 0
 
-    def __init__(self, batches: list[pa.RecordBatch]) -> None:
-        self._batches = batches
+    def __init__(self, parts: list[Any]) -> None:
+        self._parts = parts
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Keep a record batch."""
-        self._batches.append(batch)
-        self.num_bytes += batch.nbytes
+    def write(self, part: Any) -> None:
+        """Keep a record batch, or an array."""
+        self._parts.append(part)
+        self.num_bytes += part.nbytes
 
     def close(self, *, whole: bool) -> None:
         """Nothing to do."""

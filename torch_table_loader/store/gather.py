@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.document_lengths import DocumentLengths
+    from torch_table_loader.store.list_values import Spans, StoredLists
     from torch_table_loader.store.read_ahead import ReadAhead
     from torch_table_loader.store.record_layout import FixedType, RecordLayout, Slot
 
@@ -44,6 +46,7 @@ class StoredRows:
         heap: record batches of the columns that no record holds, in row order.
         num_rows: how many.
         read_ahead: asks the system for the pages that come next, where it cannot hold them all; or None.
+        lists: those that are kept flat, or at least the parts of them that were asked for; None where none is.
     """
 
     layout: RecordLayout
@@ -54,6 +57,7 @@ class StoredRows:
     heap: Sequence[pa.RecordBatch]
     num_rows: int
     read_ahead: ReadAhead | None = None
+    lists: StoredLists | None = None
     _heap_starts: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -81,25 +85,33 @@ class StoredRows:
         """Return the row id at each place; a new array."""
         return places.copy() if self.row_ids is None else self.row_ids.take(places)
 
-    def gather(self, places: Ints, leave_out: frozenset[int] = frozenset()) -> list[pa.Array]:
-        """Return the rows at some places: one array a column of the schema, of its plain type, whose memory is new.
+    @property
+    def lengths(self) -> DocumentLengths | None:
+        """Of all lists that are kept flat; None where none is."""
+        return None if self.lists is None else self.lists.lengths
+
+    def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:  # noqa: ARG002 all is here
+        """Return what has some rows, and where there; see `RemoteRows.fetch`."""
+        return self, places
+
+    def gather(self, places: Ints) -> list[pa.Array]:
+        """Return the rows at some places: one array a column that is not kept flat, of its plain type, in new memory.
 
         Args:
             places: int64[n], each in [0, num_rows).
-            leave_out: columns of the heap that are not wanted, by number.
 
         Raises:
             OutOfMemoryError: there is too little memory for them.
         """
         try:
-            return self._gathered(places, leave_out)
+            return self._gathered(places)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"there is too little memory for {len(places):,} rows of the row store ({error}); take a smaller "
                 "batch_size, fewer workers or fewer columns=[...], or give the process more memory"
             ) from error
 
-    def _gathered(self, places: Ints, leave_out: frozenset[int]) -> list[pa.Array]:
+    def _gathered(self, places: Ints) -> list[pa.Array]:
         columns: list[Any] = [None] * len(self.layout.schema)
         values = self._records(places)
         bits = self._null_bits(places)
@@ -108,10 +120,9 @@ class StoredRows:
             if bits is not None and slot.column in self.null_columns:
                 nulls = bits[:, slot.bit : slot.bit + slot.kind.null_bits]
             columns[slot.column] = _array(slot, bare, nulls)
-        wanted = [number for number, column in enumerate(self.layout.heap) if column not in leave_out]
-        for number, array in zip(wanted, self._from_heap(places, wanted), strict=True):
-            columns[self.layout.heap[number]] = array
-        return [array for number, array in enumerate(columns) if number not in leave_out]
+        for column, array in zip(self.layout.heap, self._from_heap(places), strict=True):
+            columns[column] = array
+        return columns[self.layout.flat :]
 
     def _records(self, places: Ints) -> list[NDArray[Any]]:
         """Return each slot's values: contiguous, one row of a group's rectangle."""
@@ -151,12 +162,12 @@ class StoredRows:
             return None
         return np.unpackbits(self.nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
 
-    def _from_heap(self, places: Ints, wanted: list[int]) -> list[pa.Array]:
-        """Return the rows of some columns of the heap, in the order that was asked for."""
-        if not wanted:
+    def _from_heap(self, places: Ints) -> list[pa.Array]:
+        """Return the rows of the columns of the heap, in the order that was asked for."""
+        if not self.layout.heap:
             return []
         if not len(places):
-            return [pa.nulls(0, self.layout.heap_schema.types[number]) for number in wanted]
+            return [pa.nulls(0, kind) for kind in self.layout.heap_schema.types]
         order = np.argsort(places, kind="stable")
         rising = places[order]
         ends = np.searchsorted(rising, self._heap_starts)
@@ -168,16 +179,16 @@ class StoredRows:
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         indices = [pa.array(local) for _, local, _ in parts]
-        places = pa.array(back)
+        taking = pa.array(back)
         columns = []
-        for number in wanted:
+        for number in range(len(self.layout.heap)):
             arrays = [batch.column(number) for batch, _, _ in parts]
             if copies_lists(kind := arrays[0].type) and not any(array.values.null_count for array in arrays):
                 lists = [ListPart(array, *rest) for array, (_, *rest) in zip(arrays, parts, strict=True)]
-                columns.append(take_lists(kind, lists, len(places)))
+                columns.append(take_lists(kind, lists, len(taking)))
             else:
                 taken = [array.take(some) for array, some in zip(arrays, indices, strict=True)]
-                columns.append(pa.concat_arrays(taken).take(places))
+                columns.append(pa.concat_arrays(taken).take(taking))
         return columns
 
 

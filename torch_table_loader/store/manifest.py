@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import open_regular, read_regular, stat_regular, write_whole
 from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.spec import (
+    FLAT_FORMAT,
     FORMAT,
     IDS,
+    LENGTHS,
     MANIFEST,
     NULLS,
     RECORDS,
@@ -28,7 +31,11 @@ from torch_table_loader.store.spec import (
     decode_schema,
     encode_schema,
     heap_file,
+    values_file,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _READ_BYTES = 1 << 22
 REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is built anew"
@@ -46,6 +53,8 @@ class Manifest:
         table: fingerprint of the table.
         filtered: whether a row filter was applied.
         made: seconds since the epoch when it was finished.
+        flat: columns, from the first on, whose lists are kept flat.
+        lengths: the bytes of the length of such a list, and the CRC-32 of the file of lengths; None without any.
     """
 
     name: str
@@ -55,6 +64,18 @@ class Manifest:
     table: str
     filtered: bool
     made: float
+    flat: int = 0
+    lengths: tuple[int, int] | None = None
+
+    @property
+    def layout(self) -> RecordLayout:
+        """Of the records."""
+        return RecordLayout(self.schema, self.flat)
+
+    @property
+    def value_starts(self) -> NDArray[np.int64]:
+        """int64[chunks + 1], the elements of lists before each chunk, and all of them."""
+        return np.cumsum([0, *(part.num_values for part in self.parts)], dtype=np.int64)
 
     @property
     def num_rows(self) -> int:
@@ -72,20 +93,21 @@ class Manifest:
         return frozenset(column for part in self.parts for column in part.null_columns)
 
 
-def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> None:
+def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part], lengths: tuple[int, int] | None = None) -> None:
     """Write the manifest of a store that is whole.
 
     Args:
         place: its folder.
         spec: what it holds.
         parts: its chunks.
+        lengths: see `Manifest`.
     """
     files = {}
     for name in file_names(spec, parts):
         now = stat_regular(place / name)
         files[name] = (now.st_size, now.st_mtime_ns)
     content = {
-        "format": FORMAT,
+        "format": spec.format,
         "name": spec.name,
         "table": spec.table,
         "filtered": spec.filters is not None,
@@ -93,6 +115,7 @@ def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> None:
         "files": files,
         "parts": [part.to_json() for part in parts],
         "made": time.time(),
+        **({} if lengths is None else {"flat": spec.flat, "lengths": lengths}),
     }
     write_whole(place / MANIFEST, json.dumps({"crc": _crc(content), "store": content}).encode())
 
@@ -128,8 +151,14 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
     try:
         whole = json.loads(text)
         content = whole["store"]
-        if whole["crc"] != _crc(content) or content["format"] != FORMAT:
+        if whole["crc"] != _crc(content):
             raise TableError(f"the manifest of the row store {name!r} is damaged; {REMEDY}")
+        if content["format"] != (FLAT_FORMAT if "flat" in content else FORMAT):
+            raise TableError(
+                f"the row store {name!r} is of format {content['format']!r}, expected {FORMAT}, or {FLAT_FORMAT} with "
+                f"lists that are kept flat; read it with the version that built it, or {REMEDY}"
+            )
+        width, crc = content.get("lengths", (0, 0))
         return Manifest(
             content["name"],
             decode_schema(content["schema"]),
@@ -138,6 +167,8 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
             content["table"],
             content["filtered"],
             content["made"],
+            content.get("flat", 0),
+            (width, crc) if "flat" in content else None,
         )
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise TableError(f"the manifest of the row store {name!r} is damaged ({error!r}); {REMEDY}") from error
@@ -170,6 +201,8 @@ def file_names(spec: StoreSpec, parts: Sequence[Part]) -> list[str]:
         names.append(IDS)
     if spec.layout.heap:
         names += [heap_file(chunk) for chunk in range(len(parts))]
+    if spec.flat:
+        names += [LENGTHS, *(values_file(chunk) for chunk in range(len(parts)))]
     return names
 
 
@@ -207,9 +240,11 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
     return changed
 
 
-def _parts(manifest: Manifest) -> list[tuple[int, str, int, int, int]]:
-    """List what has a checksum: the chunk, the file, where it begins, its bytes, and the checksum."""
-    layout, work, row = RecordLayout(manifest.schema), [], 0
+def _parts(manifest: Manifest) -> list[tuple[str, str, int, int, int]]:
+    """List what has a checksum: what it is, the file, where it begins, its bytes, and the checksum."""
+    layout, work, row = manifest.layout, [], 0
+    if manifest.lengths is not None:
+        work.append((LENGTHS, LENGTHS, 0, manifest.files[LENGTHS][0], manifest.lengths[1]))
     for chunk, part in enumerate(manifest.parts):
         for name, width, crc in (
             (RECORDS, layout.width, part.records),
@@ -217,14 +252,18 @@ def _parts(manifest: Manifest) -> list[tuple[int, str, int, int, int]]:
             (IDS, 8, part.ids),
         ):
             if crc is not None:
-                work.append((chunk, name, row * width, part.rows * width, crc))
-        if part.heap is not None:
-            work.append((chunk, heap_file(chunk), 0, part.heap_bytes, part.heap))
+                work.append((f"chunk {chunk} of {name}", name, row * width, part.rows * width, crc))
+        for name, length, crc in (
+            (heap_file(chunk), part.heap_bytes, part.heap),
+            (values_file(chunk), part.num_values * layout.value_dtype.itemsize, part.values),
+        ):
+            if crc is not None:
+                work.append((f"chunk {chunk} of {name}", name, 0, length, crc))
         row += part.rows
     return work
 
 
-def _check_part(place: Path, chunk: int, name: str, start: int, length: int, wanted: int) -> None:
+def _check_part(place: Path, what: str, name: str, start: int, length: int, wanted: int) -> None:
     crc = 0
     with os.fdopen(open_regular(place / name), "rb", buffering=0) as file:
         file.seek(start)
@@ -235,9 +274,7 @@ def _check_part(place: Path, chunk: int, name: str, start: int, length: int, wan
             crc = zlib.crc32(data, crc)
             length -= len(data)
     if length or crc != wanted:
-        raise TableError(
-            f"the row store {place.name!r} is damaged: chunk {chunk} of {name} is not what was written; {REMEDY}"
-        )
+        raise TableError(f"the row store {place.name!r} is damaged: {what} is not what was written; {REMEDY}")
 
 
 def _crc(content: Mapping[str, Any]) -> int:

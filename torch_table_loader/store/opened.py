@@ -15,10 +15,11 @@ import pyarrow as pa
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.local_files import open_regular
 from torch_table_loader.store.gather import StoredRows
+from torch_table_loader.store.lengths_file import lengths_of
+from torch_table_loader.store.list_values import ListValues, StoredLists
 from torch_table_loader.store.manifest import Manifest, check_fits, check_store, read_manifest, write_manifest
 from torch_table_loader.store.read_ahead import ReadAhead
-from torch_table_loader.store.record_layout import RecordLayout
-from torch_table_loader.store.spec import IDS, NULLS, RECORDS, StoreSpec, heap_file
+from torch_table_loader.store.spec import IDS, LENGTHS, NULLS, RECORDS, StoreSpec, heap_file, values_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,12 +46,12 @@ def open_store(place: Path, spec: StoreSpec, threads: int, window_bytes: int | N
     check_fits(manifest, spec, place.name)
     if check_store(place, manifest, contents=False, threads=threads):
         with suppress(OSError):  # so that the next one need not read it all again; a folder may be read-only
-            write_manifest(place, spec, manifest.parts)
+            write_manifest(place, spec, manifest.parts, manifest.lengths)
     return _mapped(place, manifest, window_bytes)
 
 
 def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> StoredRows:
-    layout, rows = RecordLayout(manifest.schema), manifest.num_rows
+    layout, rows = manifest.layout, manifest.num_rows
     records: NDArray[Any] = np.empty(0, dtype=np.uint8)
     if layout.width and rows:
         records = _map(place / RECORDS).view(f"V{layout.width}")
@@ -66,7 +67,17 @@ def _mapped(place: Path, manifest: Manifest, window_bytes: int | None) -> Stored
     if window_bytes is not None and layout.width and hasattr(os, "posix_fadvise"):
         nulled = [(place / NULLS, layout.null_width)] if NULLS in manifest.files else []
         read_ahead = ReadAhead([(place / RECORDS, layout.width), *nulled], window_bytes)
-    return StoredRows(layout, records, nulls, manifest.null_columns, ids, heap, rows, read_ahead)
+    lists = None if manifest.lengths is None else _lists(place, manifest, manifest.lengths[0])
+    return StoredRows(layout, records, nulls, manifest.null_columns, ids, heap, rows, read_ahead, lists)
+
+
+def _lists(place: Path, manifest: Manifest, width: int) -> StoredLists:
+    lengths = lengths_of(mapping(place / LENGTHS), width, manifest.num_rows, place.name)
+    dtype = manifest.layout.value_dtype
+    values = [
+        _map(place / values_file(chunk)).view(dtype) for chunk, part in enumerate(manifest.parts) if part.num_values
+    ]
+    return StoredLists(lengths, ListValues.behind_one_another(values))
 
 
 def _map(path: Path) -> NDArray[np.uint8]:

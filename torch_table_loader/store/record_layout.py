@@ -1,5 +1,8 @@
 """How a row lies in the store: fixed-width columns in one record, widest first, everything else in heaps.
 
+Lists that are equally long in each row, such as tokens of documents, may be kept flat instead: one record of values an
+element, behind one another, so that parts of lists are gathered too.
+
 Columns are stored in their plain types, all of which Arrow gathers by index: dictionaries and run-ends as what they
 encode, views as strings and lists, extension types as what is inside.
 """
@@ -19,7 +22,7 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow.arrays import bits, encoded, plain
 from torch_table_loader.arrow.datatypes import plain_type
-from torch_table_loader.errors import ConfigError
+from torch_table_loader.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,6 +36,10 @@ _FILL_BYTES = 5 << 20
 """Bytes of records that are filled at a time where they stay: fewer calls, for which threads wait on each other."""
 
 _LEAST_BLOCK = 64
+
+WIDE_BYTES = 4
+"""Bytes of a list's length while a store is built."""
+_LONGEST = 1 << 8 * WIDE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +104,25 @@ class Group:
 class RecordLayout:
     """The layout of a schema's rows."""
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, flat: int = 0) -> None:
         """Place the columns.
 
         Args:
             schema: what record batches have.
+            flat: columns, from the first on, that are kept flat: large lists of numbers without nulls.
         """
         self.schema = schema
+        self.flat = flat
+        self.value_dtype = np.dtype(
+            [(entry.name, entry.type.value_type.to_pandas_dtype()) for entry in list(schema)[:flat]]
+        ).newbyteorder("<")
+        """Of the values of one element of a row's lists."""
         kinds = [fixed_type(plain_type(entry.type)) for entry in schema]
         placed = sorted(
             ((column, kind) for column, kind in enumerate(kinds) if kind is not None),
             key=lambda pair: (-_alignment(pair[1].width), -pair[1].width, pair[0]),
         )
-        self.heap = tuple(column for column, kind in enumerate(kinds) if kind is None)
+        self.heap = tuple(column for column, kind in enumerate(kinds) if kind is None and column >= flat)
         slots, offset, bit = [], 0, 0
         for column, kind in placed:
             slots.append(Slot(column, kind, offset, bit))
@@ -154,6 +167,29 @@ class RecordLayout:
                 found.add(slot.column)
         packed = None if nulls is None else np.packbits(nulls, axis=1, bitorder="little")
         return Encoded(self, batch.num_rows, tuple(values), packed, frozenset(found))
+
+    def flat_of(self, batch: pa.RecordBatch) -> tuple[Bytes, NDArray[Any]]:
+        """Return the lists that are kept flat.
+
+        Returns:
+            uint8[rows, 4] the bytes of each row's length, and the values [all elements].
+
+        Raises:
+            TableError: a list is too long for a length of four bytes.
+        """
+        lists = [batch.column(column) for column in range(self.flat)]
+        offsets = lists[0].offsets.to_numpy()
+        lengths = np.diff(offsets)
+        if lengths.max(initial=0) >= _LONGEST:
+            raise TableError(
+                f"a list of column {self.schema.names[0]!r} has {lengths.max():,} elements, and the row store takes "
+                f"fewer than {_LONGEST:,}; cut it into several rows"
+            )
+        values = np.empty(int(offsets[-1] - offsets[0]), dtype=self.value_dtype)
+        for name, column in zip(self.schema.names, lists, strict=False):
+            first = column.offsets[0].as_py()
+            values[name] = column.values.slice(first, len(values)).to_numpy(zero_copy_only=True)
+        return lengths.astype("<u4").view(np.uint8).reshape(-1, WIDE_BYTES), values
 
     def heap_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that no record holds."""

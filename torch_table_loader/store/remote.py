@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,15 +21,18 @@ from torch_table_loader.planning.ranges import in_windows
 from torch_table_loader.records import FileVersion
 from torch_table_loader.store.gather import StoredRows
 from torch_table_loader.store.leases import Leases
+from torch_table_loader.store.lengths_file import lengths_of
+from torch_table_loader.store.list_values import Spans
 from torch_table_loader.store.manifest import Manifest, check_fits, parse_manifest, read_manifest
-from torch_table_loader.store.record_layout import RecordLayout
 from torch_table_loader.store.remote_window import PartsReader, Records, RemoteFiles, Window
-from torch_table_loader.store.spec import IDS, MANIFEST, RECORDS, StoreSpec
+from torch_table_loader.store.spec import IDS, LENGTHS, MANIFEST, RECORDS, StoreSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.contracts import PartStorage
+    from torch_table_loader.planning.document_lengths import DocumentLengths
+    from torch_table_loader.store.record_layout import RecordLayout
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -57,7 +61,7 @@ class RemoteRows:
         """
         self._files = files
         self._open_reader = open_reader
-        self.layout = RecordLayout(files.manifest.schema)
+        self.layout = files.manifest.layout
         self.num_rows = files.manifest.num_rows
         self._most = most
         self._least = most if files.come_whole(least) else least
@@ -74,25 +78,58 @@ class RemoteRows:
         wanted, local = np.unique(places, return_inverse=True)
         return self._ids(wanted)[local]
 
+    @cached_property
+    def lengths(self) -> DocumentLengths | None:
+        """Of all lists that are kept flat, fetched once; None where none is.
+
+        Raises:
+            TableError: they are damaged.
+        """
+        manifest = self._files.manifest
+        if manifest.lengths is None:
+            return None
+        width, crc = manifest.lengths
+        with self._open_reader() as reader, closing(self._files.whole(reader, LENGTHS)) as parts:
+            data = bytes(parts.read(0, manifest.files[LENGTHS][0]))
+        if zlib.crc32(data) != crc:
+            raise TableError(
+                f"the row store {manifest.name!r} is damaged: {LENGTHS} is not what was written; remove that folder, "
+                "and it is built anew"
+            )
+        return lengths_of(data, width, self.num_rows, manifest.name)
+
     def gather(self, places: Ints) -> list[pa.Array]:
         """Return the rows at some places, as one array a column; see `StoredRows.gather`."""
         rows, local = self.fetch(places)
         return rows.gather(local)
 
-    def fetch(self, places: Ints) -> tuple[StoredRows, Ints]:
+    def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:
         """Read some rows into memory.
 
         Args:
             places: int64[n], each in [0, num_rows).
+            spans: what is wanted of lists that are kept flat; None: nothing.
 
         Returns:
             The rows, each once, and where among them each place's is.
         """
-        with self._open_reader() as reader, closing(Window(self._files, places, reader, 0)) as window:
-            return window.gather(), window.local
+        lengths = self.lengths
+        with self._open_reader() as reader, closing(Window(self._files, places, reader, 0, spans)) as window:
+            return window.gather(lengths), window.local
+
+    def fetch_all(self) -> StoredRows:
+        """Read all rows into memory."""
+        manifest = self._files.manifest
+        starts = manifest.value_starts
+        spans = None if manifest.lengths is None else Spans(starts[:-1], starts[1:])
+        return self.fetch(np.arange(self.num_rows), spans)[0]
 
     def windows(
-        self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None, reader: PartsReader | None = None
+        self,
+        blocks: Iterator[tuple[Ints, T]],
+        most_blocks: int | None = None,
+        reader: PartsReader | None = None,
+        spans: Callable[[T], Spans] | None = None,
     ) -> Iterator[tuple[StoredRows, Ints, T]]:
         """Read the rows of blocks into memory; see `StoredRows.windows`.
 
@@ -102,12 +139,14 @@ class RemoteRows:
             blocks: the places of each, and a note of the caller's.
             most_blocks: blocks that are made ready together at most.
             reader: of the epoch, which all lanes share; None for one of its own.
+            spans: returns what is wanted of lists that are kept flat for a block, by its note.
         """
         if reader is None:
             with self._open_reader() as own:
-                yield from self.windows(blocks, most_blocks, own)
+                yield from self.windows(blocks, most_blocks, own, spans)
             return
-        asked = self._asked(blocks, most_blocks, reader)
+        lengths = self.lengths
+        asked = self._asked(blocks, most_blocks, reader, spans)
         expected: deque[tuple[list[tuple[Ints, T]], Window]] = deque()
         gathered: deque[tuple[list[tuple[Ints, T]], Window, Future[StoredRows]]] = deque()
 
@@ -115,7 +154,7 @@ class RemoteRows:
             expected.extend(islice(asked, _EXPECTED - len(expected)))
             if expected:
                 window, opened = expected.popleft()
-                gathered.append((window, opened, pool.submit(opened.gather)))
+                gathered.append((window, opened, pool.submit(opened.gather, lengths)))
 
         with ThreadPoolExecutor(1, "table-loader-window") as pool:
             try:
@@ -133,13 +172,27 @@ class RemoteRows:
                     opened.close()
 
     def _asked(
-        self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None, reader: PartsReader
+        self,
+        blocks: Iterator[tuple[Ints, T]],
+        most_blocks: int | None,
+        reader: PartsReader,
+        spans: Callable[[T], Spans] | None,
     ) -> Iterator[tuple[list[tuple[Ints, T]], Window]]:
         """Yield windows of blocks, each when its bytes were asked for."""
+        row_bytes, value_bytes = row_width(self.layout), self.layout.value_dtype.itemsize
+
+        def cost(places: Ints, note: T) -> int:
+            if spans is None:
+                return len(places)
+            start, stop = spans(note)
+            return len(places) + int((stop - start).sum()) * value_bytes // row_bytes
+
         before = 0
-        for window in in_windows(blocks, self._least, self._most, most_blocks):
+        for window in in_windows(blocks, self._least, self._most, most_blocks, cost):
             places = np.concatenate([places for places, _ in window])
-            yield window, Window(self._files, places, reader, before)
+            parts = None if spans is None else [spans(note) for _, note in window]
+            wanted = None if parts is None else Spans(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+            yield window, Window(self._files, places, reader, before, wanted)
             before += len(places)
 
     @property
@@ -151,6 +204,11 @@ class RemoteRows:
             return np.empty(0, dtype=np.int64)
         with self._open_reader() as reader, closing(Records(self._files, IDS, 8, wanted, reader, 0)) as records:
             return records.take().view("<i8").reshape(-1)
+
+
+def row_width(layout: RecordLayout) -> int:
+    """Return the bytes of a row of fixed width that a window holds."""
+    return layout.width + layout.null_width + 8
 
 
 def open_remote(

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.planning.ranges import coalesce
+from torch_table_loader.planning.ranges import coalesce, joined
 from torch_table_loader.planning.requests import GAP_BYTES, REQUEST_BYTES, Range
 from torch_table_loader.records import DataFile, FileNeeds, FileVersion
 from torch_table_loader.store.gather import StoredRows
-from torch_table_loader.store.record_layout import RecordLayout
-from torch_table_loader.store.spec import IDS, NULLS, RECORDS, heap_file
+from torch_table_loader.store.list_values import ListValues, StoredLists
+from torch_table_loader.store.spec import IDS, NULLS, RECORDS, heap_file, values_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from torch_table_loader.planning.document_lengths import DocumentLengths
+    from torch_table_loader.store.list_values import Spans
     from torch_table_loader.store.manifest import Manifest
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -67,9 +69,15 @@ class RemoteFiles:
 
     def come_whole(self, rows: int) -> bool:
         """Whether so many rows here and there take nearly all of the store: then more of them cost no more."""
-        if RecordLayout(self.manifest.schema).heap:
+        layout = self.manifest.layout
+        if layout.heap:
             return rows >= len(self.manifest.parts)
-        return rows * GAP_BYTES >= self.manifest.files[RECORDS][0]
+        values = int(self.manifest.value_starts[-1]) * layout.value_dtype.itemsize
+        return rows * GAP_BYTES >= max(self.manifest.files[RECORDS][0], values)
+
+    def whole(self, reader: PartsReader, name: str) -> FileParts:
+        """Ask for all of a file, before all else."""
+        return self.expect(reader, name, _requests(0, self.manifest.files[name][0]), 0)
 
     def expect(self, reader: PartsReader, name: str, parts: Sequence[Range], rows_before: int) -> FileParts:
         """Ask for parts of a file."""
@@ -121,8 +129,7 @@ class _Heap:
 
     def __init__(self, files: RemoteFiles, chunk: int, rows: Ints, reader: PartsReader, before: int) -> None:
         self._rows, self._size = rows, files.manifest.parts[chunk].heap_bytes
-        cuts = [*range(0, self._size, REQUEST_BYTES), self._size]
-        self._parts = files.expect(reader, heap_file(chunk), list(pairwise(cuts)), before)
+        self._parts = files.expect(reader, heap_file(chunk), _requests(0, self._size), before)
 
     def take(self) -> list[pa.RecordBatch]:
         with closing(self), pa.ipc.open_file(pa.py_buffer(self._parts.read(0, self._size))) as reader:
@@ -133,10 +140,51 @@ class _Heap:
         self._parts.close()
 
 
-class Window:
-    """Rows whose bytes were asked for: of records, nulls, row ids and heaps together."""
+class _Values:
+    """Stretches of lists that are kept flat: those that are near each other come together."""
 
-    def __init__(self, files: RemoteFiles, places: Ints, reader: PartsReader, rows_before: int) -> None:
+    def __init__(self, files: RemoteFiles, spans: Spans, reader: PartsReader, before: int) -> None:
+        self._dtype = files.manifest.layout.value_dtype
+        starts, size = files.manifest.value_starts, self._dtype.itemsize
+        some = spans.start < spans.stop
+        start, stop = spans.start[some], spans.stop[some]
+        chunks = np.searchsorted(starts, start, side="right") - 1
+        self._first, stop = joined(start, stop, GAP_BYTES // size, chunks)
+        chunks = np.searchsorted(starts, self._first, side="right") - 1
+        begins, ends = (self._first - starts[chunks]) * size, (stop - starts[chunks]) * size
+        self._ends: list[Range] = list(zip(begins.tolist(), ends.tolist(), strict=True))
+        self._parts: list[FileParts] = []
+        bounds = np.flatnonzero(np.diff(chunks, prepend=-1, append=-1)).tolist()
+        for first, last in pairwise(bounds):
+            asked = [part for ends in self._ends[first:last] for part in _requests(*ends)]
+            parts = files.expect(reader, values_file(int(chunks[first])), asked, before)
+            self._parts += [parts] * (last - first)
+
+    def take(self) -> ListValues:
+        """Wait for them."""
+        with closing(self):
+            found = [
+                np.frombuffer(parts.read(*ends), dtype=self._dtype).copy()
+                for parts, ends in zip(self._parts, self._ends, strict=True)
+            ]
+        return ListValues(self._first, found)
+
+    def close(self) -> None:
+        """Give them back."""
+        for parts in self._parts:
+            parts.close()
+
+
+def _requests(start: int, stop: int) -> list[Range]:
+    return list(pairwise([*range(start, stop, REQUEST_BYTES), stop]))
+
+
+class Window:
+    """Rows whose bytes were asked for: of records, nulls, row ids, heaps and lists together."""
+
+    def __init__(
+        self, files: RemoteFiles, places: Ints, reader: PartsReader, rows_before: int, spans: Spans | None = None
+    ) -> None:
         """Ask for them.
 
         Args:
@@ -144,11 +192,12 @@ class Window:
             places: int64[n]; a row may be wanted more than once.
             reader: sends the requests.
             rows_before: rows that are delivered before.
+            spans: what is wanted of lists that are kept flat; None: nothing.
         """
         self._wanted, self.local = np.unique(places, return_inverse=True)
         """Where each place is among the rows that are gathered."""
         self._manifest = files.manifest
-        self._layout = RecordLayout(files.manifest.schema)
+        self._layout = files.manifest.layout
         widths = {RECORDS: self._layout.width, NULLS: self._layout.null_width, IDS: 8}
         self._records = {
             name: Records(files, name, width, self._wanted, reader, rows_before)
@@ -163,9 +212,13 @@ class Window:
                 _Heap(files, chunk, self._wanted[ends[chunk] : ends[chunk + 1]] - starts[chunk], reader, rows_before)
                 for chunk in np.flatnonzero(np.diff(ends)).tolist()
             )
+        self._values = None if spans is None else _Values(files, spans, reader, rows_before)
 
-    def gather(self) -> StoredRows:
+    def gather(self, lengths: DocumentLengths | None = None) -> StoredRows:
         """Wait for the rows, and return each once, ordered by place.
+
+        Args:
+            lengths: of the lists of all rows of the store, where some were asked for.
 
         Raises:
             TableError: a file of the store is gone or changed.
@@ -177,8 +230,12 @@ class Window:
             nulls = self._take(NULLS, layout.null_width) if NULLS in files else None
             ids = self._take(IDS, 8).view("<i8").reshape(-1) if IDS in files else self._wanted
             heap = [batch for chunk in self._heaps for batch in chunk.take()]
+            lists = None
+            if lengths is not None and self._values is not None:
+                lists = StoredLists(lengths, self._values.take())
         opaque: NDArray[Any] = records.view(f"V{layout.width}").reshape(-1) if layout.width else records.reshape(-1)
-        return StoredRows(layout, opaque, nulls, self._manifest.null_columns, ids, heap, len(self._wanted))
+        rows = len(self._wanted)
+        return StoredRows(layout, opaque, nulls, self._manifest.null_columns, ids, heap, rows, lists=lists)
 
     def close(self) -> None:
         """Give back what is not gathered; `gather` raises StorageError then. Any thread may."""
@@ -186,6 +243,8 @@ class Window:
             records.close()
         for heap in self._heaps:
             heap.close()
+        if self._values is not None:
+            self._values.close()
 
     def _take(self, name: str, width: int) -> NDArray[np.uint8]:
         taken = self._records.get(name)

@@ -12,16 +12,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_table_loader.store.record_layout import RecordLayout
+from torch_table_loader.store.record_layout import WIDE_BYTES, RecordLayout
 
 FORMAT = 1
 """Raise it when the files' layout changes: names of stores carry it."""
+
+FLAT_FORMAT = 2
+"""The same of stores that keep lists flat, such as tokens of documents."""
 
 MANIFEST = "manifest.json"
 RECORDS = "records.bin"
 NULLS = "nulls.bin"
 IDS = "row_ids.bin"
+LENGTHS = "lengths.bin"
 PARTS = "parts"
+WIDE_LENGTHS = f"{PARTS}/lengths.bin"
+"""The lengths of lists while a store is built, each of `WIDE_BYTES`."""
 LEASES = "leases"
 
 
@@ -37,6 +43,7 @@ class StoreSpec:
         keeps_ids: whether row ids are kept, since they are not the places.
         variable_bytes: what the columns of variable width are taken to need.
         made: key of what was made of the rows before they were kept; None where they are the table's.
+        flat: columns, from the first on, whose lists are kept flat; see `RecordLayout`.
     """
 
     table: str
@@ -46,17 +53,25 @@ class StoreSpec:
     keeps_ids: bool = False
     variable_bytes: int = 0
     made: str | None = None
+    flat: int = 0
 
     @cached_property
     def layout(self) -> RecordLayout:
         """Of the records."""
-        return RecordLayout(self.schema)
+        return RecordLayout(self.schema, self.flat)
+
+    @property
+    def format(self) -> int:
+        """Of the files."""
+        return FLAT_FORMAT if self.flat else FORMAT
 
     @cached_property
     def name(self) -> str:
         """The store's folder: the same for every run of the same table, columns and filter."""
         made = () if self.made is None else (self.made,)
-        key = (FORMAT, self.table, self.filters, encode_schema(self.schema), self.chunk_rows, self.keeps_ids, *made)
+        flat = (self.flat,) if self.flat else ()
+        kept = (encode_schema(self.schema), self.chunk_rows, self.keeps_ids)
+        key = (self.format, self.table, self.filters, *kept, *made, *flat)
         return f"rows-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
 
     @cached_property
@@ -74,6 +89,11 @@ class StoreSpec:
         """What the store needs, where columns of variable width need what they are taken to."""
         return self.num_rows * (self.layout.width + 8 * self.keeps_ids) + self.variable_bytes
 
+    @property
+    def most_length_bytes(self) -> int:
+        """The most that the lengths of lists take which are kept flat, and the sums of their blocks."""
+        return self.num_rows * (WIDE_BYTES + 1) if self.flat else 0
+
 
 def encode_schema(schema: pa.Schema) -> str:
     """Write a schema as text, its metadata left out."""
@@ -88,6 +108,11 @@ def decode_schema(text: str) -> pa.Schema:
 def heap_file(chunk: int) -> str:
     """Return the name of the heap of a chunk."""
     return f"heap-{chunk:06}.arrow"
+
+
+def values_file(chunk: int) -> str:
+    """Return the name of the file with the values of a chunk's lists."""
+    return f"values-{chunk:06}.bin"
 
 
 def part_file(place: Path, chunk: int) -> Path:
@@ -107,6 +132,8 @@ class Part:
         heap: CRC-32 of its heap file; None where there is none.
         heap_bytes: of that file.
         null_columns: in which something is null.
+        values: CRC-32 of the values of its lists; None where none is kept flat.
+        num_values: of each of its lists, together.
     """
 
     rows: int
@@ -116,6 +143,8 @@ class Part:
     heap: int | None
     heap_bytes: int
     null_columns: tuple[int, ...]
+    values: int | None = None
+    num_values: int = 0
 
     def to_json(self) -> list[Any]:
         """Write as plain data."""
@@ -127,10 +156,11 @@ class Part:
             self.heap,
             self.heap_bytes,
             list(self.null_columns),
+            *(() if self.values is None else (self.values, self.num_values)),
         ]
 
     @classmethod
     def from_json(cls, data: Any) -> Part:
         """Read what `to_json` wrote. Raises ValueError or TypeError where it is something else."""
-        rows, records, nulls, ids, heap, heap_bytes, columns = data
-        return cls(rows, records, nulls, ids, heap, heap_bytes, tuple(columns))
+        rows, records, nulls, ids, heap, heap_bytes, columns, *values = data
+        return cls(rows, records, nulls, ids, heap, heap_bytes, tuple(columns), *values)

@@ -24,7 +24,7 @@ from torch_table_loader.engine.work.packed_work import PackedStream, StoredToken
 from torch_table_loader.errors import ConfigError, ResumeError, TableError
 from torch_table_loader.planning.exclusion import Exclusions, ExclusionVersions
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
-from torch_table_loader.planning.token_windows import Windows, cut
+from torch_table_loader.planning.token_windows import Windows
 from torch_table_loader.read.kept_documents import KeptDocuments, kept_type
 
 if TYPE_CHECKING:
@@ -78,11 +78,6 @@ class PackedItems(TableItems):
             return kept[0]
 
         documents = TableRows.survey(source, _of_documents(options, pack), cache, form)
-        if documents.store.url is not None:
-            raise ConfigError(
-                f'pack with shuffle="rows" takes parts of documents, for which the row store must be on this machine, '
-                f"got row_store={documents.store.url.shown}; pass a directory, or leave row_store out"
-            )
         cut_fields = kept[0].token_fields
         others = list(documents.columns)[len(cut_fields) :]
         columns = schema_of_sequences(cut_fields, [entry.with_type(plain_type(entry.type)) for entry in others])
@@ -275,13 +270,12 @@ class PackedItems(TableItems):
 
     def columns_at(self, places: Ints) -> list[pa.Array]:
         """Return the windows at some places of the table, one array a column."""
-        slices = cut(self.tokens.columns.offsets, *self._windows.spans(places))
-        return self._stream(0, Exclusions()).gather(slices)
+        return self._stream(0, Exclusions()).gather(self.tokens.lengths.cut(*self._windows.spans(places)))
 
     def ids_at(self, places: Ints) -> Ints:
         """Return the row ids of the documents under the windows at some places of the table, window by window."""
-        slices = cut(self.tokens.columns.offsets, *self._windows.spans(places))
-        return self.tokens.rows.ids(slices.document)
+        slices = self.tokens.lengths.cut(*self._windows.spans(places))
+        return self.tokens.store.rows().ids(slices.document)
 
     @property
     def strategy(self) -> str:
@@ -290,7 +284,7 @@ class PackedItems(TableItems):
 
     def notes(self, position: SamplePosition) -> list[str]:
         """What `explain()` says of the store, the sequences and of exclusions."""
-        pack, tokens = self.pack, self.tokens.columns.total
+        pack, tokens = self.pack, self.tokens.lengths.total
         left = self.documents.remaining(position.exclusions[""].running).num_rows
         orders = {
             "windows": f"windows of the table's tokens, {pack.stride or pack.seq_len:,} apart, are shuffled one by one",
@@ -321,7 +315,7 @@ class PackedItems(TableItems):
                 f'as_map() shows sequences of the table\'s own order, which strategy="windows" has, got '
                 f"{pack.strategy!r}; leave pack out for documents"
             )
-        return Windows(self.tokens.columns.total, pack.seq_len, pack.stride or pack.seq_len)
+        return Windows(self.tokens.lengths.total, pack.seq_len, pack.stride or pack.seq_len)
 
     def _refuse_windows(self, what: str) -> None:
         if self.pack.strategy == "windows":
@@ -358,13 +352,12 @@ class PackedItems(TableItems):
         pack = self.pack
         if pack.long_docs != "error" or pack.strategy not in ("pad", "best_fit"):
             return
-        lengths = np.diff(self.tokens.columns.offsets)
-        if lengths.max(initial=0) <= pack.seq_len:
+        most, longest = self.tokens.lengths.longest
+        if most <= pack.seq_len:
             return
-        longest = int(lengths.argmax())
         [span] = self.documents.spans_of(self.documents.ids_at(np.array([longest])))
         raise TableError(
-            f"row {span.row_start} of {span.file!r} has {lengths[longest]} tokens, more than seq_len={pack.seq_len}; "
+            f"row {span.row_start} of {span.file!r} has {most} tokens, more than seq_len={pack.seq_len}; "
             'pass long_docs="split", "truncate" or "drop", or a larger seq_len'
         )
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.weighted_rows import WeightedRows
-    from torch_table_loader.read.row_stage import RowStage
+    from torch_table_loader.read.kept_documents import KeptDocuments
     from torch_table_loader.source.plan_cache import PlanCache
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -205,7 +205,7 @@ class TableRows(TableItems):
         source: Source,
         options: LoaderOptions,
         cache: PlanCache | None,
-        form: Callable[[Table], RowStage] | None = None,
+        form: Callable[[Table], KeptDocuments] | None = None,
     ) -> TableRows:
         """Survey the table, check the options against it, and count its live rows.
 
@@ -241,8 +241,8 @@ class TableRows(TableItems):
         keeps_ids = live_rows != table.layout.num_rows
         max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
         reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows, stage=stage)
-        made = None if stage is None else stage.key
-        store = RowStoreHandle(table, options, schema, segments, reader, fetching, made)
+        made, flat = (None, 0) if stage is None else (stage.key, len(stage.token_fields))
+        store = RowStoreHandle(table, options, schema, segments, reader, fetching, made, flat)
         live_starts = np.concatenate(([0], np.cumsum(segments.live_rows()))).astype(np.int64)
         folder = None if store.place is None else store.place.parent
         weights = RowWeights.of(table, options, segments, folder, fetching)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -30,8 +30,7 @@ from torch_table_loader.planning.sequence_orders import (
 )
 from torch_table_loader.planning.token_order import Anchor
 from torch_table_loader.planning.token_windows import Slices, in_order
-from torch_table_loader.store.gather import StoredRows
-from torch_table_loader.store.token_columns import TokenColumns
+from torch_table_loader.store.list_values import Spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,9 +38,12 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.row_store import RowStoreHandle
     from torch_table_loader.fetch.fetcher import Fetcher
     from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.document_lengths import DocumentLengths
     from torch_table_loader.planning.exclusion import Remaining
     from torch_table_loader.planning.global_batches import GlobalBatches
     from torch_table_loader.planning.keys import Key
+    from torch_table_loader.store.gather import StoredRows
+    from torch_table_loader.store.list_values import ListValues
 
     Ints: TypeAlias = NDArray[np.int64]
 
@@ -65,7 +67,6 @@ class StoredTokens:
         """
         self.store = store
         self.pack = pack
-        self._columns: TokenColumns | None = None
         self._pieces: int | None = None
 
     def of_length(self, seq_len: int) -> StoredTokens:
@@ -77,29 +78,38 @@ class StoredTokens:
         return other
 
     @property
-    def rows(self) -> StoredRows:
-        """The documents; the store is built and opened if it is not."""
-        rows = self.store.rows()
-        assert isinstance(rows, StoredRows)  # noqa: S101 a store behind a URL was refused
-        return rows
-
-    @property
-    def columns(self) -> TokenColumns:
-        """The columns that are cut."""
-        if self._columns is None:
-            self._columns = TokenColumns(self.rows, range(len(self.pack.cut_columns)))
-        return self._columns
+    def lengths(self) -> DocumentLengths:
+        """The tokens of each document; the store is built and opened if it is not."""
+        lengths = self.store.rows().lengths
+        assert lengths is not None  # noqa: S101 stores of documents have them
+        return lengths
 
     @property
     def pieces(self) -> int:
         """The sequences of all documents, where each is one or several; counted once."""
         if self._pieces is None:
-            self._pieces = int(pieces_of(self.pack, np.diff(self.columns.offsets)).sum())
+            self._pieces = sum(int(pieces_of(self.pack, lengths).sum()) for _, lengths in self.lengths.batches())
         return self._pieces
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was opened."""
-        return {**vars(self), "_columns": None}
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """Parts of documents under sequences.
+
+    Args:
+        slices: the parts.
+        at: int64[parts] the first token of each among those of the table.
+        goes_on: bool[parts] whether the token behind a part is of its document, and a label.
+    """
+
+    slices: Slices
+    at: Ints
+    goes_on: NDArray[np.bool_]
+
+    @property
+    def spans(self) -> Spans:
+        """What sequences take of the table's tokens."""
+        return Spans(self.at, self.at + self.slices.length + self.goes_on)
 
 
 class PackedStream(TurnStream):
@@ -190,12 +200,19 @@ class PackedStream(TurnStream):
     def columns(
         self,
         blocks: Iterator[tuple[Ints, T]],
-        fetcher: Fetcher | None,  # noqa: ARG002 the store is on this machine
-        most_blocks: int | None = None,  # noqa: ARG002
+        fetcher: Fetcher | None,
+        most_blocks: int | None = None,
     ) -> Iterator[tuple[list[pa.Array], T]]:
         """Yield the sequences of blocks that come after each other, each as one array a column."""
-        for turns, note in blocks:
-            yield self.gather(self.slices(turns)), note
+
+        def wanted() -> Iterator[tuple[Ints, tuple[_Parts, T]]]:
+            for turns, note in blocks:
+                parts = self._parts(self.slices(turns))
+                yield parts.slices.document, (parts, note)
+
+        found = self.tokens.store.windows(wanted(), most_blocks, fetcher, lambda noted: noted[0].spans)
+        for rows, documents, (parts, note) in found:
+            yield self._sequences(parts, rows, documents), note
 
     def dealt(self, plan: GlobalBatches, steps: list[int]) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the places that a rank takes in some steps; a full global batch is dealt by what attention costs."""
@@ -219,31 +236,33 @@ class PackedStream(TurnStream):
             slices = self.slices(np.arange(first, min(first + _COUNTED_SEQUENCES, self.count), dtype=np.int64))
             tokens, parts, cut = int(slices.length.sum()), len(slices.document), 0
             if pack.strategy == "concat":  # the part that begins a document has not all of it
-                whole = self.tokens.columns.lengths(slices.document)
+                whole = self.tokens.lengths.take(slices.document)
                 cut = int(np.count_nonzero((slices.start == 0) & (slices.length < whole)))
             made += PackCounts(seq_len, len(slices.offsets) - 1, tokens, parts, cut)
         return made
 
     def _too_long(self) -> tuple[int, ...]:
         """Return the fields of `PackCounts` with the documents that are cut or left out since they are too long."""
-        pack, offsets = self.tokens.pack, self.tokens.columns.offsets
+        pack, all_lengths = self.tokens.pack, self.tokens.lengths
         if pack.strategy == "concat":
             return ()
         if pack.strategy == "windows":
-            begins, ends = offsets[:-1], offsets[1:]
-            stride = pack.stride or pack.seq_len
-            nearest = np.minimum(begins // stride, self.count - 1)  # the last window that has the first token
-            beyond = ends > nearest * stride + pack.seq_len
-            return (0, 0, 0, int(np.count_nonzero(beyond)))
-        long = np.diff(offsets) > pack.seq_len
-        number = int(np.count_nonzero(long)) - int(np.count_nonzero(long[self._remaining.gone]))
+            stride, before, number = pack.stride or pack.seq_len, 0, 0
+            for _, lengths in all_lengths.batches():
+                ends = before + np.cumsum(lengths)
+                nearest = np.minimum((ends - lengths) // stride, self.count - 1)  # the last that has the first token
+                number += int(np.count_nonzero(ends > nearest * stride + pack.seq_len))
+                before = int(ends[-1])
+            return (0, 0, 0, number)
+        number = sum(int(np.count_nonzero(lengths > pack.seq_len)) for _, lengths in all_lengths.batches())
+        number -= int(np.count_nonzero(all_lengths.take(self._remaining.gone) > pack.seq_len))
         hows = ("split", "truncate", "drop")
         return (0, 0, 0, *(number if pack.long_docs == how else 0 for how in hows))
 
     def found(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return the row ids of the documents under some sequences, and how many each sequence has."""
         slices = self.slices(turns)
-        return self.tokens.rows.ids(slices.document), np.diff(slices.offsets)
+        return self.tokens.store.rows().ids(slices.document), np.diff(slices.offsets)
 
     def name_of(self, place: int) -> str:
         """Return what a message calls the sequence at a place."""
@@ -265,21 +284,41 @@ class PackedStream(TurnStream):
 
     def gather(self, slices: Slices) -> list[pa.Array]:
         """Return sequences, one array a column of the schema."""
-        columns = self.tokens.columns
-        at = columns.offsets[slices.document] + slices.start
-        kinds = [field.type.value_type.to_pandas_dtype() for field in self._cut]
-        values = [self._values(number, at, slices.length, kind) for number, kind in enumerate(kinds)]
-        parts = Parts(
+        parts = self._parts(slices)
+        return self._sequences(parts, *self.tokens.store.rows().fetch(slices.document, parts.spans))
+
+    def _parts(self, slices: Slices) -> _Parts:
+        """Return where the parts of documents under sequences are."""
+        pack, lengths = self.tokens.pack, self.tokens.lengths
+        at = lengths.starts(slices.document) + slices.start
+        if pack.strategy in ("pad", "best_fit") and pack.long_docs == "truncate":
+            return _Parts(slices, at, np.zeros(len(at), dtype=np.bool_))
+        return _Parts(slices, at, slices.start + slices.length < lengths.take(slices.document))
+
+    def _sequences(self, parts: _Parts, rows: StoredRows, documents: Ints) -> list[pa.Array]:
+        """Return sequences, one array a column of the schema.
+
+        Args:
+            parts: of documents.
+            rows: have at least those parts.
+            documents: the row there of each part's document.
+        """
+        slices = parts.slices
+        assert rows.lists is not None  # noqa: S101 stores of documents have them
+        found, values = rows.lists.values, []
+        for number, field in enumerate(self._cut):
+            values.append(_values(found, number, parts.at, slices.length, field.type.value_type.to_pandas_dtype()))
+        made = Parts(
             np.cumsum(slices.length) - slices.length,
             slices.length,
             slices.start,
-            self._behind(slices, at),
-            self._documents(slices.document),
+            self._behind(parts, found),
+            self._documents(rows, documents),
         )
         ends = np.concatenate(([0], np.cumsum(slices.length)))
-        batch = rows_of_sequences(values, ends[slices.offsets], parts, slices.offsets, self._schema)
-        found: list[pa.Array] = batch.columns
-        return found
+        batch = rows_of_sequences(values, ends[slices.offsets], made, slices.offsets, self._schema)
+        columns: list[pa.Array] = batch.columns
+        return columns
 
     @property
     def _walks_rounds(self) -> bool:
@@ -336,47 +375,40 @@ class PackedStream(TurnStream):
         return made
 
     def _made(self, key: Key, pack: Pack, number: int = 0) -> SequenceOrder:
-        offsets = self.tokens.columns.offsets
+        lengths = self.tokens.lengths
         if pack.strategy == "windows":
-            return WindowOrder(pack, offsets, key)
+            return WindowOrder(pack, lengths, key)
         if pack.strategy == "concat":
-            return ConcatOrder(pack, offsets, self._remaining, key, self._origin)
+            return ConcatOrder(pack, lengths, self._remaining, key, self._origin)
         if pack.strategy == "pad":
-            return PadOrder(pack, offsets, self._remaining, key, self.tokens.pieces)
-        order = BestFitOrder(pack, offsets, self._remaining, key, self._ends.get(number))
+            return PadOrder(pack, lengths, self._remaining, key, self.tokens.pieces)
+        order = BestFitOrder(pack, lengths, self._remaining, key, self._ends.get(number))
         self._ends[number] = order.ends
         return order
 
-    def _values(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
-        if kind == np.bool_:
-            return self.tokens.columns.take(column, at, length, np.uint8).view(np.bool_)
-        return self.tokens.columns.take(column, at, length, kind)
-
-    def _behind(self, slices: Slices, at: Ints) -> Ints:
+    def _behind(self, parts: _Parts, values: ListValues) -> Ints:
         """Return the token behind each part, where its document goes on and the loss takes that token."""
         pack = self.tokens.pack
-        found = np.full(len(at), IGNORED, dtype=np.int64)
-        if pack.strategy in ("pad", "best_fit") and pack.long_docs == "truncate":
-            return found
-        cut = np.flatnonzero(slices.start + slices.length < self.tokens.columns.lengths(slices.document))
-        places, one = at[cut] + slices.length[cut], np.ones(len(cut), dtype=np.int64)
-        found[cut] = self.tokens.columns.take(0, places, one, np.int64)
+        found = np.full(len(parts.at), IGNORED, dtype=np.int64)
+        cut = np.flatnonzero(parts.goes_on)
+        places, one = parts.spans.stop[cut] - 1, np.ones(len(cut), dtype=np.int64)
+        found[cut] = values.take(0, places, one, np.int64)
         if pack.loss_mask is not None:
             mask = pack.cut_columns.index(pack.loss_mask)
             kind = self._cut[mask].type.value_type.to_pandas_dtype()
-            found[cut[self._values(mask, places, one, kind) == 0]] = IGNORED
+            found[cut[_values(values, mask, places, one, kind) == 0]] = IGNORED
         return found
 
-    def _documents(self, documents: Ints) -> pa.StructArray | None:
-        """Return the other columns of documents."""
+    def _documents(self, rows: StoredRows, documents: Ints) -> pa.StructArray | None:
+        """Return the other columns of documents, by their rows."""
         fields = columns_of_parts(self._schema)
         if not fields:
             return None
         cut = len(self.tokens.pack.cut_columns)
-        rows, known = self.tokens.rows, {}
+        known = {}
         names = rows.layout.schema.names[cut:]
         if names:
-            known = dict(zip(names, rows.gather(documents, frozenset(range(cut))), strict=True))
+            known = dict(zip(names, rows.gather(documents), strict=True))
         for name, value in self._constants.items():
             known[name] = pa.array(np.full(len(documents), value, dtype=np.int64))
         if ROW_ID in {field.name for field in fields} - set(known):
@@ -386,3 +418,10 @@ class PackedStream(TurnStream):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the orders, which each process makes for itself."""
         return {**vars(self), "_orders": {}}
+
+
+def _values(values: ListValues, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
+    """Return values of parts of documents; those of a boolean column are kept as bytes."""
+    if kind == np.bool_:
+        return values.take(column, at, length, np.uint8).view(np.bool_)
+    return values.take(column, at, length, kind)

@@ -1,0 +1,127 @@
+"""The lengths of documents in narrow integers, and the tokens before each block of them.
+
+Where any document begins is then one sum, and which document has a token is one search of blocks and one within. It
+takes the bytes of the lengths and an eighth of a byte a document, and may stay in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from torch_table_loader.planning.token_windows import Slices, between
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+SUMMED = 64
+"""Documents of a block. Files of lengths have it in their layout."""
+
+_AT_ONCE = 1 << 14
+"""Documents, or tokens, whose blocks are looked at together."""
+
+_BATCH = 1 << 20
+"""Documents whose lengths are widened together."""
+
+
+class DocumentLengths:
+    """The tokens of each document of a table.
+
+    Args:
+        padded: unsigned [blocks · 64], the length of each document; 0 behind the last.
+        sums: int64[blocks + 1], the tokens before each block, and all of them.
+        count: how many documents there are.
+    """
+
+    def __init__(self, padded: NDArray[Any], sums: Ints, count: int) -> None:
+        """Keep them; they may be mapped from a file."""
+        self.padded, self.sums, self.count = padded, sums, count
+        self._blocks = padded.reshape(-1, SUMMED)
+
+    @classmethod
+    def of(cls, lengths: NDArray[Any]) -> DocumentLengths:
+        """Keep lengths in the narrowest integers that have them.
+
+        >>> made = DocumentLengths.of(np.array([3, 0, 300]))
+        >>> made.total, made.starts(np.array([2])).tolist(), made.find(np.array([2, 3])).tolist()
+        (303, [3], [0, 2])
+        """
+        padded = np.zeros(-(-len(lengths) // SUMMED) * SUMMED, dtype=narrowest(int(lengths.max(initial=0))))
+        padded[: len(lengths)] = lengths
+        sums = np.zeros(len(padded) // SUMMED + 1, dtype=np.int64)
+        np.cumsum(padded.reshape(-1, SUMMED).sum(axis=1, dtype=np.int64), out=sums[1:])
+        return cls(padded, sums, len(lengths))
+
+    @property
+    def total(self) -> int:
+        """Tokens of all documents."""
+        return int(self.sums[-1])
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The tokens of the longest document, and the first that is so long; 0 of none."""
+        if not self.count:
+            return 0, 0
+        document = int(self.padded.argmax())
+        return int(self.padded[document]), document
+
+    def take(self, documents: Ints) -> Ints:
+        """Return the tokens of some documents."""
+        return self.padded.take(documents).astype(np.int64)
+
+    def batches(self) -> Iterator[tuple[int, Ints]]:
+        """Yield the tokens of all documents, some at a time, each with the number of the first."""
+        for first in range(0, self.count, _BATCH):
+            yield first, self.padded[first : min(first + _BATCH, self.count)].astype(np.int64)
+
+    def starts(self, documents: Ints) -> Ints:
+        """Return the tokens before some documents of the table."""
+        return _by_parts(self._starts, documents)
+
+    def find(self, tokens: Ints) -> Ints:
+        """Return the document that has each token of the table; tokens are below `total`."""
+        return _by_parts(self._find, tokens)
+
+    def cut(self, starts: Ints, stops: Ints) -> Slices:
+        """Find the documents under stretches of the table's tokens; see `token_windows.cut`."""
+        if not self.total:
+            none = np.empty(0, dtype=np.int64)
+            return Slices(none, none, none, np.zeros(len(starts) + 1, dtype=np.int64))
+        return between(self.find(starts), self.find(stops - 1) + 1, self._bounds, starts, stops)
+
+    def _bounds(self, documents: Ints) -> tuple[Ints, Ints]:
+        begins = self.starts(documents)
+        return begins, begins + self.take(documents)
+
+    def _starts(self, documents: Ints) -> Ints:
+        number, place = np.divmod(documents, SUMMED)
+        block = self._blocks[number]
+        block[np.arange(SUMMED) >= place[:, np.newaxis]] = 0
+        found: Ints = self.sums[number] + block.sum(axis=1, dtype=np.int64)
+        return found
+
+    def _find(self, tokens: Ints) -> Ints:
+        number = np.minimum(np.searchsorted(self.sums, tokens, side="right") - 1, len(self._blocks) - 1)
+        ends = np.cumsum(self._blocks[number], axis=1, dtype=np.int64)
+        inside = np.count_nonzero(ends <= (tokens - self.sums[number])[:, np.newaxis], axis=1)
+        found: Ints = number * SUMMED + inside
+        return found
+
+
+def narrowest(most: int) -> np.dtype[Any]:
+    """Return the narrowest unsigned integers that have a number.
+
+    >>> [str(narrowest(most)) for most in (255, 256, 70_000, 2**40)]
+    ['uint8', 'uint16', 'uint32', 'uint64']
+    """
+    return np.min_scalar_type(most)
+
+
+def _by_parts(find: Callable[[Ints], Ints], wanted: Ints) -> Ints:
+    if len(wanted) <= _AT_ONCE:
+        return find(wanted)
+    return np.concatenate([find(wanted[first : first + _AT_ONCE]) for first in range(0, len(wanted), _AT_ONCE)])

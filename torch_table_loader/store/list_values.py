@@ -1,0 +1,93 @@
+"""Lists that a store keeps flat, such as tokens of documents: parts of them are taken without the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from torch_table_loader.arrow.buffers import new_array
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from torch_table_loader.planning.document_lengths import DocumentLengths
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+
+class Spans(NamedTuple):
+    """Parts of lists, as places among the elements of all rows; none crosses the end of a list.
+
+    Args:
+        start: int64[n] the first element of each part.
+        stop: int64[n] the element behind its last.
+    """
+
+    start: Ints
+    stop: Ints
+
+
+class ListValues:
+    """Values of the elements of lists, all of them or those of some stretches.
+
+    Args:
+        starts: int64[stretches] the first element of each stretch, rising.
+        stretches: of each, a record of values an element.
+    """
+
+    def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]]) -> None:
+        """Look at nothing yet."""
+        self._starts = starts
+        names = stretches[0].dtype.names or () if len(stretches) else ()
+        self._values = [[stretch[name] for stretch in stretches] for name in names]
+
+    @classmethod
+    def behind_one_another(cls, stretches: Sequence[NDArray[Any]]) -> ListValues:
+        """Take stretches that are all elements of a store."""
+        some = [stretch for stretch in stretches if len(stretch)]
+        ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)
+        return cls(ends[:-1], some)
+
+    def take(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
+        """Return parts of lists behind each other.
+
+        Args:
+            column: of those that are kept flat.
+            at: int64[n] the first element of each part, no part crossing the end of a list.
+            length: int64[n] how many.
+            kind: numpy's type of what comes out; all values fit into it.
+        """
+        total = int(length.sum())
+        out = new_array((total,), kind)
+        if not total:
+            return out
+        first = np.searchsorted(self._starts, at, side="right") - 1
+        # Parts that follow one another come as one.
+        breaks = np.flatnonzero((at[1:] != at[:-1] + length[:-1]) | (first[1:] != first[:-1])) + 1
+        heads = np.concatenate(([0], breaks))
+        tails = np.append(breaks, len(at)) - 1
+        stretch = first[heads]
+        low = at[heads] - self._starts[stretch]
+        high = at[tails] + length[tails] - self._starts[stretch]
+        views = self._values[column]
+        runs = [
+            views[number][start:stop]
+            for number, start, stop in zip(stretch.tolist(), low.tolist(), high.tolist(), strict=True)
+        ]
+        return np.concatenate(runs, out=out, casting="safe")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredLists:
+    """The lists of all rows of a store.
+
+    Args:
+        lengths: of all rows.
+        values: of their elements.
+    """
+
+    lengths: DocumentLengths
+    values: ListValues

@@ -141,7 +141,7 @@ class Bench:
         for block, (micros, fill) in self._child("bench.packing").items():
             what = f"best fit of blocks of {int(block):,} documents into 4,096 tokens"
             outcomes += [
-                Outcome(f"{what}, µs a document", micros, bars.PACKING_MICROS),
+                Outcome(f"{what}, CPU µs a document", micros, bars.PACKING_MICROS),
                 Outcome(f"{what}, share of real tokens", fill, bars.PACKING_FILL[block], at_least=True),
             ]
         epochs = 30

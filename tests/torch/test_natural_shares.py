@@ -166,8 +166,13 @@ def test_states_of_other_orders_and_weights(tables: Tables) -> None:
     ("weights", "options", "error", "message"),
     [
         ("all", {}, ConfigTypeError, 'the words that there are, "rows" and "tokens"'),
-        ("tokens", {}, ConfigError, 'weights="tokens" counts tokens.* got sources without pack='),
-        ("rows", {"unit": "tokens"}, ConfigError, 'unit="tokens" counts tokens'),
+        (
+            "tokens",
+            {},
+            ConfigError,
+            'weights="tokens" counts tokens.* got sources without pack=.*weights="rows", which',
+        ),
+        ("rows", {"unit": "tokens"}, ConfigError, 'unit="tokens" counts tokens.*divided by the mean tokens of'),
         ("rows", {"unit": "bytes"}, ConfigError, 'unit must be "rows" or "tokens"'),
         ("rows", {"block": 256}, ConfigError, 'weights="rows" holds at every row, which no block=256'),
         ({"a": 1, "b": 1, "c": 1}, {"block": -1}, ConfigError, "block must be an int"),

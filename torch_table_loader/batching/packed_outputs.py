@@ -202,8 +202,8 @@ class Sequences:
         _fill(layout, copied, spread, positions)
         if "labels" in wanted:
             self._mask(flat["labels"], tokens, layout)
-        padding = layout.padding()
-        if len(padding):
+        if int(layout.length.sum()) < layout.num_tokens:
+            padding = layout.padding()
             for name, values in flat.items():
                 values[padding] = fills.get(name, 0)
         return flat

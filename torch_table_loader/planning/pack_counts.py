@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -69,11 +69,15 @@ class PackCounts:
 
     def __add__(self, other: Self) -> Self:
         """Add up what was made of these and of others."""
-        sums = []
-        for field in fields(self)[1:]:
-            one, two = getattr(self, field.name), getattr(other, field.name)
-            sums.append(None if one is None or two is None else one + two)
-        return type(self)(self.seq_len if self.seq_len == other.seq_len else 0, *sums)
+        return type(self)(
+            self.seq_len if self.seq_len == other.seq_len else 0,
+            _sum(self.sequences, other.sequences),
+            _sum(self.tokens, other.tokens),
+            _sum(self.parts, other.parts),
+            _sum(self.split, other.split),
+            _sum(self.truncated, other.truncated),
+            _sum(self.dropped, other.dropped),
+        )
 
     @property
     def fill(self) -> float | None:
@@ -105,6 +109,10 @@ def sum_of(counts: Iterable[PackCounts | None]) -> PackCounts | None:
             return None
         total = each + total if number and total is not None else each
     return total
+
+
+def _sum(one: int | None, two: int | None) -> int | None:
+    return None if one is None or two is None else one + two
 
 
 def _share(count: int | None, sequences: int | None, each: int) -> float | None:

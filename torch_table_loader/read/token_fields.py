@@ -123,8 +123,8 @@ def check_spans(name: str, lists: pa.Array, lengths: Ints) -> None:
 
 def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> None:
     """Refuse lists of another length than the tokens', and nulls among the values."""
-    own = lengths_of(column)
-    if name != tokens and not np.array_equal(own, lengths):
+    own = lengths if name == tokens else lengths_of(column)
+    if not np.array_equal(own, lengths):
         row = int(np.flatnonzero(own != lengths)[0])
         raise TableError(
             f"columns {tokens!r} and {name!r} must be lists of one length in each row, got {int(lengths[row])} and "
@@ -142,5 +142,8 @@ def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> No
 
 def lengths_of(lists: pa.Array) -> Ints:
     """Return how long each list is; a null has no length."""
-    found: Ints = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = lists.value_lengths()
+    if lengths.null_count:
+        lengths = lengths.fill_null(0)
+    found: Ints = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     return found

@@ -204,13 +204,20 @@ def resolve_block(
         came = "sources without pack=" if pack is None else 'strategy="pad"'
         raise ConfigError(
             f'{asked} counts tokens, of which sequences of strategy "concat", "windows" or "best_fit" have seq_len '
-            f'each, got {came}; pass pack=Pack(...) with one of these to the sources, or "rows" here'
+            f"each, got {came}; pass pack=Pack(...) with one of these to the sources, or {_shares_of_rows(unit)}"
         )
     if block is None:
         return 0 if asked else BLOCK_ROWS
     if asked and block:
         raise ConfigError(f"{asked} holds at every row, which no block={block} is needed for; leave block out")
     return block
+
+
+def _shares_of_rows(unit: ShareUnit) -> str:
+    """Say what comes near to shares of tokens where rows are mixed whose tokens differ in number."""
+    if unit == "tokens":
+        return 'unit="rows" and each weight divided by the mean tokens of its source\'s rows: shares on average'
+    return 'weights="rows", which delivers each row once, and so each token'
 
 
 def stream_weights(

@@ -46,6 +46,11 @@ DUELS = (
     ),
 )
 
+VALUE_DUELS = tuple(
+    Duel(table, 8192, "ours:thread", "floor", 0.8) for table in ("strings", "nullable", "nested", "decimals")
+)
+"""Values that are no plain numbers: strings as codes, nulls with masks, structs, decimals as doubles."""
+
 PACKED_DUELS = (
     Duel("D", 8, "packed:concat", "tokens", 0.8),
     Duel("D", 8, "packed:concat, ids and labels", "tokens"),
@@ -77,6 +82,8 @@ DELTA_DUELS = tuple(
 )
 """The same files as a Delta Lake table; rows per second count live rows, of which deletes leave 95 in 100."""
 
+RANKS_OVER_ONE = 0.97
+STALL_MS = 1.0
 ICEBERG_MEMORY = 0.25
 ICEBERG_PLANNING = 1.2
 DELTA_PLANNING = 1.2
@@ -176,6 +183,7 @@ __all__ = [
     "PACKING_MICROS",
     "PERMUTATION_OVER_NUMPY",
     "PLANNING_SECONDS",
+    "RANKS_OVER_ONE",
     "REQUESTS_A_FILE",
     "REQUESTS_OVER_MERGED",
     "RESUMED_OVER_FRESH",
@@ -185,8 +193,10 @@ __all__ = [
     "SHARE_OF_LINE_NOISE",
     "SHARE_OF_LINE_ROWS",
     "SMALL_FILES_OVER_SCANNER",
+    "STALL_MS",
     "STATE_MICROS",
     "TAIL_OVER_NONE",
+    "VALUE_DUELS",
     "Duel",
     "RowsDuel",
 ]

@@ -9,6 +9,16 @@ import pyarrow.parquet as pq
 
 from bench.tables import BenchTable
 
+_VALUES: dict[str, dict[str, Any]] = {
+    "strings": {
+        "strings": "codes",
+        "vocabulary": {f"s{i}": [f"word {n} of {i}" for n in range(10 ** (1 + i % 4))] for i in range(8)},
+    },
+    "nullable": {"nulls": "mask"},
+    "decimals": {"decimals": "float64"},
+}
+"""By table: how values come out that are no plain numbers."""
+
 
 def epochs(
     table: BenchTable, batch_size: int, worker_type: Literal["thread", "process"] = "thread", num_workers: int = 2
@@ -30,6 +40,7 @@ def epochs(
         num_workers=num_workers,
         worker_type=worker_type,
         ragged="offsets",
+        **_VALUES.get(table.name, {}),
     )
     return lambda: sum(rows_of(batch) for batch in loader)
 
@@ -85,7 +96,7 @@ def tokens_of(table: BenchTable) -> int:
 
 
 def rows_of(batch: Mapping[str, Any]) -> int:
-    """Count a batch's rows by its last column, which is a plain one in every bench table."""
+    """Count a batch's rows by its last column, which is a plain one or a mask in every bench table."""
     return len(batch[next(reversed(batch.keys()))])  # type: ignore[call-overload]
 
 

@@ -14,13 +14,15 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import bars, distant, tensors
-from bench.bars import DELTA_DUELS, DUELS, ICEBERG_DUELS, PACKED_DUELS, Duel
+from bench.bars import DELTA_DUELS, DUELS, ICEBERG_DUELS, PACKED_DUELS, VALUE_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import TENSORS, FarRow, Outcome, Row, duel_row, write, write_distant, write_packing
 from bench.tables import build
 
 _WHAT = (
     "duels",
+    "values",
+    "sharing",
     "checksums",
     "tensors",
     "planning",
@@ -79,7 +81,8 @@ class Bench:
 
     def races(self, what: Sequence[str]) -> Iterator[Row]:
         """Race what no duel has, as far as it was asked for."""
-        for name, races in (("checksums", self.checksums), ("tensors", self.tensors)):
+        races_by_name = {"checksums": self.checksums, "tensors": self.tensors, "sharing": self.ranks}
+        for name, races in races_by_name.items():
             if name in what:
                 yield from races()
 
@@ -96,6 +99,21 @@ class Bench:
             options = ("--form", form, "--root", str(self._root), "--rounds", str(self._rounds))
             pairs = _pairs(self._child("bench.tensors", *options))
             yield Row(f"{TENSORS}, {form}", 1024, "ours:thread", "onnx, 2 threads", pairs, bars.TENSORS_OVER_ONNX)
+
+    def ranks(self) -> Iterator[Row]:
+        """Race two ranks on one machine against one that has it alone."""
+        options = (*self._table("A-zstd", 8192)[:4], "--rounds", str(self._rounds))
+        pairs = _pairs(self._child("bench.sharing", "ranks", *options))
+        yield Row("A-zstd", 8192, "two ranks of one lane", "one rank of two lanes", pairs, bars.RANKS_OVER_ONE)
+
+    def stall(self) -> list[Outcome]:
+        """Time `next` beside a training loop that computes in Python."""
+        found = self._child("bench.sharing", "stall", *self._table("A-zstd", 8192)[:4])
+        what = "next() beside a step of 5 ms in Python"
+        return [
+            Outcome(f"{what}: the median, ms", found["median_ms"], None),
+            Outcome(f"{what}: 99 of 100, ms", found["p99_ms"], bars.STALL_MS),
+        ]
 
     def planning(self) -> list[Outcome]:
         """Plan a million row groups."""
@@ -298,6 +316,7 @@ def main() -> None:
     packed: tuple[list[Row], list[Outcome]] = ([], [])
     kinds = {
         "duels": (DUELS, rows),
+        "values": (VALUE_DUELS, rows),
         "iceberg": (ICEBERG_DUELS, rows),
         "delta": (DELTA_DUELS, rows),
         "packing": (PACKED_DUELS, packed[0]),
@@ -313,6 +332,7 @@ def main() -> None:
         ("memory", bench.memory),
         ("iceberg", bench.iceberg),
         ("delta", bench.delta),
+        ("sharing", bench.stall),
     ):
         if name in what:
             outcomes += measure()

@@ -163,6 +163,51 @@ def _four_hundred(folder: Path, _root: Path) -> None:
         _write(pa.table(columns), folder, place, "snappy", use_dictionary=False)
 
 
+def _strings(folder: Path, _root: Path) -> None:
+    """Eight columns of short strings, of 10 to 10,000 different ones each."""
+    for place, rng in _seeded(4):
+        columns: dict[str, Any] = {}
+        for i in range(8):
+            words = pa.array([f"word {n} of {i}" for n in range(10 ** (1 + i % 4))])
+            columns[f"s{i}"] = words.take(pa.array(rng.integers(0, len(words), 250_000)))
+        _write(pa.table(columns), folder, place, "snappy")
+
+
+def _nullable(folder: Path, _root: Path) -> None:
+    """Eight columns of int32, a tenth of them null, and one without nulls."""
+    for place, rng in _seeded(4):
+        columns = {
+            f"n{i}": pa.array(rng.integers(0, 1_000_000, 500_000, np.int32), mask=rng.random(500_000) < 0.1)
+            for i in range(8)
+        }
+        _write(pa.table({**columns, "x": rng.random(500_000)}), folder, place, "snappy")
+
+
+def _nested(folder: Path, _root: Path) -> None:
+    """Three structs of two numbers and a struct of two, and a number."""
+    for place, rng in _seeded(4):
+        rows = 250_000
+
+        def struct(names: str, rng: np.random.Generator = rng, rows: int = rows) -> pa.StructArray:
+            return pa.StructArray.from_arrays([pa.array(rng.random(rows, np.float32)) for _ in names], list(names))
+
+        columns: dict[str, Any] = {
+            f"p{i}": pa.StructArray.from_arrays([*struct("ab").flatten(), struct("cd")], ["a", "b", "inner"])
+            for i in range(3)
+        }
+        _write(pa.table({**columns, "x": rng.random(rows)}), folder, place, "snappy")
+
+
+def _decimals(folder: Path, _root: Path) -> None:
+    """Four columns of decimal(12, 2), and a number."""
+    for place, rng in _seeded(4):
+        cents = [pa.array(rng.integers(0, 10**9, 250_000)).cast(pa.decimal128(19, 0)) for _ in range(4)]
+        hundred = pa.scalar(100, pa.decimal128(3, 0))
+        exact = [pc.divide(each, hundred).cast(pa.decimal128(12, 2), safe=False) for each in cents]
+        columns = {f"d{i}": each for i, each in enumerate(exact)}
+        _write(pa.table({**columns, "x": rng.random(250_000)}), folder, place, "snappy")
+
+
 def _seeded(count: int) -> Iterator[tuple[int, np.random.Generator]]:
     return ((place, np.random.default_rng([_SEED, place])) for place in range(count))
 
@@ -187,6 +232,10 @@ TABLES: dict[str, Callable[[Path, Path], None]] = {
     "400-files": _four_hundred,
     "records": _records,
     "lines": _lines,
+    "strings": _strings,
+    "nullable": _nullable,
+    "nested": _nested,
+    "decimals": _decimals,
 }
 """How each table is written: given an empty folder, and the folder of all tables."""
 

@@ -58,6 +58,19 @@ class ThinningFile(OpenFile, Protocol):
         ...
 
 
+@runtime_checkable
+class EncodingReader(Protocol):
+    """A format reader that may leave strings as its files have them: places in a dictionary."""
+
+    def encoding(self, columns: frozenset[str]) -> FormatReader:
+        """Return the same, of which some columns of strings come as dictionary arrays, where that saves work.
+
+        Args:
+            columns: names as files spell them.
+        """
+        ...
+
+
 class FormatReader(Protocol):
     """Reads one file format. Stateless; it pickles.
 

@@ -352,7 +352,8 @@ def test_dictionary_pages_are_compared_with_their_checksum(tmp_path: Path) -> No
         _read(data_file(path))
     storage, reader = LocalStorage(), reader_for("parquet", verify_checksums=False)
     meta = reader.inspect(storage, data_file(path), None)
-    unverified = TaskReader(LocalStorage(), [data_file(path)], (meta,), meta.schema, ["s"], verify_checksums=False)
+    deletes = Deletes(LocalStorage(), verify_checksums=False)
+    unverified = TaskReader(LocalStorage(), [data_file(path)], (meta,), meta.schema, ["s"], deletes=deletes)
     for read in (pickle.loads(pickle.dumps(unverified)), unverified):  # noqa: S301 our own
         (batch,) = read.read(whole_task(meta))
         assert batch["s"].to_pylist().count("test 3") == 14

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.iceberg import IcebergWriter, some
 from tests.tensor_shards import tensor, write_shard
 from torch_table_loader.errors import TableError
+from torch_table_loader.read.parquet import ParquetReader
 from torch_table_loader.read.tensorproto import TensorProtoReader
 from torch_table_loader.read.tensorproto.tensor_reader import _columns_of, _schema
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
@@ -167,6 +170,36 @@ def test_faulty_salvaging_is_refused(
 
 
 # Sources with a history
+
+
+@dataclass(frozen=True, slots=True)
+class Misspelling(ParquetReader):
+    """Reads other strings where they are encoded."""
+
+    def encoding(self, columns: frozenset[str]) -> ParquetReader:
+        return Wrong(encoded=columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong(ParquetReader):
+    def open(self, storage: Any, file: DataFile, meta: FileMeta) -> Any:
+        handle = ParquetReader.open(self, storage, file, meta)
+        batches = handle.batches
+
+        def shorter(groups: range, columns: Sequence[str], max_rows: int) -> Iterator[pa.RecordBatch]:
+            for batch in batches(groups, columns, max_rows):
+                yield batch.slice(1)
+
+        handle.batches = shorter  # type: ignore[method-assign]
+        return handle
+
+
+def test_encoded_strings_are_checked(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"s": ["a", "b", None, "a"] * 5, "x": range(20)}), tmp_path / "0.parquet")
+    storage, files = stored_files(tmp_path, "parquet")
+    check_format_reader(ParquetReader(), storage, files)
+    with pytest.raises(ContractError, match=r"an encoded column must hold the strings .* but 's' does not"):
+        check_format_reader(Misspelling(), storage, files)
 
 
 def history(tmp_path: Path) -> Any:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
+from pyarrow.types import is_dictionary
 
 from torch_table_loader.arrow.arrays import encoded
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
 from torch_table_loader.batching.column_functions import column_functions
-from torch_table_loader.batching.decoders import Branch, Decoder, Leaf, Shape
+from torch_table_loader.batching.decoders import Branch, CodesDecoder, Decoder, Leaf, Shape
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed import PackedCodec
 from torch_table_loader.batching.rows import Rows, RowsCodec, new_block, pieces_of
@@ -132,6 +133,9 @@ class TensorCodec(RowsCodec[TensorRows]):
         self._columns: list[Decoder]
         self._columns, self._null_sensitive = choose(schema, policy)
         self.shapes = [shape for column in self._columns for shape in column.shapes()]
+        self._coded = frozenset(
+            name for name, column in zip(schema.names, self._columns, strict=True) if isinstance(column, CodesDecoder)
+        )
         self._functions = column_functions(self.shapes, policy)
         self.leaves = _leaves(self.shapes)
         self.row_bytes = sum(leaf.kind.row_bytes for leaf in self.leaves)
@@ -157,7 +161,7 @@ class TensorCodec(RowsCodec[TensorRows]):
     def decode(self, batch: pa.RecordBatch) -> TensorRows:
         """View a record batch as rows."""
         if batch.schema is not self._schema and not batch.schema.equals(self._schema):
-            _check_columns(batch.schema, self._schema)
+            _check_columns(batch.schema, self._schema, self._coded)
         return self._decode(batch.columns, batch.num_rows)
 
     def output(self, batch: pa.RecordBatch) -> dict[str, Any]:
@@ -360,8 +364,13 @@ class ArrowCodec(RowsCodec[ArrowRows]):
         return ArrowRows(ipc_read(pieces_of(block)[0]), python=self._python)
 
 
-def _check_columns(came: pa.Schema, expected: pa.Schema) -> None:
+def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str] = ()) -> None:
     """Refuse a record batch with other columns; nullability and metadata do not matter.
+
+    Args:
+        came: what the batch has.
+        expected: what it should have.
+        encoded: columns that may come as dictionaries.
 
     Raises:
         TableError: names the first column that differs.
@@ -369,7 +378,8 @@ def _check_columns(came: pa.Schema, expected: pa.Schema) -> None:
     if came.names != expected.names:
         raise TableError(f"expected the columns {expected.names}, got {came.names}; was the file rewritten?")
     for entry, wanted in zip(came, expected, strict=True):
-        if entry.type != wanted.type:
+        kind = entry.type.value_type if entry.name in encoded and is_dictionary(entry.type) else entry.type
+        if kind != wanted.type:
             raise TableError(
                 f"column {wanted.name!r}: expected type {wanted.type}, got {entry.type}; was the file rewritten?"
             )

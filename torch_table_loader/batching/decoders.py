@@ -236,11 +236,14 @@ class CodesDecoder(Decoder):
         return [Leaf(self.name, DenseKind(np.dtype(np.int64)), self.cut)]
 
     def into(self, array: pa.Array, sink: list[Any], seen: set[int]) -> None:  # noqa: ARG002
-        """Decode; see `Decoder`."""
-        wide = array.cast(self.type)
-        if self.fill is not None:
-            wide = wide.fill_null(self.fill)
-        sink.append(self.coder.codes(wide))
+        """Decode, each distinct string once where they come in a dictionary; see `Decoder`."""
+        if isinstance(array, pa.DictionaryArray) and len(array.dictionary) < len(array):
+            null = pa.array([self.fill], self.type)
+            codes = self.coder.codes(pa.concat_arrays([array.dictionary.cast(self.type), null]))
+            sink.append(codes[array.indices.fill_null(len(codes) - 1).to_numpy(zero_copy_only=False)])
+            return
+        wide = plain(array).cast(self.type)
+        sink.append(self.coder.codes(wide if self.fill is None else wide.fill_null(self.fill)))
 
 
 @dataclass(frozen=True, slots=True)

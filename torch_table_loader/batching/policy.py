@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch_table_loader.column_options import ColumnFunctions, Strings, StringsOption
+from torch_table_loader.column_options import ColumnFunctions, Hash, Strings, StringsOption
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.options import LoaderOptions, OutputFormat
 from torch_table_loader.pack import Pack
@@ -120,6 +120,15 @@ class TypePolicy:
         if path in (self.decode or {}):
             return "list"
         return self.strings.get(path, "list") if isinstance(self.strings, Mapping) else self.strings
+
+    def codes(self, path: str) -> bool:
+        """Whether strings become integers that mean the same in all batches.
+
+        Args:
+            path: of the column, dotted.
+        """
+        form = self.strings_of(path)
+        return isinstance(form, Hash) or (form == "codes" and path in (self.vocabulary or {}))
 
     def layout_of(self, path: str) -> Literal["nested", "offsets"] | Pad:
         """Return the layout of a column of lists, the default resolved.

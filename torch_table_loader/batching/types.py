@@ -199,7 +199,9 @@ class Chooser:
         """
         kind = _opened(entry.type)
         if kind != entry.type:
-            return PlainDecoder(self.column(entry.with_type(kind), path, nullable=nullable))
+            inner = self.column(entry.with_type(kind), path, nullable=nullable)
+            encoded = pt.is_dictionary(entry.type) and is_text(entry.type.value_type)
+            return inner if encoded and isinstance(inner, CodesDecoder) else PlainDecoder(inner)
         if pt.is_struct(kind):
             return self._struct(entry, path, nullable=nullable)
         if is_text(kind):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,7 @@ class Table:
         row_ids: bool = False,
         max_rows: int = DEFAULT_MAX_ROWS,
         stage: RowStage | None = None,
+        encoded: Collection[str] = (),
     ) -> TaskReader:
         """Make what reads the table's rows, deletes left out.
 
@@ -91,6 +92,7 @@ class Table:
             row_ids: whether the last column is each row's ordinal among all physical rows.
             max_rows: no batch has more rows.
             stage: makes other rows of those that live; None delivers them as they are.
+            encoded: columns of strings that may come as dictionaries.
         """
         return TaskReader(
             self.storage,
@@ -102,8 +104,8 @@ class Table:
             row_id_bases=self.layout.file_starts[:-1] if row_ids else None,
             max_rows=max_rows,
             deletes=self.deletes,
-            verify_checksums=self.deletes.verify_checksums,
             stage=stage,
+            encoded=encoded,
         )
 
     def first_rows(self, columns: Sequence[str], filters: Any, count: int) -> pa.Table:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from torch_table_loader.arrow.datatypes import children_of
 from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
 from torch_table_loader.errors import TableError
-from torch_table_loader.read.conform import FileConformer
+from torch_table_loader.read.conform import FileConformer, batch_of
 from torch_table_loader.read.failures import first_line
 from torch_table_loader.read.field_ids import inside_of, names_in, places, places_of
 
@@ -55,6 +55,12 @@ class IdConformer(FileConformer):
         """Whether a column is counted: see `FileConformer.counts_rows`."""
         return any(source.counted_from is not None for source in self.sources)
 
+    def source_of(self, column: str) -> str | None:
+        """Return the column of the same id: see `FileConformer.source_of`."""
+        source = self.sources[self.schema.get_field_index(column)]
+        unchanged = source.place >= 0 and source.convert is None and source.constant is None
+        return self.reads[source.place] if unchanged else None
+
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
         """Convert, fill and order a batch: see `FileConformer.apply`."""
         if self.as_it_is and batch.schema.types == self.schema.types:
@@ -62,7 +68,7 @@ class IdConformer(FileConformer):
         arrays = [self._made(*pair, batch, row) for pair in zip(self.sources, self.schema, strict=True)]
         if not arrays:
             return batch.select([])
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return batch_of(arrays, self.schema)
 
     def _made(self, source: _Source, field: pa.Field, batch: pa.RecordBatch, row: int) -> pa.Array:
         array = None

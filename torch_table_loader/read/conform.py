@@ -33,6 +33,10 @@ class FileConformer(ABC):
         return False
 
     @abstractmethod
+    def source_of(self, column: str) -> str | None:
+        """Return which column of the file comes as one of the table's without a change; None if none does."""
+
+    @abstractmethod
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:
         """Convert, fill and order a batch.
 
@@ -69,6 +73,13 @@ class Conformer(FileConformer):
     steps: tuple[_Step, ...] | None
     drop_metadata: bool
 
+    def source_of(self, column: str) -> str | None:
+        """Return the column of that name: see `FileConformer.source_of`."""
+        if self.steps is None:
+            return column if column in self.reads else None
+        step = self.steps[self.schema.get_field_index(column)]
+        return None if step.source < 0 or step.cast else self.reads[step.source]
+
     def apply(self, batch: pa.RecordBatch, row: int = 0) -> pa.RecordBatch:  # noqa: ARG002 as the base's
         """Cast, fill and order a batch: see `FileConformer.apply`.
 
@@ -78,7 +89,7 @@ class Conformer(FileConformer):
         if self.steps is None:
             return batch.replace_schema_metadata(None) if self.drop_metadata else batch
         arrays = [self._made(step, field, batch) for step, field in zip(self.steps, self.schema, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        return batch_of(arrays, self.schema)
 
     def _made(self, step: _Step, field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
         if step.constant is not None:
@@ -100,6 +111,17 @@ class Conformer(FileConformer):
                 f"column {field.name!r} must be read as {field.type}, but {self.name} holds it as {array.type} with "
                 f"a value that does not fit ({first_line(error)}); pass schema= with a type that holds it"
             ) from error
+
+
+def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """Return columns as a batch of a schema; those that were left encoded keep their dictionaries.
+
+    >>> batch_of([pa.array(["a"]).dictionary_encode()], pa.schema([("x", pa.string())])).schema.types
+    [DictionaryType(dictionary<values=string, indices=int32, ordered=0>)]
+    """
+    if any(isinstance(array, pa.DictionaryArray) for array in arrays):
+        schema = pa.schema([field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)])
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def conform_plan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +47,7 @@ class FilePlan(NamedTuple):
         positions: deleted rows of the file, ascending.
         keys: equality deletes.
         key_conformer: makes the table's columns of which `keys` ask; None where there are no equality deletes.
+        encoded: columns of the file that may come as dictionaries.
     """
 
     file: DataFile
@@ -58,6 +59,7 @@ class FilePlan(NamedTuple):
     positions: NDArray[np.int64]
     keys: Sequence[_Keys]
     key_conformer: FileConformer | None
+    encoded: frozenset[str]
 
     @property
     def masks(self) -> bool:
@@ -137,6 +139,7 @@ def plan_file(
     columns: Sequence[str],
     filters: tuple[Any, Sequence[str]],
     deletes: Deletes,
+    encoded: Collection[str] = (),
 ) -> FilePlan:
     """Plan how a file is read.
 
@@ -147,6 +150,7 @@ def plan_file(
         columns: names to deliver, in this order; they come first in what the plan's conformer makes.
         filters: the row filter, or None, and the columns that it refers to.
         deletes: reads the file's deletes.
+        encoded: columns of strings, of which the filter does not ask, that may come as dictionaries.
 
     Raises:
         TableError: the file does not fit the table, or a delete file cannot be read.
@@ -171,7 +175,11 @@ def plan_file(
             asked = {column: targets[column] for found in keys for column, _ in found.columns}
             key_conformer = plan_by_id(meta.schema, file.columns, list(asked.items()), name=file.name)
     starts = [0, *accumulate(meta.group_rows)]
-    return FilePlan(file, meta, starts, conformer, row_filter, empty, positions, keys, key_conformer)
+    left = {conformer.source_of(name) for name in encoded if name in columns} if encoded else set()
+    left -= {None, *(key_conformer.reads if key_conformer is not None else ())}
+    return FilePlan(
+        file, meta, starts, conformer, row_filter, empty, positions, keys, key_conformer, frozenset(filter(None, left))
+    )
 
 
 def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from torch_table_loader.contracts import RenewingStorage
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import ThinningFile
+from torch_table_loader.format_contracts import EncodingReader, ThinningFile
 from torch_table_loader.read.file_plan import as_bits
 from torch_table_loader.read.formats import reader_of
 from torch_table_loader.records import Segment
@@ -193,7 +193,8 @@ class FileWalk:
         self._storage = storage
         self._plan = plan
         self._max_rows = max_rows
-        self._reader = reader_of(plan.file, verify_checksums=verify_checksums)
+        reader = reader_of(plan.file, verify_checksums=verify_checksums)
+        self._reader = reader.encoding(plan.encoded) if plan.encoded and isinstance(reader, EncodingReader) else reader
 
     def batches(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         """Yield the rows of each piece of a run, batch by batch.

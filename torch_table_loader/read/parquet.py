@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from torch_table_loader.read.parquet_footer import (
     bounds_of,
     check_footer,
     chunk_ranges,
+    encoded_columns,
     leaf_of_lists,
     list_values,
     parse,
@@ -47,13 +48,19 @@ class ParquetReader:
     Args:
         name: of the format.
         verify_checksums: whether pages that have a checksum are compared with it.
+        encoded: columns of strings that come as dictionaries, where a file has them so.
     """
 
     name: str = "parquet"
     suffixes = (".parquet", ".pq")
     traits = Traits(cut="row groups", pruned="statistics, partitions", counted="the footer")
     verify_checksums: bool = True
+    encoded: frozenset[str] = frozenset()
     columnar = True
+
+    def encoding(self, columns: frozenset[str]) -> ParquetReader:
+        """Leave columns of strings encoded: see `EncodingReader.encoding`."""
+        return replace(self, encoded=columns)
 
     def inspect(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> FileMeta:  # noqa: ARG002
         """Read the footer: see `FormatReader.inspect`. Parquet has types of its own, so `schema` is not used."""
@@ -135,6 +142,7 @@ class ParquetReader:
                 metadata=parsed,
                 pre_buffer=False,  # bytes that are here would be copied; of others it has one request in flight
                 page_checksum_verification=self.verify_checksums,
+                read_dictionary=encoded_columns(parsed, self.encoded) if self.encoded else None,
                 # Iceberg's timestamps are microseconds, of which INT96 holds years that nanoseconds do not.
                 coerce_int96_timestamp_unit=None if file.columns is None else "us",
             )

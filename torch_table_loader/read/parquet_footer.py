@@ -30,6 +30,9 @@ MAGIC = b"PAR1"
 DAMAGE = (OSError, pa.ArrowException, ValueError, OverflowError, RecursionError, SystemError)
 """What pyarrow raises where a footer is damaged: ValueError includes UnicodeDecodeError."""
 
+_LARGEST_DICTIONARY = 5 << 18
+"""Bytes of a dictionary, at which writers are done with it, and a little more."""
+
 _DICTIONARY_HEADER_BYTES = 100
 """What pyarrow reads beyond the column chunks of writers that forget the header of a dictionary."""
 
@@ -252,6 +255,28 @@ def _prefixes(path: str) -> Iterator[str]:
     ['a', 'a.list', 'a.list.element']
     """
     return accumulate(path.split("."), "{}.{}".format)
+
+
+def encoded_columns(parsed: pq.FileMetaData, columns: frozenset[str]) -> list[str]:
+    """Return the columns that a file has as places in dictionaries, judged by its first row group.
+
+    A writer goes over to plain values where a dictionary grows beyond a mebibyte, and nothing that pyarrow shows says
+    so: then the chunk is larger than a dictionary and places of 20 bits.
+
+    Args:
+        parsed: the footer.
+        columns: flat ones, as the file spells them.
+    """
+    if not columns or not parsed.num_row_groups:
+        return []
+    group = parsed.row_group(0)
+    most = _LARGEST_DICTIONARY + 5 * group.num_rows // 2
+    chunks = (group.column(place) for place in range(group.num_columns))
+    return [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.path_in_schema in columns and chunk.has_dictionary_page and chunk.total_uncompressed_size <= most
+    ]
 
 
 def _forgets_dictionary_headers(writer: str) -> bool:

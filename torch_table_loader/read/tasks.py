@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.contracts import has_ranges, is_far
 from torch_table_loader.errors import ConfigError, StorageError, TableError, TableLoaderError
 from torch_table_loader.format_contracts import ListCountingReader, ListMeasuringReader
+from torch_table_loader.read.conform import batch_of
 from torch_table_loader.read.counted import Counted, measured, summed
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.expressions import check_filter, expression_columns
@@ -87,8 +88,8 @@ class TaskReader:
         row_id_bases: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] | None = None,
         max_rows: int = DEFAULT_MAX_ROWS,
         deletes: Deletes | None = None,
-        verify_checksums: bool = True,
         stage: RowStage | None = None,
+        encoded: Collection[str] = (),
     ) -> None:
         """Check what is asked for against the table.
 
@@ -103,9 +104,9 @@ class TaskReader:
             row_id_bases: the ordinal of each file's first row among all physical rows; adds ``row_id`` (int64)
                 as the last column.
             max_rows: no batch has more rows.
-            deletes: reads the files' deletes; readers that share it read each delete file once.
-            verify_checksums: whether pages of Parquet files that have a checksum are compared with it.
+            deletes: reads the files' deletes, once for all readers that share it; says whether checksums are compared.
             stage: makes other rows of those that pass; None delivers them as they are.
+            encoded: columns of strings that may come as dictionaries; the filter's never do.
 
         Raises:
             ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
@@ -125,9 +126,9 @@ class TaskReader:
         self._columns = tuple(columns)
         self._bases = row_id_bases
         self._max_rows = max_rows
-        self._deletes = Deletes(storage, verify_checksums=verify_checksums) if deletes is None else deletes
-        self._verify = verify_checksums
+        self._deletes = Deletes(storage) if deletes is None else deletes
         self._stage = stage
+        self._encoded = frozenset(encoded).difference(self._filter_columns)
         self._rows_schema = _delivered_schema(table_schema, columns, row_ids=row_id_bases is not None)
         self._schema = self._rows_schema if stage is None else stage.schema(self._rows_schema)
 
@@ -299,7 +300,7 @@ class TaskReader:
         filters = (self._filters, self._filter_columns)
         file, meta = self._files[file_index], self._metas[file_index]
         with reading(self._storage, file):
-            return plan_file(file, meta, self._table_schema, columns, filters, self._deletes)
+            return plan_file(file, meta, self._table_schema, columns, filters, self._deletes, self._encoded)
 
     def _delivered(self, part: _Masked, start: int, stop: int, base: int | None) -> pa.RecordBatch:
         """Return the live rows `start` to `stop` of a part."""
@@ -320,7 +321,7 @@ class TaskReader:
         if base is None:
             return batch
         ids = ascending(base + row, batch.num_rows)
-        return pa.RecordBatch.from_arrays([*batch.columns, ids], schema=self._rows_schema)
+        return batch_of([*batch.columns, ids], self._rows_schema)
 
     def _runs(self, plan: FilePlan, segments: Sequence[Segment]) -> list[Run]:
         return plan_runs(segments, plan.group_starts, merge=not self._masks(plan))
@@ -342,7 +343,8 @@ class TaskReader:
         self._check_version(plan.file, given)
         found = [0] * len(segments)
         may_thin = self._bases is None
-        walk = FileWalk(storage, plan, self._max_rows, may_thin=may_thin, verify_checksums=self._verify)
+        verify = self._deletes.verify_checksums
+        walk = FileWalk(storage, plan, self._max_rows, may_thin=may_thin, verify_checksums=verify)
         try:
             walked = self._walked(plan, walk, runs, given)
             for part in walked if self._stage is None else self._staged(walked, base, counting=counting):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.types as pt
 
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.errors import OutOfMemoryError
+from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -158,15 +160,25 @@ class StoredRows:
         order = np.argsort(places, kind="stable")
         rising = places[order]
         ends = np.searchsorted(rising, self._heap_starts)
-        parts = []
-        for number in np.flatnonzero(np.diff(ends)).tolist():
-            local = rising[ends[number] : ends[number + 1]] - self._heap_starts[number]
-            indices = pa.array(local)
-            parts.append([self.heap[number].column(column).take(indices) for column in wanted])
+        parts = [
+            (self.heap[number], rising[low:high] - self._heap_starts[number], order[low:high])
+            for number, (low, high) in enumerate(pairwise(ends.tolist()))
+            if low < high
+        ]
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        indices = pa.array(back)
-        return [pa.concat_arrays(column).take(indices) for column in zip(*parts, strict=True)]
+        indices = [pa.array(local) for _, local, _ in parts]
+        places = pa.array(back)
+        columns = []
+        for number in wanted:
+            arrays = [batch.column(number) for batch, _, _ in parts]
+            if copies_lists(kind := arrays[0].type) and not any(array.values.null_count for array in arrays):
+                lists = [ListPart(array, *rest) for array, (_, *rest) in zip(arrays, parts, strict=True)]
+                columns.append(take_lists(kind, lists, len(places)))
+            else:
+                taken = [array.take(some) for array, some in zip(arrays, indices, strict=True)]
+                columns.append(pa.concat_arrays(taken).take(places))
+        return columns
 
 
 def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) -> pa.Array:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from torch_table_loader.errors import TableError
 from torch_table_loader.format_contracts import (
     BoundsReader,
+    EncodingReader,
     NullProvingReader,
     SalvagingReader,
     SettlingReader,
@@ -24,7 +25,7 @@ from torch_table_loader.read.formats import format_names, reader_for
 from torch_table_loader.records import FileMeta
 from torch_table_loader.source.listing import PathSource
 from torch_table_loader.testing.damage import Damaged
-from torch_table_loader.testing.optional_parts import check_salvaging, check_settling
+from torch_table_loader.testing.optional_parts import check_encoding, check_salvaging, check_settling
 from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, pickled, require
 
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ def check_format_reader(
         _check_footer_is_not_read_again(where, reader, storage, file, meta)
         _check_failures(where, reader, storage, file, meta, schema)
         found.append((file, meta))
+        if isinstance(reader, EncodingReader) and isinstance(copy, EncodingReader):
+            check_encoding(where, (reader, copy), storage, file, meta, table)
         if isinstance(reader, SalvagingReader) and isinstance(copy, SalvagingReader):
             check_salvaging(where, (reader, copy), storage, file, meta, schema, read)
     if isinstance(reader, SettlingReader) and isinstance(copy, SettlingReader):

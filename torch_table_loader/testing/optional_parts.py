@@ -1,20 +1,23 @@
-"""The contract of what a format reader may do beyond: types of a table in one, and damage that is left out."""
+"""The contract of what a format reader may do beyond: one type a column, encoded strings, damage that is left out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import SalvagingReader, SettlingReader
+from torch_table_loader.format_contracts import EncodingReader, SalvagingReader, SettlingReader
 from torch_table_loader.records import DataFile, FileMeta, LeftOut
 from torch_table_loader.testing.damage import Damaged
 from torch_table_loader.testing.rules import ContractError, contract_errors, expecting_table_error, require
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from torch_table_loader.contracts import Storage
 
 ReadWhole = Callable[[str, "Storage", DataFile, FileMeta], object]
@@ -61,6 +64,34 @@ def check_settling(
                 f"{column.type} in {file.name!r}",
             )
         read(f"{who} on {file.name!r}, as settle says", storage, file, own)
+
+
+def check_encoding(
+    where: str, readers: Sequence[EncodingReader], storage: Storage, file: DataFile, meta: FileMeta, rows: pa.Table
+) -> None:
+    """Check that strings that come as dictionaries are the same strings.
+
+    Args:
+        where: reader and file.
+        readers: the reader, and what pickling made of it.
+        storage: where the file is.
+        file: which.
+        meta: what `inspect` said of it.
+        rows: of the whole file, of plain types.
+    """
+    names = [field.name for field in meta.schema if kinds.is_string(field.type)]
+    for reader in readers if names else ():
+        with contract_errors(where, "reading with encoded columns raised"):
+            opened = reader.encoding(frozenset(names)).open(storage, file, meta)
+            with closing(opened):
+                batches = list(opened.batches(range(len(meta.group_rows)), names, max(1, meta.num_rows)))
+        for at, name in enumerate(names):
+            arrays = [plain(batch.column(at)) for batch in batches]
+            require(
+                all(array.type == pa.string() for array in arrays)
+                and pa.chunked_array(arrays, pa.string()).equals(rows[name]),
+                f"{where}: an encoded column must hold the strings that it holds otherwise, but {name!r} does not",
+            )
 
 
 def check_salvaging(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow.types as kinds
+
 from torch_table_loader.arrow.datatypes import width_of
+from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, delivered, planner_of, strategy_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
 from torch_table_loader.engine.sizes import rows_of_a_read
@@ -14,6 +17,10 @@ from torch_table_loader.fetch.settings import FetchSettings
 from torch_table_loader.read.sequence_stages import stage_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
@@ -61,8 +68,11 @@ def open_stream(
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and options.pack is not None:
         stage = stage_of(options.pack, table.schema, options.columns or ())
+    encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
-    reader = table.reader(columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage)
+    reader = table.reader(
+        columns, options.filters, row_ids=options.row_id, max_rows=read_rows, stage=stage, encoded=encoded
+    )
     schema = delivered(table, reader.schema, options)
     codec_of(table, schema, columns, options)
     strategy, fetching = strategy_of(options, ranks), FetchSettings.of(options)
@@ -87,6 +97,11 @@ def open_stream(
     planner.plan(planner.start(0), ranks.rank)
     _check_lengths(job)
     return job
+
+
+def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:
+    """Return the columns of which each distinct string is looked up once, where a file has them in a dictionary."""
+    return [name for name in columns if kinds.is_string(schema.field(name).type) and policy.codes(name)]
 
 
 def _check_lengths(job: StreamJob) -> None:

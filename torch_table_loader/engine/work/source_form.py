@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.batching.packed import PackedRows
+from torch_table_loader.read.conform import batch_of
 
 if TYPE_CHECKING:
     from torch_table_loader.batching.packed import PackedCodec
@@ -58,7 +59,7 @@ class PlainForm(SourceForm):
         columns.append(pa.array(np.full(batch.num_rows, self.number, dtype=np.int64)))
         if self.marks_padding:
             columns.append(pa.array(np.full(batch.num_rows, padding)))
-        return cast("Rows", self.codec.decode(pa.RecordBatch.from_arrays(columns, schema=self.schema)))
+        return cast("Rows", self.codec.decode(batch_of(columns, self.schema)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

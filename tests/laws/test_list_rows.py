@@ -1,0 +1,76 @@
+"""Rows of columns of lists come out as pyarrow takes them, bit for bit in value and null."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.effort import examples
+from torch_table_loader.store import list_rows
+from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
+
+ITEMS = (pa.int8(), pa.int16(), pa.int32(), pa.float64(), pa.timestamp("us"), pa.decimal128(9, 2), pa.date32())
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(
+    item=st.sampled_from(ITEMS),
+    wide=st.booleans(),
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    most=st.sampled_from([0, 1, 5, 200]),
+    nulls=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 99),
+    block=st.sampled_from([1, 7, 1 << 20]),
+)
+def test_rows_of_lists_are_those_that_pyarrow_takes(
+    item: pa.DataType, wide: bool, sizes: list[int], most: int, nulls: float, seed: int, block: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    kind = (pa.large_list if wide else pa.list_)(pa.field("token", item, nullable=False))
+    arrays = [lists(rng, kind, size, most, nulls) for size in sizes]
+    starts = np.cumsum([0, *sizes])
+    places = rng.permutation(np.arange(starts[-1]).repeat(rng.integers(0, 3, starts[-1])))
+    parts = []
+    for number, array in enumerate(arrays):
+        rows = np.flatnonzero((places >= starts[number]) & (places < starts[number + 1]))
+        parts.append(ListPart(array, places[rows] - starts[number], rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(list_rows, "_MOST_INDEX", block)
+        found = take_lists(kind, parts, len(places))
+    found.validate(full=True)
+    assert found.type == kind
+    assert found.equals(pa.concat_arrays(arrays).take(pa.array(places)))
+
+
+def lists(rng: np.random.Generator, kind: Any, size: int, most: int, nulls: float) -> pa.Array:
+    """Make lists that begin somewhere in their buffers; those under a null are not always empty."""
+    before = int(rng.integers(0, 3))
+    lengths = rng.integers(0, most + 1, size + before)
+    offsets = pa.array(np.cumsum([2, *lengths]), pa.int64() if pa.types.is_large_list(kind) else pa.int32())
+    numbers = pa.array(rng.integers(0, 99, int(lengths.sum()) + 5))
+    between = {pa.date32(): pa.int32(), pa.decimal128(9, 2): pa.decimal128(19, 0)}
+    values = numbers.cast(between.get(kind.value_type, pa.int64())).cast(kind.value_type)
+    mask = pa.array(rng.random(size + before) < nulls)
+    form = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    return form.from_arrays(offsets, values.slice(1), type=kind, mask=mask).slice(before)
+
+
+def test_lists_that_do_not_fit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = pa.array([[0] * 1000], pa.list_(pa.int8()))
+    rows = np.arange(3_000_000)
+    with pytest.raises(
+        pa.ArrowInvalid, match=r"3,000,000,000 values do not fit into one array of type list<item: int8>"
+    ):
+        take_lists(huge.type, [ListPart(huge, np.zeros(len(rows), np.int64), rows)], len(rows))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.bool_()), pa.list_(pa.string()), pa.list_(pa.list_(pa.int8())), pa.string()]
+)
+def test_other_types_are_left_to_pyarrow(kind: pa.DataType) -> None:
+    assert not copies_lists(kind)

@@ -8,12 +8,15 @@ import os
 import platform
 import shlex
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bars import Duel
 from bench.pairing import Pairs, best_rate, cpu_micros
+
+MARKDOWN_WIDTH = 100  # as everywhere in the repository
 
 _PACKAGES = (
     "torch-table-loader",
@@ -201,8 +204,14 @@ def _put_section(path: Path, title: str, lines: Sequence[str]) -> None:
 
 def _put(path: Path, text: str) -> None:
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(text)
+    unfinished.write_text("\n".join(map(_folded, text.split("\n"))))
     unfinished.replace(path)
+
+
+def _folded(line: str) -> str:
+    """Break a line of prose that is too long; leave tables and headings."""
+    whole = len(line) <= MARKDOWN_WIDTH or line.startswith(("|", "#"))
+    return line if whole else textwrap.fill(line, MARKDOWN_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _head(rounds: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The datasets: a table that a loader of ours, or the caller's own DataLoader, iterates."""
+"""The datasets: a table, for our loader or for the caller's own DataLoader."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class TableDataset(RankDataset):
-    """What the datasets of one table share; make a `StructuredDataset`."""
+    """The base of the datasets of one table; use `StructuredDataset`."""
 
     @property
     def table(self) -> Table:
@@ -55,13 +55,13 @@ class TableDataset(RankDataset):
 
     @property
     def snapshot_id(self) -> int | None:
-        """The snapshot that is read; None of a table without one."""
+        """The snapshot that is read; None for a table without snapshots."""
         return self.table.snapshot_id
 
     def head(self, count: int = 5) -> pa.Table:
-        """Return the first rows that deletes and filters leave, in the order of the files, as Arrow.
+        """Return the first rows that remain after deletes and filters, in the order of the files, as Arrow.
 
-        They are the whole table's, whatever the rank, the order and `pack`; no more is read than what holds them.
+        They are rows of the whole table, whatever the rank, the order and `pack`; nothing beyond them is read.
 
         Args:
             count: how many at most.
@@ -73,38 +73,38 @@ class TableDataset(RankDataset):
     def statistics(
         self, columns: Sequence[str], *, quantiles: Sequence[float] | None = None, bounds_only: bool = False
     ) -> dict[str, ColumnStatistics]:
-        """Measure columns of numbers, filters and deletes applied; see `ColumnStatistics`.
+        """Measure numeric columns, with filters and deletes applied; see `ColumnStatistics`.
 
-        The result is the same on every rank, whatever the order: nothing is rounded before the end. Every rank that
-        calls it reads these columns of the whole table; with `plan_cache`, once for all. Of more than 65,536 distinct
-        values, a quantile is within 1/4096 of the value, relative to it.
+        The result is the same on every rank, in any order: nothing is rounded before the end. Every rank that calls
+        this reads the columns of the whole table; with `plan_cache`, the first reads for all. With more than 65,536
+        distinct values, a quantile has a relative error of at most 1/4096.
 
         Args:
-            columns: names; of ints, floats, bools, decimals, points in time, or lists of them.
-            quantiles: shares of the values, each from 0 to 1; None for seven of them.
-            bounds_only: leave mean, deviation and quantiles out. Of integers in Parquet files, without filter and
-                deletes, the footers then say all, and no value is read.
+            columns: names of columns of ints, floats, bools, decimals, points in time, or lists of them.
+            quantiles: shares of the values, each from 0 to 1; None for seven default shares.
+            bounds_only: leave out mean, deviation and quantiles. For integers in Parquet files, without filter and
+                deletes, the footers then suffice, and no value is read.
 
         Raises:
-            ConfigError: a column is not there or holds no numbers, or a share is none.
+            ConfigError: a column does not exist or holds no numbers, or a share is invalid.
         """
         from torch_table_loader.engine.measuring import measured_statistics as found
 
         return found(self.table, self.options, self._plan_cache(), columns, quantiles, bounds_only=bounds_only)
 
     def fit_vocabulary(self, column: str, *, max_size: int | None = None, min_count: int = 1) -> list[Any]:
-        """Return the values of a column of strings, for ``vocabulary={column: ...}``, filters and deletes applied.
+        """Return the values of a string column, for ``vocabulary={column: ...}``, after filters and deletes.
 
-        The most frequent come first, and of those that are equally frequent the first by their bytes, so that the
-        result is the same on every rank. Every distinct value is in memory once. See `statistics` for what is read.
+        The most frequent values come first, and equally frequent ones in the order of their bytes, so the result is the
+        same on every rank. Every distinct value is in memory once. `statistics` describes what is read.
 
         Args:
-            column: of strings or bytes, or of lists of them.
-            max_size: how many at most; None for all.
-            min_count: how often a value comes at least.
+            column: name of a column of strings or bytes, or of lists of them.
+            max_size: maximum number of values; None for all.
+            min_count: minimum number of times that a value comes.
 
         Raises:
-            ConfigError: the column is not there or holds no strings, or a number is out of range.
+            ConfigError: the column does not exist or holds no strings, or a number is out of range.
         """
         from torch_table_loader.engine.measuring import measured_vocabulary
 
@@ -119,43 +119,43 @@ class TableDataset(RankDataset):
         return self.table.left_out
 
     def save_files(self, path: str) -> None:
-        """Keep the list of the table's files, so that ``files=path`` pins it.
+        """Save the list of the table's files, so that ``files=path`` pins it.
 
         Args:
-            path: where, on any fsspec file system; `storage_options` are used if it is the table's.
+            path: destination on any fsspec file system; `storage_options` are used if it is that of the table.
         """
         write_files(path, self.table.files, self.options.storage_options, self.options.retry_seconds)
 
     @property
     def excluded(self) -> NDArray[np.int64]:
-        """The row ids that are excluded from the next epoch to begin: int64[n], sorted; a copy.
+        """The row ids excluded from the next epoch: int64[n], sorted; a copy.
 
         Raises:
-            ConfigError: no ``shuffle="rows"``.
+            ConfigError: the dataset has no ``shuffle="rows"``.
         """
         return table_rows(self, "excluded").exclusions.newest.ids.copy()
 
     def exclude(self, row_ids: Any, *, gather: bool = False) -> None:
-        """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
+        """Take rows out of all later epochs; the running epoch keeps its order.
 
         Call it on every rank, in the same epoch, with the same ids, or with `gather`. A state that is loaded later
-        brings its own exclusions, in place of these; a warning says so.
+        replaces these exclusions by its own; a warning says so.
 
         Args:
-            row_ids: integers as the column ``row_id`` gives them, or a mask with a bool for each of the table's
-                physical rows: an array, a tensor or a list.
-            gather: take the rows that any rank of the process group names; every rank must call it.
+            row_ids: integers as in the column ``row_id``, or a mask with one bool for each physical row of the table:
+                an array, a tensor or a list.
+            gather: exclude the rows that any rank of the process group names; every rank must make the call.
 
         Raises:
-            ConfigError: an id that no row has, here or on another rank; a mask of other rows; or no
-                ``shuffle="rows"``.
-            StorageTimeoutError: with `gather`, a rank did not call it within five minutes.
+            ConfigError: an id belongs to no row, here or on another rank; the mask has another length; or the dataset
+                has no ``shuffle="rows"``.
+            StorageTimeoutError: with `gather`, a rank did not make the call within five minutes.
         """
         rows = table_rows(self, "exclude")
         rows.exclusions.change(rows.exclude(self._asked(rows, row_ids, gather=gather)))
 
     def include(self, row_ids: Any, *, gather: bool = False) -> None:
-        """Take rows in again that were excluded; see `exclude`."""
+        """Put excluded rows back; see `exclude`."""
         rows = table_rows(self, "include")
         rows.exclusions.change(rows.include(self._asked(rows, row_ids, gather=gather)))
 
@@ -192,8 +192,8 @@ def table_rows(dataset: TableDataset, what: str) -> TableItems:
 class StructuredDataset(TableDataset):
     """A table that is a set of files: a directory, a glob, a file, or a list of them.
 
-    Put it into a ``DataLoader(dataset, batch_size=None)``, or let `create_dataloader` make a loader that also
-    knows its length, takes batches from threads, and can be resumed.
+    Put it into a ``DataLoader(dataset, batch_size=None)``. Or call `create_dataloader`, whose loader also knows its
+    length, reads with threads, and can be resumed.
     """
 
     def __init__(
@@ -209,18 +209,18 @@ class StructuredDataset(TableDataset):
 
         Args:
             path: a directory (recursive), a glob, one file, or a list of them; any fsspec URL.
-            format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; of token files
+            format: "parquet", "orc", "csv", "json" ("jsonl"), "arrow" ("ipc", "feather") or "avro"; for token files
                 "megatron", "datatrove" ("nanotron") or "fms-fsdp"; "tensorproto"; the name of an installed format
-                reader; or a format reader. Left out, the files' names say it, which must end as those of one format
-                do; names that say nothing mean Parquet.
-            source: a table that lists its files in a way of its own, instead of `path`; see `contracts.Source`. Or
-                rows in memory; see `from_arrow`.
-            storage: where `path` is, instead of what its URL says; `path` then names files, or their folder beside
+                reader; or a format reader. By default the file extensions decide, which must belong to one format;
+                files without a known one are read as Parquet.
+            source: a table that lists its own files, instead of `path`; see `contracts.Source`. Or rows in memory; see
+                `from_arrow`.
+            storage: opens `path`, instead of the store in its URL; `path` then names files, or their folder if you pass
                 `files`; see `contracts.Storage`.
             options: the fields of `LoaderOptions`.
 
         Raises:
-            ConfigError: an option is wrong, or nothing is at `path`.
+            ConfigError: an option is wrong, or `path` does not exist.
             TableError: a file is missing, torn, or does not fit the others.
             StorageError: the store refused.
         """
@@ -250,7 +250,7 @@ class StructuredDataset(TableDataset):
 
     @classmethod
     def from_source(cls, source: Source, **options: Unpack[LoaderKeywords]) -> Self:
-        """Open a table that lists its files in a way of its own.
+        """Open a table that lists its own files.
 
         ``create_dataloader(source=source, ...)`` does so, and makes the loader too.
 
@@ -262,14 +262,14 @@ class StructuredDataset(TableDataset):
 
     @classmethod
     def from_arrow(cls, data: Any, **options: Unpack[LoaderKeywords]) -> Self:
-        """Open rows that are in memory, without files.
+        """Open rows in memory, without files.
 
         ``create_dataloader(source=data, ...)`` does so, and makes the loader too.
 
         Args:
-            data: a pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a polars or pandas DataFrame, of which a
-                named index becomes columns; a ``datasets.Dataset``, as it was loaded, selected or shuffled; a DuckDB
-                relation; or anything else with ``__arrow_c_stream__``. What gives its rows once is read at once.
+            data: a pyarrow Table, RecordBatch, RecordBatchReader or Dataset; a polars or pandas DataFrame, whose named
+                index becomes columns; a ``datasets.Dataset``, also selected or shuffled; a DuckDB relation; or anything
+                else with ``__arrow_c_stream__``. Data that yield their rows only once are read at once.
             options: the fields of `LoaderOptions`.
 
         Raises:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class DeltaDataset(TableDataset):
-    """A Delta Lake table at one version, which is chosen at construction and stays.
+    """One version of a Delta Lake table, chosen when the dataset is made.
 
-    Put it into a ``DataLoader(dataset, batch_size=None)``, or let `create_dataloader` make a loader that also
-    knows its length, takes batches from threads, and can be resumed.
+    Put it into a ``DataLoader(dataset, batch_size=None)``. Or call `create_dataloader`, whose loader also knows its
+    length, reads with threads, and can be resumed.
     """
 
     def __init__(
@@ -48,23 +48,24 @@ class DeltaDataset(TableDataset):
         """Read the log, choose the version, plan its files, and plan the first epoch.
 
         Args:
-            table_uri: the table's folder, the one that holds ``_delta_log``: a local path, or s3://, gs:// or Azure.
-            version: the version to read; neither this nor `timestamp`: the newest.
-            timestamp: the version that was the newest then: a datetime or ISO text with time zone.
-            start_version: read only the rows that were appended after this version, up to the one that is read;
-                commits in between that remove or change rows are refused.
-            end_version: beside it, the last version whose rows are read; else the one that is chosen as ever.
-            allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
-                files may lie besides the host or bucket of the table; files elsewhere are refused.
-            split_deletes: cut files that have deletion vectors, too; rows that are shuffled one by one need no cut.
-            footers: "lazy" plans by the rows that the log names, and opens the footers of this rank's own files
-                alone, when it reads them; row groups are then estimates, so that filters rule out none of them, and
-                the ends of splits may fall into one.
+            table_uri: the folder of the table, which holds ``_delta_log``: a local path, or s3://, gs:// or Azure.
+            version: the version to read; without this and `timestamp`, the newest.
+            timestamp: read the version that was the newest at this time: a datetime or ISO text with time zone.
+            start_version: read only rows appended after this version, up to the one that is read; commits in between
+                that remove or change rows are refused.
+            end_version: with `start_version`, the last version whose rows are read; by default the one that `version`
+                or `timestamp` chooses.
+            allow_locations: URLs with a host or bucket, and folders on these or on this machine, that may contain files
+                of the table besides the table's own host or bucket; files elsewhere are refused.
+            split_deletes: also cut files with deletion vectors; not needed with ``shuffle="rows"``.
+            footers: "lazy" plans by the rows that the log names, and opens the footers of this rank's own files only
+                when it reads them; row groups are then estimates, so filters rule out none of them, and the ends of
+                splits may fall inside one.
             options: the fields of `LoaderOptions`.
 
         Raises:
-            ConfigError: an option is wrong, or there is no such table or version.
-            TableError: a file is missing or torn, or the table takes a reader feature that is not known.
+            ConfigError: an option is wrong, or the table or version does not exist.
+            TableError: a file is missing or torn, or the table needs an unsupported reader feature.
             StorageError: the store refused.
         """
         asked = make_options(options, type(self))

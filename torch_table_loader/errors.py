@@ -8,7 +8,7 @@ TableLoaderError
 │   └── MissingPathError(FileNotFoundError)     ... a path that matches nothing
 ├── TableError                             the data's: missing, torn, changed, of another type
 │   └── MissingFileError(FileNotFoundError)     ... a file of the table that is gone
-├── ResumeError                            the checkpoint's: it speaks of something else
+├── ResumeError                            the checkpoint's: it belongs to something else
 ├── StorageError(OSError)                  the store's: it refused, or did not answer
 │   ├── AccessRefusedError(PermissionError)     ... it refused access
 │   ├── OutOfMemoryError(MemoryError)           ... there is too little memory
@@ -52,7 +52,7 @@ class WorkerError(TableLoaderError, RuntimeError):
 
 
 class MissingExtraError(ConfigError, ImportError):
-    """An optional package is needed that is not installed."""
+    """A required optional package is not installed."""
 
 
 class _SystemError(OSError):
@@ -101,7 +101,7 @@ class AccessRefusedError(_SystemError, StorageError, PermissionError):
 
 
 class OutOfMemoryError(_SystemError, StorageError, MemoryError):
-    """There is too little memory for what was asked."""
+    """There is too little memory for the request."""
 
     _ERRNO = errno.ENOMEM
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What one worker of this rank reads in the epoch.
+    """The load of one worker of this rank in the epoch.
 
     Args:
         worker: its number.
@@ -35,13 +35,13 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """What this rank fetches from an object store in the epoch.
+    """The bytes and requests of this rank to an object store in the epoch.
 
     Args:
-        requests: that it sends where none fails.
-        num_bytes: compressed bytes that those ask for.
-        amplification: those over the bytes that are decoded.
-        ahead_bytes: compressed bytes that each process fetches ahead of decoding at most.
+        requests: number of requests, if none fails.
+        num_bytes: compressed bytes that they fetch.
+        amplification: these bytes divided by the bytes that are decoded.
+        ahead_bytes: maximum compressed bytes that each process fetches ahead of decoding.
     """
 
     requests: int
@@ -52,13 +52,13 @@ class FetchPlan:
 
 @dataclass(frozen=True, slots=True)
 class PruningStep:
-    """What one step of pruning leaves of the table.
+    """The rest of the table after one step of pruning.
 
     Args:
-        name: what rules rows out.
-        files: of which something is left.
-        row_groups: likewise.
-        rows: that are left; None where that is not known.
+        name: name of the step.
+        files: number of files of which something is left.
+        row_groups: number of row groups likewise.
+        rows: number of rows left; None if unknown.
     """
 
     name: str
@@ -72,39 +72,39 @@ class Explanation:
     """The plan of an epoch.
 
     Args:
-        files: data files of the table.
-        row_groups: of all files.
-        pruned_files: of which no row group is read.
-        pruned_row_groups: that statistics or partition values rule out.
+        files: number of data files of the table.
+        row_groups: number of row groups of all files.
+        pruned_files: number of files of which no row group is read.
+        pruned_row_groups: number of row groups that statistics or partition values rule out.
         rows: physical rows of the table.
-        live_rows: rows that deletes and filters leave, over all ranks; None where this rank does not know.
+        live_rows: rows that remain after deletes and filters, over all ranks; None if this rank does not know.
         stored_bytes: bytes of the files, compressed.
-        splits: of the table.
-        strategy: what cut them.
-        epoch: which.
+        splits: number of splits of the table.
+        strategy: the strategy that cut them.
+        epoch: number of the epoch.
         rank: this rank.
-        num_ranks: of how many.
-        batch_size: rows of a batch.
-        rows_per_rank: None where a rank knows its own rows alone.
-        steps_per_rank: None likewise.
-        steps: of this rank; None where rows are not counted.
-        workers: this rank's.
-        servers: threads or processes that serve them here.
-        schema: what comes out, column by column.
-        memory_bound: bytes of decoded rows in flight at most, where values have the widths that were assumed.
-        collated_batches: results of the caller's functions that wait at most, beside those rows; 0 without any. How
-            large one is nobody knows before.
-        footer_bytes: bytes of footers that are held.
-        notes: what was pruned and why, and what was not.
+        num_ranks: number of ranks.
+        batch_size: rows per batch.
+        rows_per_rank: rows of each rank; None if a rank knows only its own.
+        steps_per_rank: steps of each rank; None likewise.
+        steps: steps of this rank; None if rows are not counted.
+        workers: the workers of this rank.
+        servers: number of threads or processes that serve them here.
+        schema: schema of the output.
+        memory_bound: maximum bytes of decoded rows in flight, if values have the assumed widths.
+        collated_batches: maximum number of waiting results of the caller's functions, beside those rows; 0 without
+            functions. The size of a result is unknown.
+        footer_bytes: bytes of footers in memory.
+        notes: remarks on what was pruned and why, and what was not.
         kept_rows: rows of the row groups that are read, before deletes and filters.
-        undeleted_rows: of those, rows that deletes leave; None where that takes reading.
-        file_sizes: how large the files are, as stored.
-        group_sizes: how large the row groups are, before compression.
+        undeleted_rows: of those, rows that remain after deletes; None if finding out requires reading.
+        file_sizes: sizes of the files, as stored.
+        group_sizes: sizes of the row groups, before compression.
         order: a sample of this rank's rows, in the epoch's order.
-        fetch: what is fetched from an object store; None where the files are on this machine, or where footers are
-            read with them.
-        packing: what packing makes of the epoch's documents, over all ranks and before `drop_last` and padding of
-            ranks; None where rows are not packed.
+        fetch: bytes and requests to an object store; None if the files are on this machine, or if footers are read with
+            them.
+        packing: sequences made of the epoch's documents, over all ranks and before `drop_last` and padding of ranks;
+            None if rows are not packed.
     """
 
     files: int
@@ -140,7 +140,7 @@ class Explanation:
 
     @property
     def pruning(self) -> tuple[PruningStep, ...]:
-        """What is left of the table, step by step."""
+        """The rest of the table after each step of pruning."""
         files, groups = self.files - self.pruned_files, self.row_groups - self.pruned_row_groups
         return (
             PruningStep("the table", self.files, self.row_groups, self.rows),
@@ -153,7 +153,7 @@ class Explanation:
         """Return the plan as one HTML file that needs no script and no network.
 
         Args:
-            title: of the page, such as the table's name; "" for the epoch and the rank.
+            title: title of the page, such as the table's name; "" for the epoch and the rank.
         """
         heading = title or f"Epoch {self.epoch}, rank {self.rank} of {self.num_ranks}"
         return page(heading, *_sections(self, heading))
@@ -163,7 +163,7 @@ class Explanation:
         return fragment(*_sections(self, f"Epoch {self.epoch}, rank {self.rank} of {self.num_ranks}"))
 
     def __str__(self) -> str:
-        """Lay the plan out for reading."""
+        """Return the plan as text."""
         live = "unknown" if self.live_rows is None else f"{self.live_rows:,}"
         steps = "unknown" if self.steps is None else f"{self.steps:,}"
         footers = f"{self.footer_bytes:,}"

@@ -28,10 +28,10 @@ _NAMES = ("start_snapshot_id", "end_snapshot_id", "snapshot_id")
 
 
 class IcebergDataset(TableDataset):
-    """An Iceberg table at one snapshot, which is chosen at construction and stays.
+    """One snapshot of an Iceberg table, chosen when the dataset is made.
 
-    Put it into a ``DataLoader(dataset, batch_size=None)``, or let `create_dataloader` make a loader that also
-    knows its length, takes batches from threads, and can be resumed.
+    Put it into a ``DataLoader(dataset, batch_size=None)``. Or call `create_dataloader`, whose loader also knows its
+    length, reads with threads, and can be resumed.
     """
 
     def __init__(
@@ -59,35 +59,37 @@ class IcebergDataset(TableDataset):
 
         Args:
             table: its name ("db.table", "db.schema.table"), or a pyiceberg Table.
-            catalog_config: what pyiceberg's ``load_catalog`` takes (``{"type": "sql", "uri": …}``), the name of a
-                catalog of ``.pyiceberg.yaml`` or of the environment (``PYICEBERG_CATALOG__PROD__URI``), or a pyiceberg
+            catalog_config: the properties for pyiceberg's ``load_catalog`` (``{"type": "sql", "uri": …}``), the name of
+                a catalog in ``.pyiceberg.yaml`` or the environment (``PYICEBERG_CATALOG__PROD__URI``), or a pyiceberg
                 Catalog.
-            catalog: the same by another name: ``IcebergDataset("db.table", catalog="prod")``.
-            scan_filter: a pyiceberg expression, or text such as ``"x > 3 and day = '2026-01-31'"``; rows for which
-                it is not true do not come.
-            snapshot_id: the snapshot to read; none of this and the next three: the current one.
-            branch: the newest snapshot of a branch.
-            tag: the snapshot that a tag names.
-            as_of: the snapshot that was current then: a datetime or ISO text with time zone, or milliseconds.
-            start_snapshot_id: read only the rows that were appended after this snapshot, an ancestor of the one that
-                is read; commits in between that delete or overwrite rows are refused.
-            end_snapshot_id: beside it, the last snapshot whose rows are read; else the one that is chosen as ever.
+            catalog: another name for `catalog_config`: ``IcebergDataset("db.table", catalog="prod")``.
+            scan_filter: a pyiceberg expression, or text such as ``"x > 3 and day = '2026-01-31'"``; leaves out rows for
+                which it is not true.
+            snapshot_id: the snapshot to read; without this and the next three, the current one.
+            branch: read the newest snapshot of this branch.
+            tag: read the snapshot with this tag.
+            as_of: read the snapshot that was current at this time: a datetime or ISO text with time zone, or
+                milliseconds.
+            start_snapshot_id: read only rows appended after this snapshot, an ancestor of the one that is read; commits
+                in between that delete or overwrite rows are refused.
+            end_snapshot_id: with `start_snapshot_id`, the last snapshot whose rows are read; by default the one that
+                the options above choose.
             metadata_location: a metadata.json, or a folder with ``metadata/version-hint.text``, instead of a catalog.
-            location_override: prefixes of the metadata's paths, and what to read instead, of a table that moved.
-            allow_locations: URLs with a host or bucket, and folders of these or of this machine, where the table's
-                files may lie besides the host or bucket of its metadata file; files elsewhere are refused.
-            split_deletes: cut files that have deletes, too; rows that are shuffled one by one need no cut.
+            location_override: for a table that was moved, prefixes of paths in the metadata, and their replacements.
+            allow_locations: URLs with a host or bucket, and folders on these or on this machine, that may contain files
+                of the table besides the host or bucket of its metadata file; files elsewhere are refused.
+            split_deletes: also cut files with deletes; not needed with ``shuffle="rows"``.
             footers: "lazy" plans by the rows that the manifests name, and opens the footers of this rank's own files
-                alone, when it reads them; row groups are then estimates, so that filters rule out none of them, and
-                the ends of splits may fall into one.
-            credentials: gives storage properties as pyiceberg names them (``s3.access-key-id`` …), called again
-                before ``s3.session-token-expires-at-ms`` and where the store refuses access; must pickle for worker
-                processes. Without it a catalog that vends credentials is asked again.
+                only when it reads them; row groups are then estimates, so filters rule out none of them, and the ends
+                of splits may fall inside one.
+            credentials: callable that returns storage properties under pyiceberg's names (``s3.access-key-id`` …). It
+                is called again before ``s3.session-token-expires-at-ms`` and when the store refuses access, and must be
+                picklable for worker processes. Without it, a catalog that vends credentials is asked again.
             options: the fields of `LoaderOptions`.
 
         Raises:
-            ConfigError: an option is wrong, or there is no such catalog, table, snapshot, branch or tag.
-            TableError: a file is missing, torn, or of a format or type that is not read.
+            ConfigError: an option is wrong, or the catalog, table, snapshot, branch or tag does not exist.
+            TableError: a file is missing, torn, or of an unsupported format or type.
             StorageError: the catalog or the store refused.
         """
         asked = make_options(options, type(self))

@@ -55,9 +55,9 @@ class _EpochSampler:
 
 
 class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
-    """Batches of a table, in an order that depends on neither threads nor processes.
+    """A DataLoader of the batches of a table, in an order that depends on neither threads nor processes.
 
-    It is made by ``create_dataloader`` of a dataset. Frameworks that wrap loaders find that this one needs no wrapper.
+    ``create_dataloader`` of a dataset makes it. Frameworks that wrap loaders see that this one needs no wrapper.
     """
 
     def __init__(self, dataset: Any, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
@@ -82,10 +82,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 
     @property
     def options(self) -> LoaderOptions:
-        """What the caller asked for: `batch_size`, `num_workers`, `drop_last` and the others.
+        """The options: `batch_size`, `num_workers`, `drop_last` and the others.
 
-        The attributes of these names that torch's DataLoader has say how torch is to batch and to start workers, which
-        is not at all: frameworks make new loaders of them.
+        The DataLoader attributes of the same names tell torch, and frameworks that make new loaders from them, not to
+        batch and not to start workers.
         """
         return self._position.job.options
 
@@ -110,13 +110,13 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         vars(self).update(state, _iterators=WeakSet())
 
     def __len__(self) -> int:
-        """Batches that an iteration gives on this rank; TypeError where nobody knows, or there is no end."""
+        """Return the number of batches of an iteration on this rank; TypeError if it is unknown or endless."""
         return self._position.num_steps
 
     def __iter__(self) -> Any:
-        """Begin the epoch, or go on where a state that was loaded was taken.
+        """Begin the epoch, or continue at the position of a loaded state.
 
-        Until it gives its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
+        Until its first batch, the newest iterator follows `set_epoch`, which Lightning calls after ``iter()``.
         """
         start, before = self._position.begin(), self._position.newest
         if before is not None and before.resumed and before.left and start.epoch > before.position.epoch:
@@ -133,7 +133,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
     def close(self) -> None:
         """End the threads and processes of all iterators now, and close the clients of stores.
 
-        Iterators that were begun give no more batches. The loader can be iterated again, from where it was left.
+        Running iterators yield no more batches. You can iterate the loader again, from its last position.
         """
         for batches in list(self._iterators):
             batches.close()
@@ -149,10 +149,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the job has done, as plain data that is the same on every rank.
+        """Return the position of the job, as plain data that is the same on every rank.
 
-        It is that of the newest iterator (what the trainer took, never what was read ahead), or of the position at
-        which the next one begins, where that was loaded or set since.
+        It is the position of the newest iterator (what the trainer took, never what was read ahead). If a position was
+        loaded or set since, it is that position, where the next iterator begins.
 
         Returns:
             Ints, strings and lists: JSON-able, and loadable under ``torch.load(weights_only=True)``.
@@ -160,18 +160,18 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         return self._position.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a job stood, on any number of ranks and workers; takes effect at the next ``iter()``.
+        """Continue from a state, on any number of ranks and workers; takes effect at the next ``iter()``.
 
         Args:
             state: what `state_dict` returned on any rank.
 
         Raises:
-            ResumeError: it is of another table or other options; names what differs.
+            ResumeError: the state belongs to another table or other options; the error names what differs.
         """
         self._position.load(state)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iterator reads."""
+        """Choose the epoch of the next iterator."""
         self._position.set_epoch(epoch)
 
     def seek(
@@ -183,23 +183,24 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         fraction: float | None = None,
         file: str | None = None,
     ) -> int:
-        """Let the next iterator begin inside an epoch; nothing is read to get there. Call it alike on every rank.
+        """Make the next iterator begin inside an epoch, without reading; make the same call on every rank.
 
         Args:
-            epoch: which; None: the one that comes next.
-            step: batches of this rank to leave out.
-            sample: rows (with `pack`, sequences) of all ranks to leave out; rounded down to whole steps.
-            fraction: of the epoch's steps to leave out, from 0 to 1; rounded down.
-            file: with `batch_by`="file", the name of the file to begin with, as `current_file` gives it; of several
-                ranks and workers, the first to come to the file begins with it.
+            epoch: number of the epoch; None: the next one.
+            step: number of batches of this rank to skip.
+            sample: number of rows (with `pack`, sequences) of all ranks to skip; rounded down to whole steps.
+            fraction: share of the epoch's steps to skip, from 0 to 1; rounded down.
+            file: with `batch_by`="file", the name of the file to begin with, as `current_file` gives it; with several
+                ranks and workers, the first to reach the file begins with it.
 
         Returns:
             The step at which the next iterator begins.
 
         Raises:
-            ConfigError: more than one of step, sample, fraction and file; a place behind the end of the epoch; a file
-                that the epoch does not deliver; `file` without `batch_by`="file", or `sample` with it.
-            TypeError: a fraction of an epoch whose length is not known, or that has no end.
+            ConfigError: more than one of step, sample, fraction and file is given; the position is after the end of the
+                epoch; the epoch does not deliver the file; `file` is given without `batch_by`="file", or `sample` with
+                it.
+            TypeError: `fraction` is given for an epoch of unknown length, or without an end.
         """
         if epoch is not None:
             self._position.set_epoch(epoch)
@@ -218,33 +219,34 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
         Args:
-            step: counted as the state counts: from 0 at the epoch's start, or where topology, weights or the length of
-                sequences last changed.
+            step: counted as in the state: from 0 at the epoch's start, or at the last change of topology, weights or
+                sequence length.
 
         Returns:
-            `RowSpan` and `LiveSpan`, of a mixture `SourceRow`, in delivery order, padding left out.
+            `RowSpan` and `LiveSpan`, for a mixture `SourceRow`, in the order of delivery, without padding.
 
         Raises:
-            ConfigError: there is no such step, or rows are not counted.
+            ConfigError: the step does not exist, or rows are not counted.
         """
         return list(self._position.job.rows_of(self._position.now, step))
 
     @property
     def current_file(self) -> str | None:
-        """The name of the file that the newest batch is of, relative to the table's root; with ``batch_by="file"``.
+        """The name of the newest batch's file, relative to the table's root; with ``batch_by="file"``.
 
-        None before the first one, and where a state was loaded into a job of another shape. ConfigError without it.
+        None before the first batch, and after loading a state of a job of another shape. ConfigError without
+        ``batch_by``.
         """
         return self._position.job.file_of(self._position.now)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Export what an iteration gives as an Arrow stream, so that DuckDB, polars, pandas and pyarrow can read it.
+        """Export an iteration as an Arrow stream, so that DuckDB, polars, pandas and pyarrow can read it.
 
         Args:
-            requested_schema: which the reader would like; see the Arrow PyCapsule interface.
+            requested_schema: schema that the reader prefers; see the Arrow PyCapsule interface.
 
         Raises:
-            ConfigError: batches are no record batches.
+            ConfigError: batches are not record batches.
         """
         options = self._position.job.options
         if options.output_format != "arrow" or options.collate_fn is not None:
@@ -257,16 +259,16 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         return pa.RecordBatchReader.from_batches(schema, iter(self)).__arrow_c_stream__(requested_schema)
 
     def metrics(self) -> Metrics:
-        """Return what the newest iterator has done."""
+        """Return the metrics of the newest iterator; see `Metrics`."""
         if self._position.newest is None:
             raise ConfigError("metrics speak of an iterator, and none has begun; iterate the loader first")
         return self._position.newest.metrics()
 
 
 class LoaderIterator(Iterator[Any]):
-    """One pass over an epoch. Leaving it ends its threads and processes.
+    """An iterator over an epoch. Leaving the loop ends its threads and processes.
 
-    Threads may share it: each batch goes to one of them, the end to all, and so does an error.
+    Threads may share it: each batch goes to one of them, and the end, or an error, to all.
     """
 
     def __init__(self, start: Position, loader: TableLoader) -> None:
@@ -420,12 +422,12 @@ class LoaderIterator(Iterator[Any]):
         return not self._ahead
 
     def __len__(self) -> int:
-        """Batches of the epoch; TypeError where the caller gave the counting pass up."""
+        """Return the number of batches of the epoch; TypeError if the counting pass was skipped."""
         stages = self._job.stages(self.progress.position)
         return sum(num_steps(self._job.planned(stage).plan) for stage in stages)
 
     def close(self) -> None:
-        """End threads and processes now, and let go of batches on their way to a device."""
+        """End threads and processes now, and drop batches on their way to a device."""
         self._is_over = True
         self._merger.close()
         self._next = iter(())

@@ -1,4 +1,4 @@
-"""A table in row mode as a map: rows by place, for torch samplers and for people who want to look."""
+"""A table in row mode as a map from positions to rows, for torch samplers and for looking at rows."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ _OF_A_MASK = "of a mask pass numpy.flatnonzero(mask)"
 
 
 class MapView(torch.utils.data.Dataset[Any]):
-    """The live rows of a table by place, in canonical order; made by ``dataset.as_map()``.
+    """The live rows of a table by position, in canonical order; made by ``dataset.as_map()``.
 
-    Places count the rows that the filter passes; nothing is excluded or shuffled here. ``view[i]`` is one row.
+    Positions count the rows that pass the filter; nothing is excluded or shuffled here. ``view[i]`` is one row.
     ``view[i:j]`` and ``view[[i, j]]`` are one batch, as ``view.batch(indices)`` is. `transforms` and `decode` are
-    called with each batch, and with a row as with a batch of one; `collate_fn` is not. In a row, a list of numbers is a
-    plain vector, however lists come in batches. A ``DataLoader(view, sampler=..., batch_size=...)`` works as with any
-    map-style dataset.
+    called with each batch, and with a row as a batch of one; `collate_fn` is not called. In a row, a list of numbers is
+    a plain vector, whatever the form of lists in batches. A ``DataLoader(view, sampler=..., batch_size=...)`` works as
+    with any map-style dataset.
     """
 
     def __init__(self, rows: TableItems) -> None:
-        """Show a table in row mode; the store is built when the first row is wanted.
+        """Show a table in row mode; the store is built when the first row is needed.
 
         Args:
-            rows: of the table; every rank sees all of them here.
+            rows: rows of the table; every rank sees all of them here.
         """
         self._items = rows
         self._codec = make_codec(rows.columns, TypePolicy.of(rows.options))
 
     def __len__(self) -> int:
-        """Count the rows that deletes and filters leave."""
+        """Count the rows that remain after deletes and filters."""
         return self._items.num_places
 
     def __getitem__(self, index: Any) -> Any:
         """Return one row, or one batch of several rows.
 
         Args:
-            index: a place, for its row: a batch of it without the first dimension. A slice, or a list, array or tensor
-                of places, for a batch; see `batch`.
+            index: a position, for its row: a batch of one without the first dimension. A slice, or a list, array or
+                tensor of positions, for a batch; see `batch`.
 
         Raises:
             IndexError: a place that the table does not have.
-            ConfigTypeError: something that is not a place, such as a bool.
+            ConfigTypeError: the index is not a position, such as a bool.
         """
         if isinstance(index, slice):
             return self.batch(range(*index.indices(len(self))))
@@ -72,21 +72,21 @@ class MapView(torch.utils.data.Dataset[Any]):
         """Return several rows as one batch of the output format; they are gathered together.
 
         Args:
-            indices: at least one place, each in [-len, len); negative ones count from the end.
+            indices: at least one position, each in [-len, len); negative ones count from the end.
 
         Raises:
             IndexError: a place that the table does not have.
-            ConfigError: no place at all.
+            ConfigError: there is no position.
         """
         if not len(indices):
             raise ConfigError("a batch has at least one row, got no place; pass one, or a slice that is not empty")
         return self._finished(self._rows(indices).batches(len(indices))[0])
 
     def row_ids(self, indices: Sequence[int] | None = None) -> NDArray[np.int64]:
-        """Return the row ids at some places, as `exclude` takes them.
+        """Return the row ids at some positions, as `exclude` takes them.
 
         Args:
-            indices: places; None for all, in canonical order.
+            indices: positions; None for all, in canonical order.
 
         Returns:
             int64[n].

@@ -1,4 +1,4 @@
-"""What a loader has done: counted while it runs, and as a value."""
+"""The metrics of a loader: counted while it runs, and as a value."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ _FLAT = (
 
 @dataclass(frozen=True, slots=True)
 class LaneMetrics:
-    """One worker's part.
+    """The metrics of one worker.
 
     Args:
-        worker: its number.
-        rows: rows that it decoded.
-        batches: batches that it made.
+        worker: number of the worker.
+        rows: rows that the worker decoded.
+        batches: batches that the worker made.
         num_bytes: bytes of those rows in the output form.
         seconds_working: time spent reading, decoding and in the caller's functions.
-        seconds_collating: the part of it in the caller's functions: `decode`, `transforms` and `collate_fn`.
+        seconds_collating: the part of this time in the caller's functions: `decode`, `transforms` and `collate_fn`.
         files: data files of which the trainer took rows that this worker read; None where `Metrics` has none.
         stored_bytes: the share of those files' bytes that the rows are.
     """
@@ -92,19 +92,19 @@ def _both(new: int | None, old: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What the newest iterator has done so far.
+    """The metrics of the newest iterator so far.
 
     Args:
         epoch: which.
-        batches: taken by the trainer.
-        rows: in those batches.
+        batches: batches that the trainer took.
+        rows: rows in those batches.
         seconds_waiting: time that the trainer waited for a batch.
         seconds_total: time since the iterator began.
-        workers: one entry a worker; they run ahead of the trainer.
-        servers: threads or processes that serve them.
-        fetch: what was fetched from an object store; a copy that counts no further.
-        packing: what packing made the batches of, those that are copied to a device ahead of the trainer included: its
-            sequences, tokens and parts of documents; None where rows are not packed.
+        workers: one entry per worker; workers run ahead of the trainer.
+        servers: number of threads or processes that serve the workers.
+        fetch: metrics of fetching from an object store; a copy that no longer changes.
+        packing: sequences, tokens and parts of documents in the batches, including those copied to a device ahead of
+            the trainer; None if rows are not packed.
         files: data files of which the trainer took rows, counted anew in each epoch; None of a row store, of a mixture,
             and where rows are not counted.
     """
@@ -132,7 +132,7 @@ class Metrics:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows that the trainer took, over the time since the iterator began."""
+        """Rows that the trainer took, divided by the time since the iterator began."""
         return self.rows / self.seconds_total if self.seconds_total > 0 else 0.0
 
     @property
@@ -142,7 +142,7 @@ class Metrics:
 
     @property
     def limit(self) -> Limit:
-        """What limits the speed: "training" unless it waits a tenth of its time, else what workers spend most time in.
+        """What limits the speed: "training" unless it waits a tenth of its time, else the workers' longest activity.
 
         >>> lane = LaneMetrics(worker=0, rows=8, batches=1, num_bytes=64, seconds_working=5.0, seconds_collating=4.0)
         >>> Metrics(0, 1, 8, seconds_waiting=3.0, seconds_total=10.0, workers=(lane,)).limit
@@ -166,7 +166,7 @@ class Metrics:
         )
 
     def as_dict(self) -> dict[str, float]:
-        """Return the numbers under flat names, as loggers take them: those of a worker as ``worker_0/rows``.
+        """Return the numbers under flat names, as loggers take them; a worker's are like ``worker_0/rows``.
 
         Times are in seconds, sizes in bytes. What nobody knows is left out.
         """
@@ -193,7 +193,7 @@ class Metrics:
         )
 
     def __str__(self) -> str:
-        """Lay the numbers out as a table."""
+        """Return the numbers as a table."""
         lines = [
             (
                 f"epoch {self.epoch}: {self.rows:,} rows in {self.batches:,} batches, {self.seconds_total:.2f} s "

@@ -1,4 +1,4 @@
-"""The dataset of a mixture: several tables, row by row, in shares that the caller chooses."""
+"""The dataset of a mixture: several tables in shares that the caller chooses."""
 
 from __future__ import annotations
 
@@ -106,12 +106,12 @@ class MixedKeywords(SourceKeywords, total=False):
 
 
 class MixedDataset(RankDataset):
-    """Several tables as one: every batch draws its rows from all of them, in shares that the caller chooses.
+    """Several tables as one: every batch draws its rows from all tables, in shares that the caller chooses.
 
-    The sources say which rows come and in what form: columns, filters, `nulls`, `strings`, `row_id` and the like,
-    which they must have in common; sources that the mixture opens are told by it. The mixture says how the job takes
-    them: batch size, ranks, workers, seed. Each batch has the int64 column ``source``: the number of the source that a
-    row is of, in the order of `sources`.
+    The sources decide which rows come and in what form: columns, filters, `nulls`, `strings`, `row_id` and the like.
+    All sources must agree on these; the mixture passes them to sources that it opens. The mixture decides how the job
+    takes the rows: batch size, ranks, workers, seed. Each batch has the int64 column ``source``: the number of each
+    row's source, in the order of `sources`.
     """
 
     _takes = frozenset(MixedKeywords.__annotations__)
@@ -130,23 +130,23 @@ class MixedDataset(RankDataset):
 
         Args:
             sources: by name, datasets with ``shuffle="rows"``, or streams (``shuffle=True`` or False), or functions
-                that open one, such as ``functools.partial(StructuredDataset, path)``: they are called with
-                ``shuffle="rows"``, unless they say otherwise, and the `options` that are not the mixture's alone. The
-                names are part of the order and of the state.
-            weights: how much of each source, by name, on any scale; 0 leaves a source out. "rows" or "tokens": as
-                much as there is, so that every row or sequence of every source comes once, in shares as here.
-            unit: "rows", or "tokens" of packed sequences: each source then has its share after every sequence, but
-                for less than one; of streams, after every step in either unit.
+                that open one, such as ``functools.partial(StructuredDataset, path)``. The functions are called with
+                ``shuffle="rows"``, unless they choose another, and the `options` that concern a source. The names are
+                part of the order and of the state.
+            weights: weight of each source, by name, on any scale; 0 leaves a source out. "rows" or "tokens": all of
+                each source, so every row or sequence comes once, and the sizes are the shares.
+            unit: "rows", or "tokens" of packed sequences: each source then has its share after every sequence, to
+                within one; in streams, after every step in either unit.
             stop: when an epoch ends: "first_exhausted": before any source that has a weight would repeat a row;
                 "all_exhausted": when each has delivered all its rows; "forever".
-            block: over every run of so many rows, from the epoch's start, each source has its share, but for less
-                than one row; inside, every order is as likely. More where a source is rarer than one in so many. 0:
-                after every row. None: 256; 0 with unit="tokens" or without numbers as weights; of streams, as few steps
-                as give each source a row.
-            options: as `LoaderOptions` has them. Without `num_ranks`, `rank` and `mesh` the ranks are the sources'.
+            block: number of rows in which each source has its share to within one row, from the epoch's start; inside a
+                block, every order is equally likely. A rarer source makes blocks longer. 0: after every row. None: 256;
+                0 with unit="tokens" or without numbers as weights; in streams, as few steps as give each source a row.
+            options: fields of `LoaderOptions`. Without `num_ranks`, `rank` and `mesh` the ranks are those of the
+                sources.
 
         Raises:
-            ConfigError: an option or weight is wrong, a source was told otherwise, or sources differ in what comes out.
+            ConfigError: an option or weight is wrong, a source has other options, or sources differ in their output.
         """
         check_names(options, type(self))
         options = cast("MixedKeywords", flattened(options))
@@ -181,27 +181,27 @@ class MixedDataset(RankDataset):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """The sources, in the order that the column ``source`` counts."""
+        """The names of the sources, in the order of the column ``source``."""
         return tuple(self._mixture.sources)
 
     @property
     def weights(self) -> dict[str, int]:
-        """The newest weights, as the smallest integers; of natural shares, those of an epoch's start."""
+        """The newest weights, as the smallest integers; for natural shares, those at an epoch's start."""
         shares = self._mixture.shares
         return {name: shares[name] for name in self.source_names}
 
     def set_weights(self, weights: Mapping[str, float] | NaturalShares) -> None:
-        """Change the weights, from the next step or the next ``iter()`` on; no row is repeated or skipped for it.
+        """Change the weights from the next step or ``iter()`` on; this repeats and skips no row.
 
         Call it on every rank, with the same weights, after the same step. An epoch that has ended stays ended.
 
         Args:
-            weights: for every source, by name. "rows" or "tokens": as much as is left of each, where the mixture has
-                its shares after every row.
+            weights: one for every source, by name. "rows" or "tokens": what is left of each, if the mixture has its
+                shares after every row.
 
         Raises:
-            ConfigError: a weight is wrong, a source is missing, or one with a weight has no row, in the epoch that
-                runs or in those to come.
+            ConfigError: a weight is wrong, a source is missing, or a source with a weight has no row in the running
+                epoch or in later ones.
         """
         running, mixed = self._position.running, self._mixture
         if isinstance(mixed, MixedStreamJob):
@@ -211,27 +211,28 @@ class MixedDataset(RankDataset):
 
     @property
     def excluded(self) -> dict[str, NDArray[np.int64]]:
-        """The row ids of each source that are excluded from the next epoch to begin: int64[n], sorted; copies."""
+        """The row ids of each source excluded from the next epoch: int64[n], sorted; copies."""
         return {name: rows.exclusions.newest.ids.copy() for name, rows in self._mixed.sources.items()}
 
     def exclude(self, row_ids: Mapping[str, Any], *, gather: bool = False) -> None:
-        """Take rows out of every epoch that begins from now on; the epoch that runs keeps its order.
+        """Take rows out of all later epochs; the running epoch keeps its order.
 
-        What a source had excluded when the mixture was made is excluded here, too; from then on each has its own say.
-        A state that is loaded later brings its own exclusions, in place of these; a warning says so.
+        Rows that a source excluded before the mixture was made are excluded here, too; later calls are independent. A
+        state that is loaded later replaces these exclusions by its own; a warning says so.
 
         Args:
             row_ids: by name of the source, as `StructuredDataset.exclude` takes them.
-            gather: take the rows that any rank of the process group names; every rank must call it.
+            gather: exclude the rows that any rank of the process group names; every rank must make the call.
 
         Raises:
-            ConfigError: a source that is not there, an id that no row has, or a mask of other rows; nothing changes.
-            StorageTimeoutError: with `gather`, a rank did not call it within five minutes.
+            ConfigError: a source does not exist, an id belongs to no row, or a mask has another length; nothing
+                changes.
+            StorageTimeoutError: with `gather`, a rank did not make the call within five minutes.
         """
         self._mixed.change_exclusions(self._asked(row_ids, gather=gather), include=False)
 
     def include(self, row_ids: Mapping[str, Any], *, gather: bool = False) -> None:
-        """Take rows in again that were excluded; see `exclude`."""
+        """Put excluded rows back; see `exclude`."""
         self._mixed.change_exclusions(self._asked(row_ids, gather=gather), include=True)
 
     def _asked(self, row_ids: Mapping[str, Any], *, gather: bool) -> dict[str, NDArray[np.int64]]:

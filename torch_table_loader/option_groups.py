@@ -1,4 +1,4 @@
-"""Options in groups: each group has those that are chosen together, and only fills the flat ones."""
+"""Options in groups: a group holds options that are chosen together, and only fills the flat ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OptionGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMode(OptionGroup):
-    """The options that only ``shuffle="rows"`` has; see docs/options.md."""
+    """The options for ``shuffle="rows"`` only; see docs/options.md."""
 
     global_batch_size: int | None = None
     micro_batches: int = 1
@@ -51,7 +51,7 @@ class RowMode(OptionGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitMode(OptionGroup):
-    """The options that ``shuffle="rows"`` does not have, since it has no splits; see docs/options.md."""
+    """The options for splits, which ``shuffle="rows"`` does not have; see docs/options.md."""
 
     split_bytes: int | str | None = None
     split_rows: int | None = None
@@ -63,7 +63,7 @@ class SplitMode(OptionGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distributed(OptionGroup):
-    """Which rank this is, and how ranks keep in step; see docs/options.md."""
+    """The options of ranks and of equal steps; see docs/options.md."""
 
     num_ranks: int | Literal["auto"] = 1
     rank: int | None = None
@@ -74,7 +74,7 @@ class Distributed(OptionGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory(OptionGroup):
-    """What is held ahead of training, in memory and on a local disk; see docs/options.md."""
+    """The options of memory, read-ahead and the local disk cache; see docs/options.md."""
 
     prefetch_batches: int | None = None
     pin_memory: bool = False
@@ -85,7 +85,7 @@ class Memory(OptionGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Types(OptionGroup):
-    """What columns become; see docs/options.md."""
+    """The options of column types; see docs/options.md."""
 
     nulls: Mapping[str, Any] | Literal["mask"] | None = None
     ragged: RaggedOption | None = None
@@ -99,7 +99,7 @@ class Types(OptionGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(OptionGroup):
-    """How the table's files are found and read; see docs/options.md."""
+    """The options of finding and reading the table's files; see docs/options.md."""
 
     partitioning: Literal["hive"] | None = None
     schema: Any = None

@@ -70,82 +70,82 @@ _SPLITS_ONLY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderOptions:
-    """Every option that both datasets share; the keyword arguments of the facade are these fields.
+    """The options of all datasets; each field is a keyword argument.
 
     Args:
-        batch_size: rows of a batch on this rank; with `global_batch_size`, leave it out or let it agree.
+        batch_size: rows per batch on this rank; with `global_batch_size`, leave it out or let it agree.
         columns: names to deliver, in this order; None for all.
-        filters: a pyarrow compute Expression, text or tuples; rows for which it is false or null are left out;
-            see docs/filters.md.
-        shuffle: False: table order. True or "splits": splits permuted each epoch. "rows": every single row permuted;
-            see docs/order.md and docs/shuffle.md.
+        filters: a pyarrow compute Expression, text or tuples; leaves out rows for which it is false or null; see
+            docs/filters.md.
+        shuffle: False: table order. True or "splits": splits permuted in each epoch. "rows": all rows permuted; see
+            docs/order.md and docs/shuffle.md.
         shuffle_seed: the key of every permutation.
         split_bytes: target size of a split, bytes before compression: an int or text; None is "128MiB".
-        split_rows: target rows of a split; wins over `split_bytes`.
+        split_rows: target rows of a split; takes precedence over `split_bytes`.
         split_strategy: an object, the name of an installed entry point, or None: target size; see docs/strategies.md.
         num_workers: lanes of this rank, part of the order. None is 4; 0 is one lane in the caller's thread.
         output_format: "torch", "numpy", "arrow" (RecordBatch) or "dict" (Python lists); see docs/types.md.
-        storage_options: for the file system, as fsspec takes them; see docs/sources.md.
-        collate_fn: called with each batch, in the worker, one batch at a time.
+        storage_options: options of the file system, as fsspec takes them; see docs/sources.md.
+        collate_fn: function called with each batch, in the worker, one batch at a time.
         transforms: ``{column: function}``: called with the column's values in each batch, in the worker, before
-            `collate_fn`; returns what comes in their place, one entry a row; see docs/columns.md.
+            `collate_fn`; returns their replacement, one entry per row; see docs/columns.md.
         decode: ``{column: function}``: called with each string or bytes that is not null, before `transforms`.
-        partitioning: "hive" to decode ``key=value`` segments of paths, those at the end of `path` included.
-        num_ranks: ranks of the job, or "auto" to find them and the rank; see docs/distributed.md.
-        rank: this rank, global; leave it out with "auto" and `mesh`, which find it.
-        show_progress: draw a progress bar, with the MB/s that come from an object store; "workers": and one for each
-            worker (needs tqdm).
-        progress_interval: seconds from one drawing of a bar to the next; more where a log keeps each.
-        shuffle_buffer_size: permute rows inside consecutive windows of so many rows of a lane; None or 0: do not.
+        partitioning: "hive" to decode ``key=value`` segments of paths, including those at the end of `path`.
+        num_ranks: number of ranks of the job, or "auto" to find it and the rank; see docs/distributed.md.
+        rank: global number of this rank; leave it out with "auto" and `mesh`, which find it.
+        show_progress: draw a progress bar, with the MB/s from an object store; "workers": also one for each worker
+            (needs tqdm).
+        progress_interval: seconds between two drawings of a bar; more where a log keeps each.
+        shuffle_buffer_size: number of rows of a lane in each window whose rows are permuted; None or 0: no windows.
         drop_last: drop the last batch of a rank if it is short.
         worker_type: "thread" or "process": the same batches in the same order; see docs/engines.md.
-        even_ranks: None, "balance", "drop" or "pad": how ranks come to take equally many steps; see docs/order.md.
-        prefetch_batches: most finished batches of a lane that wait; None: 2 with functions of
-            yours, else what 2 reads give.
+        even_ranks: None, "balance", "drop" or "pad": how to make ranks take equally many steps; see docs/order.md.
+        prefetch_batches: maximum number of finished batches of a lane that wait; None: 2 with functions of yours, else
+            the batches of 2 reads.
         nulls: ``{column: fill}`` or "mask"; None: nulls in ints and bools are errors.
-        ragged: how lists are delivered: "nested" (None for torch), "offsets" (None for numpy), "pad" or a `Pad`, or
+        ragged: form of lists: "nested" (None for torch), "offsets" (None for numpy), "pad" or a `Pad`, or
             ``{column: one of these}``.
         strings: "list", "codes" or a `Hash`, or ``{column: one of these}``.
-        vocabulary: ``{column: values}`` for codes; a string that is not in it is −1.
-        decimals: "float64" to take decimals as doubles; None refuses them.
-        unsupported: "list": what has no form as a tensor comes as a list of Python values; None refuses it.
+        vocabulary: ``{column: values}`` for codes; a string outside it is −1.
+        decimals: "float64" to convert decimals to doubles; None refuses them.
+        unsupported: "list": a column that has no form as a tensor comes as a list of Python values; None refuses it.
         pin_memory: copy batches into page-locked memory.
-        device: where batches are moved.
+        device: device to which batches are moved.
         multiprocessing_context: "fork", "spawn" or "forkserver", or a context object.
-        row_id: add the int64 column ``row_id``: the row's ordinal in the table.
+        row_id: add the int64 column ``row_id``: the position of the row in the table.
         mesh: a DeviceMesh (or an object with its methods); its data-parallel dimensions give rank and num_ranks.
-        schema: an Arrow schema to read the table as.
-        files: the table's files, instead of listing `path`: names, or the path of a list that `save_files` wrote.
-        plan_cache: a directory on any fsspec file system that keeps footers, counts and plans.
-        check_plan: compare the plan over the ranks of a process group at construction.
+        schema: Arrow schema with which to read the table.
+        files: the table's files, instead of listing `path`: names, or the path of a list written by `save_files`.
+        plan_cache: directory on any fsspec file system that keeps footers, counts and plans.
+        check_plan: compare the plans of the ranks of a process group when the loader is made.
         count_filtered: count the rows that pass a row filter before training.
-        global_batch_size: with shuffle="rows", rows of a step over all ranks, instead of `batch_size`; the dataset's
+        global_batch_size: with shuffle="rows", rows per step over all ranks, instead of `batch_size`; the dataset's
             `options.batch_size` is then this rank's part.
-        micro_batches: with shuffle="rows", batches of a rank in a step of the optimizer, which accumulates gradients
-            over them; `global_batch_size` is divided by them too.
-        row_store: "memory", a directory or a URL; None: memory if the store fits into `row_store_memory` and into
-            what is free, else a cache directory; see docs/shuffle.md.
-        row_store_memory: bytes of a store that a rank may keep in memory: int or "1GiB".
-        raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, deleted rows included.
-        verify_checksums: check the pages of Parquet files that have checksums, and refuse those that differ.
-        read_ahead_bytes: compressed bytes of an object store's files that each process fetches ahead of decoding:
-            int or "128MiB"; 0 fetches nothing ahead.
-        cache_dir: a directory of this machine that keeps what is fetched from an object store, for all its ranks.
-        cache_bytes: bytes that are kept there at most: int or "64GiB"; what was used longest ago goes first.
-        retry_seconds: how long to try a request that the store does not serve; 0: once; see docs/object-stores.md.
+        micro_batches: with shuffle="rows", batches per rank in one step of the optimizer, which accumulates gradients
+            over them; they divide `global_batch_size` further.
+        row_store: "memory", a directory or a URL; None: memory if the store fits into `row_store_memory` and the free
+            memory, else a cache directory; see docs/shuffle.md.
+        row_store_memory: maximum bytes of a store that a rank keeps in memory: int or "1GiB".
+        raw_files: read the files of an Iceberg, Delta Lake or Hudi table as they are, including deleted rows.
+        verify_checksums: check the pages of Parquet files that have checksums, and refuse pages that differ.
+        read_ahead_bytes: compressed bytes that each process fetches ahead of decoding from an object store: int or
+            "128MiB"; 0 fetches nothing ahead.
+        cache_dir: directory of this machine that keeps bytes fetched from an object store, for all its ranks.
+        cache_bytes: maximum bytes kept there: int or "64GiB"; the least recently used are removed first.
+        retry_seconds: how long to repeat a request that the store does not serve; 0: one try; see
+            docs/object-stores.md.
         pack: `Pack(seq_len=...)`: documents of tokens become sequences, which `batch_size` then counts; see
             docs/language-models.md.
-        epochs: how many epochs one iteration runs through, each shuffled anew, or "forever"; None: the one that was
-            set; see docs/state.md.
-        on_growth: what to do with a state of the table as it was before it grew: "continue" its epoch with the new
-            rows; None: read the state's own snapshot, or refuse the state where there are none; see
-            docs/growing.md.
-        on_error: "raise", or "skip" to leave out the damage that planning finds, counted and reported; see
+        epochs: number of epochs in one iteration, each shuffled anew, or "forever"; None: the epoch that was set; see
+            docs/state.md.
+        on_growth: what to do with a state from before the table grew: "continue" its epoch with the new rows; None:
+            read the state's own snapshot, or refuse the state if the table has no snapshots; see docs/growing.md.
+        on_error: "raise", or "skip" to leave out, count and report the damage that planning finds; see
             docs/errors.md#leaving-damage-out.
-        weights: with shuffle="rows", how often each row comes: `Weights`, or the name of a column of them; see
+        weights: with shuffle="rows", how often each row comes: `Weights`, or the name of a weight column; see
             docs/weights.md.
-        batch_by: "file": no batch has rows of two files; None: batches are full, whatever file their rows are of;
-            see docs/order.md#batches-of-one-file.
+        batch_by: "file": no batch mixes rows of two files; None: batches are filled across files; see
+            docs/order.md#batches-of-one-file.
     """
 
     batch_size: int = 1024

@@ -42,43 +42,43 @@ class Pack:
     """How documents of tokens become sequences of `seq_len` tokens.
 
     Args:
-        seq_len: tokens of a sequence.
-        tokens: the list column of token ids, one document a row. A null is a document without tokens.
-        strategy: "concat": documents follow one another, and are cut where a sequence ends. "pad": one document a
-            sequence. "best_fit": whole documents, packed so that little is left empty. "windows": with
+        seq_len: number of tokens of a sequence.
+        tokens: the list column of token ids, one document per row. A null is a document without tokens.
+        strategy: "concat": documents follow one another, and are cut at the ends of sequences. "pad": one document per
+            sequence. "best_fit": whole documents, packed so that little space is empty. "windows": with
             ``shuffle="rows"``, the table's tokens are cut into sequences in table order, which are then permuted;
             "concat" permutes documents first there.
-        aligned: further list columns with one value a token, such as weights; each is cut as the tokens are.
-        loss_mask: such a column; where it is 0 or false, the label is −100.
+        aligned: other list columns with one value per token, such as weights; each is cut like the tokens.
+        loss_mask: a list column with one value per token; where it is 0 or false, the label is −100.
         spans: columns of ``list<struct<start, end, ...>>`` with offsets into the document; each is clipped to the
             sequence.
-        bos_id: put before documents that do not begin with it.
-        eos_id: put behind documents that do not end with it.
-        sep_id: put behind every document.
-        pad_id: fills what is left of a sequence.
-        long_docs: what happens to a document of more than `seq_len` tokens where documents are not cut anyway:
-            "split", "truncate" (the rest is left out), "drop" or "error".
-        min_length: documents of fewer tokens are left out.
-        labels: "hf": aligned with the tokens, as Hugging Face's models shift them themselves; "shifted": the label of
-            a token is the one behind it, as torchtitan and Megatron take them; None: no labels.
-        output: what comes out: None for all tensors by the names of this library, some of these names, or the names
-            and forms of "hf", "flash", "flex", "megatron" or "segment_ids". What is left out costs no time.
-        max_docs_per_row: most documents of a sequence; `cu_seqlens` then has the same size in every batch.
-        block_docs: documents that "best_fit" packs together.
-        tokenizer: makes the tokens, where `tokens` is a column of text; needs ``shuffle="rows"``, whose store keeps
-            what it made. "bytes", "tiktoken:NAME", a tokenizer.json or its folder, "module:attribute", or a function
-            that takes a list of strings and returns a list of ids for each.
-        lengths: an integer column that says how many tokens each document has. It is read instead of the tokens where
+        bos_id: token added to the start of documents that do not begin with it.
+        eos_id: token added to the end of documents that do not end with it.
+        sep_id: token added after every document.
+        pad_id: token that fills the rest of a sequence.
+        long_docs: with "pad" and "best_fit", what happens to a document of more than `seq_len` tokens: "split",
+            "truncate" (leave out the rest), "drop" or "error".
+        min_length: leaves out documents of fewer tokens.
+        labels: "hf": aligned with the tokens, as Hugging Face's models shift them themselves; "shifted": the label of a
+            token is the next token, as torchtitan and Megatron take them; None: no labels.
+        output: None for all tensors under the names of this library, a list of some of these names, or the names and
+            forms of "hf", "flash", "flex", "megatron" or "segment_ids". Tensors left out cost no time.
+        max_docs_per_row: maximum number of documents in a sequence; `cu_seqlens` then has the same size in every batch.
+        block_docs: number of documents that "best_fit" packs together.
+        tokenizer: makes the tokens if `tokens` is a column of text; needs ``shuffle="rows"``, whose store keeps the
+            tokens. "bytes", "tiktoken:NAME", a tokenizer.json or its folder, "module:attribute", or a function that
+            takes a list of strings and returns a list of ids for each.
+        lengths: an integer column with the number of tokens of each document. It is read instead of the tokens when
             documents are counted before training, and compared with the tokens when these are read.
         balance: "attention" deals the sequences of each global batch to the ranks so that the sums of their documents'
             squared lengths are about equal; needs ``shuffle="rows"``. None deals them in turn.
-        stride: with "windows", tokens from one sequence's begin to the next's; None for `seq_len`.
-        seq_len_from: with "concat", other lengths by the step of the first epoch from which on they hold, such as
-            ``{1000: 4096}``. Later epochs have the last one.
+        stride: with "windows", tokens from the start of one sequence to the start of the next; None for `seq_len`.
+        seq_len_from: with "concat", other lengths, by the step of the first epoch at which they begin, such as
+            ``{1000: 4096}``. Later epochs have the last length.
 
     Raises:
-        ConfigError: a value that is out of range, or two that do not fit each other.
-        ConfigTypeError: a value of the wrong type.
+        ConfigError: a value is out of range, or two values do not fit each other.
+        ConfigTypeError: a value has the wrong type.
 
     >>> Pack(seq_len=4096, eos_id=0).tokens
     'input_ids'

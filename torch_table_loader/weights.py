@@ -15,13 +15,13 @@ class Weights:
     """How often each row comes in an epoch of row mode: in proportion to its weight, with repeats.
 
     Args:
-        column: a column of numbers of at least 0, the weights.
-        balance: instead of `column`, a column of classes: each class comes as often as each other, and of a class each
-            row as often as each other. Without either, no row comes twice.
-        samples: rows of an epoch; None: as many as the table has live rows that are not excluded.
+        column: a column of weights, numbers of at least 0.
+        balance: instead of `column`, a column of classes: all classes come equally often, and so do the rows of a
+            class. Without either, no row comes twice.
+        samples: number of rows of an epoch; None: the number of live rows that are not excluded.
 
     Raises:
-        ConfigError: both columns, nothing at all, or samples that are no number of at least 1.
+        ConfigError: both columns or nothing is given, or `samples` is not an integer of at least 1.
 
     >>> Weights(balance="label").said
     "balance='label'"

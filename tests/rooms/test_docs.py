@@ -27,6 +27,12 @@ from torch_table_loader.options import defaults
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HIDDEN = {"build", "dist"}
+MARKDOWN = sorted(
+    page
+    for page in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part in HIDDEN for part in page.relative_to(ROOT).parts)
+)
 FENCE = re.compile(r"^```(?P<tag>\S*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
 PICTURE = re.compile(r"!\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -117,6 +123,22 @@ def tidy(text: str) -> list[str]:
     """Take numbers, widths and empty lines out of what was printed."""
     lines = [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
     return [line for line in lines if line]
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_markdown_lines_fit_in_100_characters(page: Path) -> None:
+    assert [f"{page.name}:{number}: {line}" for number, line in own_lines(page) if len(line) > 100] == []
+
+
+def own_lines(page: Path) -> Iterator[tuple[int, str]]:
+    """Yield each numbered line that its author can break: not of a table, not what a command printed."""
+    tag: str | None = None  # of the block that is open
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), start=1):
+        is_output = tag == "console" and not line.startswith("$ ")
+        if line.startswith("```"):
+            tag = line.removeprefix("```") if tag is None else None
+        elif not line.startswith("|") and not is_output:
+            yield number, line
 
 
 def test_every_block_is_run_or_says_that_it_is_not() -> None:

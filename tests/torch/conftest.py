@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from tests.torch.modes import MODES, Mode, write_tables
@@ -48,3 +50,22 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
             yield
 
     return elsewhere
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Give a function that goes on as another machine: with another cache directory."""
+
+    def be(name: str) -> None:
+        monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / name))
+
+    be("first")
+    return be
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """Give a URL for row stores, which is emptied at the end."""
+    folder = uuid.uuid4().hex
+    yield f"memory://{folder}/stores"
+    fsspec.filesystem("memory").rm(f"/{folder}", recursive=True)

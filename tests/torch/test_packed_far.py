@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,24 +40,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _small_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small a store would come with one request."""
     monkeypatch.setattr(remote_window, "GAP_BYTES", 16)
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Give a function that goes on as another machine: with another cache directory."""
-
-    def be(name: str) -> None:
-        monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / name))
-
-    be("first")
-    return be
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    folder = uuid.uuid4().hex
-    yield f"memory://{folder}/stores"
-    fsspec.filesystem("memory").rm(f"/{folder}", recursive=True)
 
 
 def opened(root: Path, pack: Pack, **options: Any) -> tuple[TableLoader, StructuredDataset]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,24 +39,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _small_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small a store would come with one request."""
     monkeypatch.setattr(remote_window, "GAP_BYTES", 64)
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Give a function that goes on as another machine: with another cache directory."""
-
-    def be(name: str) -> None:
-        monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / name))
-
-    be("first")
-    return be
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    folder = uuid.uuid4().hex
-    yield f"memory://{folder}/stores"
-    fsspec.filesystem("memory").rm(f"/{folder}", recursive=True)
 
 
 def make(path: str, **options: Any) -> Any:

@@ -163,7 +163,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
             return self._position.newest.metrics().workers
         if not (clocks := self._counts.read()):
             raise ConfigError(
-                "worker_metrics describes the newest iterator, and there is none yet; iterate the loader first"
+                "worker_metrics describes the newest iterator, and none has begun; iterate the loader first"
             )
         return tuple(
             LaneMetrics(worker, each.rows, each.batches, each.num_bytes, each.working, each.collating)

@@ -67,5 +67,5 @@ def test_in_asks_for_a_column_and_reads_nothing(mode: Mode, tables: Path) -> Non
         assert "nothing" not in asked
         with pytest.raises(ConfigTypeError, match="asks for the name of a column, got int"):
             _ = 3 in asked
-    with pytest.raises(ConfigError, match="there is none yet"):
+    with pytest.raises(ConfigError, match="none has begun"):
         loader.metrics()

@@ -80,7 +80,7 @@ def test_a_loader_of_ours_says_the_same_as_its_metrics(table: Path) -> None:
 
 
 def test_before_the_first_iterator_there_is_nothing_to_say(table: Path) -> None:
-    with pytest.raises(ConfigError, match="there is none yet; iterate the loader first"):
+    with pytest.raises(ConfigError, match="none has begun; iterate the loader first"):
         dataset_of(table).worker_metrics()
 
 

@@ -345,6 +345,7 @@ def test_spans_outside_their_document_are_refused(tmp_path: Path, start: int, en
         ({"seq_len": 4, "strategy": "first_fit"}, "strategy must be one of"),
         ({"seq_len": 4, "stride": 2}, "stride is for"),
         ({"seq_len": 4, "long_docs": "drop"}, "does not work"),
+        ({"seq_len": 4, "output": "flash", "aligned": ["max_length_q"]}, "a batch has 'max_length_q' of its own"),
         ({"seq_len": 4, "aligned": ["input_ids"]}, "named twice"),
         ({"seq_len": 4, "labels": None, "loss_mask": "trained"}, "hides labels"),
         ({"seq_len": 4, "aligned": ["doc_ids"]}, "of its own"),

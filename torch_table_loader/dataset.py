@@ -185,7 +185,7 @@ def table_rows(dataset: TableDataset, what: str) -> TableItems:
 
     items = getattr(dataset.job, "items", None)
     if not isinstance(items, TableItems):
-        raise ConfigError(f'{what} speaks of single rows; pass shuffle="rows"')
+        raise ConfigError(f'{what} works on single rows; pass shuffle="rows"')
     return items
 
 

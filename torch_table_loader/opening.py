@@ -123,14 +123,14 @@ class TimeTravel:
         happened = f" ({', '.join(changes)})" if changes else ""
         pin = self._source.pin if isinstance(self._source, SnapshotFiles) else "snapshot_id"
         return ResumeError(
-            f"the state speaks of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it by new "
+            f"the state is of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it by new "
             f"files alone{happened}: {' and '.join(found)}; pass {pin}={snapshot_id} and no on_growth to finish "
             "the epoch there, or start a new epoch without the state"
         )
 
 
 def _unreadable(snapshot_id: int, error: ConfigError) -> ResumeError:
-    return ResumeError(f"the state speaks of snapshot {snapshot_id}, which cannot be read: {error}")
+    return ResumeError(f"the state is of snapshot {snapshot_id}, which cannot be read: {error}")
 
 
 def _deletes(file: DataFile) -> set[tuple[Any, ...]]:
@@ -230,7 +230,7 @@ def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> 
     if footers not in ("eager", "lazy"):
         raise ConfigError(f"footers must be one of 'eager', 'lazy', got {footers!r}")
     if footers == "lazy" and options.shuffle == "rows":
-        raise ConfigError('footers="lazy" has no meaning with shuffle="rows", which reads every file; leave it out')
+        raise ConfigError('footers="lazy" does not work with shuffle="rows", which reads every file; leave it out')
 
 
 def last_of(start: Any, end: Any, whole: Any, names: tuple[str, str, str]) -> int | None:
@@ -276,7 +276,7 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
 
     Raises:
         ConfigTypeError: it is no source.
-        ConfigError: something that has no meaning beside it.
+        ConfigError: something that does not go with it.
     """
     _check_attributes("source", "Source", source, _SOURCE)
     _check_storage("source.storage", source.storage)
@@ -290,7 +290,7 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
         "schema": options.schema is not None and isinstance(source, SnapshotSource),
     }
     if alien := [name for name, is_given in given.items() if is_given]:
-        raise ConfigError(f"{alien[0]}= has no meaning beside source=, which says that by itself; leave it out")
+        raise ConfigError(f"{alien[0]}= cannot be passed with source=, which decides that itself; leave it out")
 
 
 def check_storage(storage: Any, options: LoaderOptions) -> None:
@@ -302,7 +302,7 @@ def check_storage(storage: Any, options: LoaderOptions) -> None:
     """
     _check_storage("storage", storage)
     if options.storage_options is not None:
-        raise ConfigError("storage_options= has no meaning beside storage=, which has its own; leave it out")
+        raise ConfigError("storage_options= cannot be passed with storage=, which has options of its own; leave it out")
 
 
 def _check_storage(name: str, storage: Any) -> None:

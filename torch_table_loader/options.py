@@ -262,7 +262,7 @@ class LoaderOptions:
             raise ConfigError(f"rank={self.rank} was given beside {beside}, which finds it; leave rank out")
         if self.num_ranks == 1 and self.rank:
             raise ConfigError(
-                f"rank={self.rank} wants num_ranks= beside it, which is 1 where it is left out; pass "
+                f"rank={self.rank} needs num_ranks=, which is 1 by default; pass "
                 'num_ranks=dist.get_world_size(), or num_ranks="auto" and no rank'
             )
         if isinstance(self.num_ranks, int) and self.rank >= self.num_ranks:
@@ -339,7 +339,7 @@ class LoaderOptions:
         for name, neutral in alien.items():
             if getattr(self, name) != neutral:
                 raise ConfigError(
-                    f"{name}={_shown(getattr(self, name))} has no meaning with shuffle={self.shuffle!r}; "
+                    f"{name}={_shown(getattr(self, name))} does not work with shuffle={self.shuffle!r}; "
                     + ("leave it out" if rows else 'leave it out, or pass shuffle="rows"')
                 )
         if rows and self.even_ranks not in (None, "pad"):

@@ -203,7 +203,7 @@ class Pack:
             )
         if self.strategy in ("concat", "windows") and self.long_docs != "split":
             raise ConfigError(
-                f"Pack: long_docs={self.long_docs!r} has no meaning with strategy={self.strategy!r}, which cuts "
+                f"Pack: long_docs={self.long_docs!r} does not work with strategy={self.strategy!r}, which cuts "
                 'documents where a sequence ends; take "best_fit" or "pad"'
             )
         if self.labels is None and self.loss_mask is not None:
@@ -214,7 +214,7 @@ class Pack:
             named = {"aligned": self.aligned, "spans": self.spans, "loss_mask": self.loss_mask, "lengths": self.lengths}
             if given := [name for name, value in named.items() if value]:
                 raise ConfigError(
-                    f"Pack: {given[0]} speaks of tokens that the table has, and a tokenizer makes them of text; leave "
+                    f"Pack: {given[0]} refers to tokens that the table has, and a tokenizer makes them of text; leave "
                     f"{given[0]} out, or write a table of tokens with torch-table-loader tokenize"
                 )
         if self.lengths is not None and (self.bos_id is not None or self.eos_id is not None):

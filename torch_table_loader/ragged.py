@@ -51,8 +51,8 @@ class Pad:
                 )
         if self.truncate is not None and self.length is None:
             raise ConfigError(
-                f"Pad(truncate={self.truncate!r}) says on which side lists are cut, and not to what length; pass "
-                "length= beside it"
+                f"Pad(truncate={self.truncate!r}) says on which side lists are cut, but not at what length; pass "
+                "length= too"
             )
         if self.length is not None and self.multiple_of is not None and self.length % self.multiple_of:
             low = self.length // self.multiple_of * self.multiple_of

@@ -1,4 +1,4 @@
-"""What all datasets share: a rank's part of a table, or of several, that a loader iterates."""
+"""The base of all datasets: a rank's share of one table or of several."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ D = TypeVar("D", bound="RankDataset")
 
 
 class RankDataset(NamedColumns, IterableDataset[Any]):
-    """What a loader iterates: a rank's share of a table, or of several."""
+    """The base of all datasets. A dataset is a rank's share of one table or of several; a loader iterates it."""
 
     _takes: ClassVar[frozenset[str] | None] = None
-    """The options that the class takes; None for all."""
+    """Names of the options that the class takes; None for all options."""
 
     def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen | None = None) -> None:
-        """Serve a job that is ready to be planned.
+        """Make the dataset of a job.
 
         Args:
             job: this rank's share.
-            plan_check: compares with the other ranks what is excluded and mixed; None compares nothing.
-            reopen: returns the job over the tables that a state was saved with; None keeps those that are open.
+            plan_check: compares exclusions and mixture weights with the other ranks; None compares nothing.
+            reopen: returns the job over the tables that a state was saved with; None keeps the open tables.
         """
         super().__init__()
         self._position = JobPosition(job, plan_check, reopen)
         self._loader: TableLoader | None = None
         self._taken: Taken | None = None
-        """What a DataLoader of the caller's took in this process."""
+        """The batches that the caller's own DataLoader took in this process."""
         self._counts = LaneCounts()
 
     @shown_classmethod
@@ -58,7 +58,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
     ) -> tuple[TableLoader, D]:
         """Open the table and make its loader.
 
-        Takes what the class takes.
+        The arguments are those of the class.
 
         Returns:
             ``(loader, dataset)``.
@@ -69,26 +69,26 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     @property
     def job(self) -> Job:
-        """The rank's share, for loaders and tools."""
+        """The job: this rank's share. Loaders and tools use it."""
         return self._position.job
 
     @property
     def options(self) -> LoaderOptions:
-        """What the caller asked for."""
+        """The options that the caller passed."""
         return self.job.options
 
     def __repr__(self) -> str:
-        """Say what is read, as far as it is known by now."""
+        """Describe the table, as far as it is known."""
         return f"<{type(self).__name__}: {self._position.told}>"
 
     def _repr_html_(self) -> str:
-        """Show in a notebook what is read, and the columns."""
+        """Show the table and its columns in a notebook."""
         from torch_table_loader.report import charts, markup
 
         told = [("dataset", type(self).__name__), *self._position.facts.items()]
         try:
             columns = charts.table(("column", "Arrow type"), [(each.name, str(each.type)) for each in self.schema])
-        except ConfigError as error:  # an epoch without rows: what is shown must not fail
+        except ConfigError as error:  # the epoch has no rows, and showing a dataset must not fail
             columns = markup.element("p", str(error))
         return markup.fragment(charts.table((), told), columns)
 
@@ -99,20 +99,20 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
 
     @property
     def schema(self) -> pa.Schema:
-        """The Arrow schema of what comes out."""
+        """The Arrow schema of the batches."""
         return self.job.schema(self._position.next)
 
     def explain(self) -> Explanation:
-        """Return what an epoch will read, and why; see `Explanation`."""
+        """Return the plan of the epoch and the reasons for it; see `Explanation`."""
         from torch_table_loader.explain import explain
 
         return explain(self.job, self.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the job has done; see `TableLoader.state_dict`.
+        """Return the job's state; see `TableLoader.state_dict`.
 
-        Without a loader of its own: what this process has taken, or, in a worker of a StatefulDataLoader (whose
-        iterator says that), where the epoch begins.
+        If the caller's own DataLoader iterates the dataset, the state contains the batches that this process took. In a
+        worker of a StatefulDataLoader it is the start of the epoch, since the worker's iterator has the rest.
         """
         info, taken = get_worker_info(), self._taken
         if info is None and (self._loader is not None or taken is None):
@@ -123,7 +123,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         return job.state(job.start(self.epoch))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; see `TableLoader.load_state_dict`."""
+        """Continue from a state; see `TableLoader.load_state_dict`."""
         info = get_worker_info()
         if info is None and self._loader is not None:
             self._loader.load_state_dict(state)
@@ -132,9 +132,9 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         self._position.is_for_any_iterator = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iterator reads, here and in worker processes that exist.
+        """Choose the epoch that the next iterator reads, also in worker processes that are already running.
 
-        The epoch of a position that was loaded keeps that position; any other begins at its start.
+        If a state of this epoch was loaded, the iterator continues there. Any other epoch begins at its start.
 
         Args:
             epoch: from 0.
@@ -142,19 +142,19 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         self._position.set_epoch(epoch)
 
     def metrics(self) -> Metrics:
-        """Return what this rank's newest iterator has done; see `Metrics`.
+        """Return the metrics of this rank's newest iterator; see `Metrics`.
 
         Raises:
-            ConfigError: the dataset is iterated by a DataLoader of the caller's, which takes batches where the dataset
-                does not see it; `worker_metrics` says what its workers made.
+            ConfigError: the caller's own DataLoader iterates the dataset. The dataset does not see which batches it
+                takes; `worker_metrics` returns what its workers made.
         """
         return self._own_loader("metrics", "; ask worker_metrics() what its workers made, or").metrics()
 
     def worker_metrics(self) -> tuple[LaneMetrics, ...]:
-        """Return what each worker of the newest iterator has made, read ahead included.
+        """Return what each worker of the newest iterator has made, including what was read ahead.
 
-        They are those of the loader that came with the dataset, once it is iterated; else those of a DataLoader of the
-        caller's, whose worker processes write their numbers where this process reads them.
+        These are the workers of the dataset's own loader if it was iterated. Otherwise they are the workers of the
+        caller's own DataLoader, which share their counts with this process.
 
         Raises:
             ConfigError: no iterator has begun.
@@ -162,7 +162,9 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         if self._position.newest is not None:
             return self._position.newest.metrics().workers
         if not (clocks := self._counts.read()):
-            raise ConfigError("worker_metrics speaks of an iterator, and none has begun; iterate the loader first")
+            raise ConfigError(
+                "worker_metrics describes the newest iterator, and none has begun; iterate the loader first"
+            )
         return tuple(
             LaneMetrics(worker, each.rows, each.batches, each.num_bytes, each.working, each.collating)
             for worker, each in enumerate(clocks)
@@ -171,27 +173,27 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
     def _own_loader(self, what: str, instead: str = ";") -> TableLoader:
         if self._loader is None:
             raise ConfigError(
-                f"{what}: the batches of a DataLoader of your own are taken where the dataset cannot see it"
+                f"{what}: the dataset cannot see which batches your own DataLoader takes"
                 f"{instead} make the loader with create_dataloader(...)"
             )
         return self._loader
 
     def __len__(self) -> int:
-        """Batches of this rank in the epoch.
+        """Return the number of batches of this rank in the epoch.
 
         Raises:
-            TypeError: the caller gave the counting pass up.
+            TypeError: the number is unknown, since the caller turned counting off, or there is no end.
         """
         return self._position.num_steps
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this worker's batches of the epoch; the lanes are the workers of the caller's DataLoader.
+        """Yield this worker's batches of the epoch. Each worker of the caller's DataLoader is a lane.
 
-        In the process of a loader of ours, they are that loader's batches from the start of the epoch.
+        If the dataset has a loader in this process, yield that loader's batches from the start of the epoch.
         """
         info = get_worker_info()
         if info is None and self._loader is not None:
-            if not self._position.is_for_any_iterator:  # Accelerate's skip_first_batches, to step over the right ones
+            if not self._position.is_for_any_iterator:  # Accelerate's skip_first_batches skips from here
                 self._position.restart()
             return iter(self._loader)
         job, position = self._position.begin_alone()
@@ -202,7 +204,7 @@ class RankDataset(NamedColumns, IterableDataset[Any]):
         return WorkersLane(work, info.id, self._taken, self._counts)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Show the options in the signature of an ``__init__``, where help() and inspect look for them."""
+        """Put the options into the signature of the subclass's ``__init__``, for help() and inspect."""
         super().__init_subclass__(**keywords)
         own = cls.__dict__.get("__init__")
         if inspect.isfunction(own):

@@ -31,7 +31,7 @@ class RowRange:
         """Refuse a negative offset or length."""
         if self.offset < 0 or self.length < 0:
             raise ConfigError(
-                f"RowRange wants offset >= 0 and length >= 0, got offset={self.offset} length={self.length}; "
+                f"RowRange needs offset >= 0 and length >= 0, got offset={self.offset} length={self.length}; "
                 "count rows from the start of the file"
             )
 
@@ -321,12 +321,12 @@ class FileMeta:
         """Refuse lists of different lengths."""
         if self.group_ranges is not None and len(self.group_ranges) != len(self.group_rows):
             raise ConfigError(
-                f"FileMeta wants one range for each row group, got {len(self.group_rows)} row counts "
+                f"FileMeta needs one range for each row group, got {len(self.group_rows)} row counts "
                 f"and {len(self.group_ranges)} ranges"
             )
         if len(self.group_rows) != len(self.group_bytes):
             raise ConfigError(
-                f"FileMeta wants one size for each row group, got {len(self.group_rows)} row counts "
+                f"FileMeta needs one size for each row group, got {len(self.group_rows)} row counts "
                 f"and {len(self.group_bytes)} sizes"
             )
 

@@ -54,7 +54,7 @@ class NodeLocal:
         """Refuse what cannot be meant."""
         if self.ranks_per_node < 1 or self.slack_percent < 0:
             raise ConfigError(
-                f"NodeLocal wants ranks_per_node >= 1 and slack_percent >= 0, got "
+                f"NodeLocal needs ranks_per_node >= 1 and slack_percent >= 0, got "
                 f"ranks_per_node={self.ranks_per_node} slack_percent={self.slack_percent}"
             )
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_measured_is_refused(
 def test_a_table_without_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(ROWS.slice(0, 0), tmp_path / "a.parquet")
     assert main(["bench", str(tmp_path), "--quiet"]) == 2
-    assert "wants a table with rows" in capsys.readouterr().err
+    assert "needs a table with rows" in capsys.readouterr().err
 
 
 def test_ratios_are_paired_round_by_round() -> None:

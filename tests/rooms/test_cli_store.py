@@ -76,7 +76,7 @@ def test_an_unfinished_store_is_left_while_somebody_is_at_it(tmp_path: Path) -> 
 
 def test_prune_wants_to_know_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "prune", "--store", str(tmp_path)]) == 2
-    assert "prune wants" in capsys.readouterr().err
+    assert "prune needs" in capsys.readouterr().err
 
 
 def test_a_loader_opens_what_the_command_line_built(

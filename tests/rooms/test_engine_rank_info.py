@@ -111,7 +111,7 @@ def test_explicit_numbers_win(rank: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_several_ranks_want_this_one() -> None:
-    with pytest.raises(ConfigError, match=r"num_ranks=4 wants rank= in \[0, 4\); pass dist.get_rank\(\)"):
+    with pytest.raises(ConfigError, match=r"num_ranks=4 needs rank= in \[0, 4\); pass dist.get_rank\(\)"):
         resolve(num_ranks=4)
 
 

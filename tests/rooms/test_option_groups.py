@@ -174,7 +174,7 @@ def test_what_a_source_of_a_mixture_says_in_a_group_is_compared(table: str) -> N
         ({"options": "rank"}, ConfigTypeError, r"options must be a list of groups .* got str"),
         ({"options": [LoaderOptions()]}, ConfigTypeError, r"got LoaderOptions; pass other options as keyword"),
         ({"options": Memory()}, ConfigTypeError, r"got Memory; pass options=\[it\]"),
-        ({"options": [RowMode(micro_batches=2)]}, ConfigError, "micro_batches=2 has no meaning with shuffle=False"),
+        ({"options": [RowMode(micro_batches=2)]}, ConfigError, "micro_batches=2 does not work with shuffle=False"),
         ({"options": [Memory(prefetch_batches=0)]}, ConfigError, "prefetch_batches must be at least 1, got 0"),
     ],
 )

@@ -117,7 +117,7 @@ def test_secrets_are_not_shown() -> None:
         ("num_ranks", 0, ConfigError, "num_ranks must be at least 1, got 0"),
         ("num_ranks", "many", ConfigTypeError, "num_ranks must be an int"),
         ("rank", -1, ConfigError, "rank must be at least 0, got -1"),
-        ("rank", 1, ConfigError, "rank=1 wants num_ranks= beside it"),
+        ("rank", 1, ConfigError, "rank=1 needs num_ranks="),
         ("rank", "0", ConfigTypeError, "rank must be an int"),
         ("output_format", "tensorflow", ConfigError, "output_format must be one of 'torch', 'numpy', 'arrow', 'dict'"),
         ("worker_type", "fiber", ConfigError, "worker_type must be one of 'thread', 'process', got 'fiber'"),

@@ -266,7 +266,7 @@ def test_a_state_of_another_snapshot_is_refused_where_one_was_chosen(table: Path
     folder = str(scrambled(table))
     state = loader_of(source=Catalog(folder, 3)).state_dict()
     pinned = loader_of(source=Catalog(folder, 5, pinned=True))
-    with pytest.raises(ResumeError, match="speaks of snapshot 3, and this is snapshot 5"):
+    with pytest.raises(ResumeError, match="state is of snapshot 3, and this is snapshot 5"):
         pinned.load_state_dict(state)
     expired = loader_of(source=Catalog(folder, 5, lost=frozenset({3})))
     with pytest.raises(ResumeError, match="snapshot 3, which cannot be read: snapshot 3 has expired"):
@@ -334,11 +334,11 @@ def test_what_is_no_source_is_refused(table: Path) -> None:
         ({"source": 5}, "source must be a Source, but int has no storage, files, partition_schema"),
         ({"source": Listed}, "source must be an instance of a Source, got the class Listed; call it first"),
         ({"source": Listed(3, (), pa.schema([]))}, "source.storage must be a Storage, but int has no is_local, open"),
-        ({"source": source, "path": "x"}, "path= has no meaning beside source="),
-        ({"source": source, "format": "csv"}, "format= has no meaning beside source="),
-        ({"source": source, "files": ["a"]}, "files= has no meaning beside source="),
-        ({"source": source, "partitioning": "hive"}, "partitioning= has no meaning beside source="),
-        ({"source": Catalog(str(table), 2), "schema": pa.schema([])}, "schema= has no meaning beside source="),
+        ({"source": source, "path": "x"}, "path= cannot be passed with source="),
+        ({"source": source, "format": "csv"}, "format= cannot be passed with source="),
+        ({"source": source, "files": ["a"]}, "files= cannot be passed with source="),
+        ({"source": source, "partitioning": "hive"}, "partitioning= cannot be passed with source="),
+        ({"source": Catalog(str(table), 2), "schema": pa.schema([])}, "schema= cannot be passed with source="),
     ):
         with pytest.raises(ConfigError, match=message):
             StructuredDataset(**options)
@@ -396,7 +396,7 @@ def test_what_is_no_storage_is_refused(table: Path) -> None:
     for options, message in (
         ({"storage": "s3"}, "storage must be a Storage, but str has no is_local, open, version, close"),
         ({"storage": Scrambled}, "storage must be an instance of a Storage, got the class Scrambled; call it first"),
-        ({"storage": storage, "storage_options": {"key": "k"}}, "storage_options= has no meaning beside storage="),
+        ({"storage": storage, "storage_options": {"key": "k"}}, "storage_options= cannot be passed with storage="),
         ({"storage": storage, "path": [""]}, "path must name files of the storage"),
     ):
         with pytest.raises(ConfigError, match=message):

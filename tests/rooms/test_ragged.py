@@ -39,7 +39,7 @@ def read(columns: dict[str, pa.Array], **policy: Any) -> dict[str, Any]:
         ({"multiple_of": -8}, ConfigError, r"Pad\(multiple_of=\) must be at least 1, got -8"),
         ({"length": 20, "multiple_of": 8}, ConfigError, "no multiple of multiple_of=8; the nearest is 16 or 24"),
         ({"length": 5, "multiple_of": 8}, ConfigError, "no multiple of multiple_of=8; the nearest is 8, or leave one"),
-        ({"truncate": "right"}, ConfigError, "not to what length; pass length= beside it"),
+        ({"truncate": "right"}, ConfigError, "not at what length; pass length= too"),
         ({"length": 4, "truncate": "middle"}, ConfigError, "must be one of None, 'left', 'right', got 'middle'"),
         ({"length": 4, "truncate": True}, ConfigError, "must be one of None, 'left', 'right', got True"),
         ({"side": "up"}, ConfigError, r"Pad\(side=\) must be one of 'left', 'right', got 'up'"),

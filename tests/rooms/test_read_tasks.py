@@ -330,6 +330,20 @@ def test_other_physical_rows_than_the_metadata_says_are_an_error(tmp_path: Path,
         list(_reader([(file, wrong)]).read(whole_task(wrong)))
 
 
+@pytest.mark.parametrize("max_rows", [1, 3, 6, 100])
+@pytest.mark.parametrize("start", [0, 4, 5])
+@pytest.mark.parametrize("filters", [None, pc.field("a") >= 0], ids=["all rows", "filter"])
+def test_a_row_group_of_more_rows_than_were_counted_is_an_error(
+    tmp_path: Path, max_rows: int, start: int, filters: Any
+) -> None:
+    """The metadata counts too few rows of the first row group: 6 of 10."""
+    file, meta = _file(tmp_path)
+    wrong = FileMeta(meta.schema, (6, *meta.group_rows[1:]), meta.group_bytes, meta.footer)
+    task = ReadTask(0, (Segment(0, start, 6, -1),))
+    with pytest.raises(TableError, match=r"x.parquet: row groups 0 to 0 must end at row 6 of the file, got at least "):
+        list(_reader([(file, wrong)], filters=filters, max_rows=max_rows).read(task))
+
+
 def test_a_segment_outside_its_row_group_is_refused(tmp_path: Path) -> None:
     file, meta = _file(tmp_path)
     for segment in (Segment(0, 5, 15, 10), Segment(7, 70, 71, 1), Segment(1, 5, 8, 3)):

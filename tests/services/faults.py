@@ -154,8 +154,7 @@ class _Server:
         if self.faults.gone and self.since is None:
             self._count_fault()
             self.leaving.set()
-            _reset(writer)
-            return False
+            return True
         kind = self._fault(method, request.path)
         answer = self._answer(request)
         if kind is None or answer.status >= 300:
@@ -283,7 +282,7 @@ def _etag(data: bytes) -> str:
 
 def _reset(writer: asyncio.StreamWriter) -> None:
     raw = writer.get_extra_info("socket")
-    if raw is not None:
+    if raw is not None and raw.fileno() >= 0:  # its client may have closed it by now
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 

@@ -165,9 +165,7 @@ def test_a_state_is_pinned_to_both_snapshots(tmp_path: Path, shuffle: Any) -> No
     newer.load_state_dict(state)
     assert dataset_of(newer).snapshot_id == 1005
     assert sorted(seen + values(newer)) == list(range(20, 50))
-    with pytest.raises(
-        ResumeError, match="the state speaks of the rows after snapshot 1002, and this is the rows after"
-    ):
+    with pytest.raises(ResumeError, match="the state is of the rows after snapshot 1002, and this is the rows after"):
         make(table.metadata, start_snapshot_id=1003, end_snapshot_id=1005, shuffle=shuffle).load_state_dict(state)
     with pytest.raises(ResumeError, match="after snapshot 1002, and this is a whole snapshot"):
         make(table.metadata, snapshot_id=1005, shuffle=shuffle).load_state_dict(state)

@@ -219,7 +219,7 @@ def test_the_explanation_counts_rows_and_steps_of_every_rank(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"shuffle": "rows"}, "batch_by='file' has no meaning with shuffle='rows'"),
+        ({"shuffle": "rows"}, "batch_by='file' does not work with shuffle='rows'"),
         ({"batch_by": "row"}, "batch_by must be one of None, 'file'"),
         ({"split_rows": 3}, "leave split_bytes and split_rows out"),
         ({"count_filtered": False}, "leave count_filtered=True, or batch_by out"),

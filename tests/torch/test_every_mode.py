@@ -327,17 +327,17 @@ def test_the_schema_says_what_comes(mode: Mode, tables: Path, options: dict[str,
 NO_MEANING = [ROWS, LAKE]
 REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (MODES, {"batch_size": 0}, "batch_size must be at least 1"),
-    (MODES, {"num_ranks": 2}, "wants rank="),
+    (MODES, {"num_ranks": 2}, "needs rank="),
     (ROW_MODES, {"even_ranks": "balance"}, "even_ranks='balance' is for splits"),
     (ROW_MODES, {"global_batch_size": 101, "num_ranks": 2, "rank": 0}, "the nearest is 100"),
     (ROW_MODES, {"global_batch_size": 0}, "global_batch_size must be at least 1"),
     (
         ROW_MODES,
         {"global_batch_size": 64, "batch_size": 64, "num_ranks": 4, "rank": 1},
-        "global_batch_size=64 over 4 ranks is 16 rows a rank, got batch_size=64 beside it; leave",
+        "global_batch_size=64 over 4 ranks is 16 rows a rank, but batch_size=64 was passed too; leave",
     ),
-    ([SPLITS], {"global_batch_size": 8}, "global_batch_size=8 has no meaning with shuffle=True"),
-    ([SPLITS], {"micro_batches": 2}, "micro_batches=2 has no meaning with shuffle=True"),
+    ([SPLITS], {"global_batch_size": 8}, "global_batch_size=8 does not work with shuffle=True"),
+    ([SPLITS], {"micro_batches": 2}, "micro_batches=2 does not work with shuffle=True"),
     (ROW_MODES, {"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
     (ROW_MODES, {"micro_batches": 2.0}, "micro_batches must be an int, got float 2.0"),
     (
@@ -348,13 +348,13 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (
         ROW_MODES,
         {"global_batch_size": 64, "micro_batches": 2, "batch_size": 16, "num_ranks": 4, "rank": 1},
-        "over 4 ranks and 2 micro-batches is 8 rows a micro-batch, got batch_size=16 beside it; leave",
+        "over 4 ranks and 2 micro-batches is 8 rows a micro-batch, but batch_size=16 was passed too; leave",
     ),
-    ([SPLITS], {"row_store": "memory"}, "row_store='memory' has no meaning with shuffle=True"),
-    (NO_MEANING, {"split_rows": 5}, "split_rows=5 has no meaning with shuffle='rows'"),
-    (NO_MEANING, {"shuffle_buffer_size": 5}, "shuffle_buffer_size=5 has no meaning"),
-    (NO_MEANING, {"split_strategy": "row_balanced"}, "split_strategy='row_balanced' has no meaning"),
-    (NO_MEANING, {"filters": pc.field("x") > 3, "count_filtered": False}, "count_filtered=False has no meaning"),
+    ([SPLITS], {"row_store": "memory"}, "row_store='memory' does not work with shuffle=True"),
+    (NO_MEANING, {"split_rows": 5}, "split_rows=5 does not work with shuffle='rows'"),
+    (NO_MEANING, {"shuffle_buffer_size": 5}, "shuffle_buffer_size=5 does not work"),
+    (NO_MEANING, {"split_strategy": "row_balanced"}, "split_strategy='row_balanced' does not work"),
+    (NO_MEANING, {"filters": pc.field("x") > 3, "count_filtered": False}, "count_filtered=False does not work"),
     (ROW_MODES, {"row_store": ""}, 'row_store must be "memory", a directory, or a URL'),
     (ROW_MODES, {"row_store_memory": "much"}, "row_store_memory must read like"),
     (
@@ -435,7 +435,7 @@ SAID = {
     "splits": ["splits     8 by TargetSizeStrategy"],
     "rows": ["from a row store of about", "in the memory of this rank", "73 of 73 live rows are in the epoch"],
     "iceberg": ["from a row store of about", "in the memory of this rank", "73 of 73 live rows are in the epoch"],
-    "mixture": ["source 1 is 'b': 41 rows, a share of 0.3333", "times all of them"],
+    "mixture": ["source 1 is 'b': 41 rows, a share of 0.3333", "times the source"],
     "streams": ["by a mixture of streams", "source 1 is 'b': 41 rows, a share of 0.3333", "after every step each"],
 }
 

@@ -180,10 +180,10 @@ def test_a_state_under_other_options_is_refused_by_name(
         (SPLITS, ROWS, "shuffle was True and is 'rows'"),
         (ROWS, LAKE, "another table"),
         (LAKE, ROWS, "another table"),
-        (ROWS, MIXTURE, "speaks of one table"),
-        (SPLITS, MIXTURE, "speaks of one table"),
-        (MIXTURE, ROWS, "speaks of a mixture"),
-        (MIXTURE, SPLITS, "speaks of a mixture"),
+        (ROWS, MIXTURE, "state is of one table"),
+        (SPLITS, MIXTURE, "state is of one table"),
+        (MIXTURE, ROWS, "state is of a mixture"),
+        (MIXTURE, SPLITS, "state is of a mixture"),
     ],
     ids=str,
 )
@@ -199,7 +199,7 @@ def test_a_state_of_another_mode_is_refused_by_name(saved: Mode, loads: Mode, ta
 def test_a_state_of_another_table_is_refused(mode: Mode, tables: Path, tmp_path: Path) -> None:
     for name in mode.tables:
         write_rows(tmp_path / name, [[50]])
-    with pytest.raises(ResumeError, match=r"speaks of another table \(files: \d then, 1 now; rows: \d+ then, 50 now"):
+    with pytest.raises(ResumeError, match=r"state is of another table \(files: \d then, 1 now; rows: \d+ then, 50 now"):
         mode.make(tmp_path).load_state_dict(mode.make(tables).state_dict())
 
 

@@ -258,7 +258,7 @@ def test_columns_that_arrow_cannot_hold_are_refused_by_name() -> None:
         StructuredDataset.from_arrow(pd.DataFrame({"odd": [1, "x", object()]}))
     with pytest.raises(ConfigError, match="different names, got 'a' 2 times"):
         StructuredDataset.from_arrow(pa.table([[1], [2]], names=["a", "a"]))
-    with pytest.raises(ConfigError, match="path= has no meaning beside source="):
+    with pytest.raises(ConfigError, match="path= cannot be passed with source="):
         StructuredDataset("p", source=TABLE)
 
 

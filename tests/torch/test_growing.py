@@ -361,7 +361,7 @@ def test_a_snapshot_that_has_expired_is_refused(tmp_path: Path) -> None:
     del table.snapshots[0]
     newer, _ = IcebergDataset.create_dataloader(metadata_location=table.metadata, **options)
     with pytest.raises(
-        ResumeError, match="speaks of snapshot 1001, which cannot be read: the table has no snapshot 1001"
+        ResumeError, match="state is of snapshot 1001, which cannot be read: the table has no snapshot 1001"
     ):
         newer.load_state_dict(loader.state_dict())
 

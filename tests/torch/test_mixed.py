@@ -366,7 +366,7 @@ def test_a_state_of_another_mixture_is_refused_by_name(tables: Tables) -> None:
     ):
         with pytest.raises(ResumeError, match=message):
             make(tables, **option)[0].load_state_dict(state)
-    with pytest.raises(ResumeError, match="source 'b': the state speaks of another table"):
+    with pytest.raises(ResumeError, match="source 'b': the state is of another table"):
         make(tables | {"b": tables["a"]})[0].load_state_dict(state)
 
 

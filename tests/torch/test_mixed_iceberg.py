@@ -1,4 +1,4 @@
-"""An Iceberg table as a source of a mixture: deletes applied, and resumed at the snapshot that the state speaks of."""
+"""An Iceberg table as a source of a mixture: deletes applied, and resumed at the snapshot that the state is of."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def test_deleted_rows_stay_out_and_a_state_finds_its_snapshot(tmp_path: Path, pl
     fresh.load_state_dict(state)
     assert sorted(of_the_lake([*taken, *fresh])) == sorted(live)
     pinned = make(table, plain, snapshot_id=table.snapshots[-1]["snapshot-id"])
-    with pytest.raises(ResumeError, match=f"source 'lake': the state speaks of snapshot {snapshot}"):
+    with pytest.raises(ResumeError, match=f"source 'lake': the state is of snapshot {snapshot}"):
         pinned.load_state_dict(state)

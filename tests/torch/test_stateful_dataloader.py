@@ -127,7 +127,7 @@ def test_a_state_of_another_table_is_refused(table: Path, tmp_path: Path, num_wo
     write_table(tmp_path / "other", [[50], [60]])
     again = loader_of(open_table(tmp_path / "other", "table"), num_workers)
     again.load_state_dict(state)
-    with pytest.raises(ResumeError, match="speaks of another table"):
+    with pytest.raises(ResumeError, match="state is of another table"):
         next(iter(again))
 
 

@@ -308,8 +308,8 @@ class Chooser:
         if path in self.policy.fills:
             if mark_of(dtype) is not None:
                 raise ConfigError(
-                    f"nulls fills column {path!r}, whose values are {mark_of(dtype)}, which numpy has not; leave it "
-                    'out of nulls, or pass nulls="mask"'
+                    f"nulls fills column {path!r}, whose values are {mark_of(dtype)}, which numpy does not have; "
+                    'leave it out of nulls, or pass nulls="mask"'
                 )
             return replace(cell, fill=fixed_fill(path, self.policy.fills[path], cell, kind))
         if masked:

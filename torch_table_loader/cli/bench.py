@@ -136,14 +136,14 @@ def run(typed: argparse.Namespace) -> None:
     """
     sizes = typed.batch_size
     if typed.rounds < 1 or typed.workers < 1:
-        raise ConfigError("bench wants --rounds and --workers of at least 1")
+        raise ConfigError("bench needs --rounds and --workers of at least 1")
     runs = 2 * (typed.rounds + 1) * len(sizes)
     bar = iter(progress_bar("measuring", show=wants_bar(typed))(range(runs), runs))
     results, value = [], dict[str, Any]()
     for size in sizes:
         loader, dataset = open_loader(typed, batch_size=size, num_workers=typed.workers)
         if not dataset.table.layout.num_rows:
-            raise ConfigError("bench wants a table with rows, and this one has none")
+            raise ConfigError("bench needs a table with rows, and this one has none")
         duel = measure(loader, _bare(dataset, typed.workers), typed.rounds, lambda: next(bar, None))
         results.append(_result(size, duel))
         value = _what(dataset, typed)

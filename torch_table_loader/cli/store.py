@@ -120,7 +120,7 @@ def _verify(typed: argparse.Namespace) -> None:
 
 def _prune(typed: argparse.Namespace) -> None:
     if not (typed.damaged or typed.unfinished or typed.older_than is not None or typed.name):
-        raise ConfigError("prune wants --damaged, --unfinished, --older-than DAYS or --name NAME")
+        raise ConfigError("prune needs --damaged, --unfinished, --older-than DAYS or --name NAME")
     removed = []
     for place, manifest, fault in _stores(_folder(typed)):
         damaged = typed.damaged and (fault or (manifest is not None and _fault_of(place, manifest)))

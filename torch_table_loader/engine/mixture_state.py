@@ -267,7 +267,7 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         ResumeError: names what differs.
     """
     if "mixture" not in state:
-        raise ResumeError("the state speaks of one table, and this is a mixture; load it with the loader of that table")
+        raise ResumeError("the state is of one table, and this is a mixture; load it with the loader of that table")
     theirs = state["mixture"]
     if not isinstance(theirs, Mapping):
         raise ResumeError(f"the state must say of which mixture it is, got {theirs!r}; pass state_dict() unchanged")

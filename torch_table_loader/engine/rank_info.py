@@ -57,7 +57,7 @@ def resolve_ranks(options: LoaderOptions) -> RankInfo:
         _warn_alone(_automatic(sys.modules, os.environ, check=False))
     elif options.rank is None:
         raise ConfigError(
-            f"num_ranks={options.num_ranks} wants rank= in [0, {options.num_ranks}); pass dist.get_rank(), or "
+            f"num_ranks={options.num_ranks} needs rank= in [0, {options.num_ranks}); pass dist.get_rank(), or "
             'num_ranks="auto" and no rank'
         )
     return RankInfo(options.rank or 0, options.num_ranks, "the caller")

@@ -116,7 +116,7 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
         ResumeError: names what differs.
     """
     if "mixture" in state:
-        raise ResumeError("the state speaks of a mixture, and this is one table; load it with a MixedDataset's loader")
+        raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
     _compare_tables(table, bound["table"], state.get("table", {}))
     theirs = state.get("options", {})
     if filters is not None and theirs.get("filters") == printed_filter_key(filters, table.schema):
@@ -169,19 +169,19 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
         return
     if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
         raise ResumeError(
-            f"the state speaks of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
+            f"the state is of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
             f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to go "
             "on, or start a new epoch without the state"
         )
     if own.get("start_snapshot_id") != theirs.get("start_snapshot_id"):
         then, now = (_after(each.get("start_snapshot_id")) for each in (theirs, own))
         raise ResumeError(
-            f"the state speaks of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, or "
+            f"the state is of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, or "
             "start a new epoch without the state"
         )
     if table.left_out or "left_out" in theirs:
         raise ResumeError(
-            f"the state speaks of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, and "
+            f"the state is of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, and "
             f"here it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
         )
     if younger := _files_since(table, theirs):
@@ -191,7 +191,7 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
             'pass on_growth="continue" to go on with the new rows too'
         )
     counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
-    raise ResumeError(f"the state speaks of another table ({counts}); {_REMEDIES['table']}")
+    raise ResumeError(f"the state is of another table ({counts}); {_REMEDIES['table']}")
 
 
 def _after(start: int | None) -> str:

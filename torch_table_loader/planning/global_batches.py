@@ -257,7 +257,7 @@ def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: i
         of = f"and {micro_batches} micro-batches is {size} rows a micro-batch" if micro_batches > 1 else ""
         raise ConfigError(
             f"global_batch_size={global_batch_size} over {num_ranks} ranks {of or f'is {size} rows a rank'}, "
-            f"got batch_size={batch_size} beside it; leave batch_size out, or pass batch_size={size}"
+            f"but batch_size={batch_size} was passed too; leave batch_size out, or pass batch_size={size}"
         )
     return size
 

@@ -54,7 +54,7 @@ class TableLayout(Sequence[DataFileInfo]):
         lengths = {len(self.group_bytes), len(self.group_kept), len(self.group_live)}
         if not ends_right or lengths != {groups} or len(self.whole) != len(self.files):
             raise ConfigError(
-                f"TableLayout wants one entry for each of {groups} row groups of {len(self.files)} files, got "
+                f"TableLayout needs one entry for each of {groups} row groups of {len(self.files)} files, got "
                 f"{len(self.group_bytes)} sizes, {len(self.group_kept)} marks and offsets to {self.group_offsets[-1:]}"
             )
         starts = np.zeros(groups + 1, dtype=np.int64)

@@ -35,7 +35,7 @@ class ListedFiles(Sequence["DataFile"]):
         """Refuse columns of different lengths."""
         if len(self.num_bytes) != len(self.num_rows):
             raise ConfigError(
-                f"ListedFiles wants a size and a number of rows for each file, got {len(self.num_bytes)} and "
+                f"ListedFiles needs a size and a number of rows for each file, got {len(self.num_bytes)} and "
                 f"{len(self.num_rows)}"
             )
 

@@ -44,7 +44,7 @@ class Extent:
 
     @classmethod
     def of(cls, table: Any) -> Extent:
-        """Return the table that a state speaks of.
+        """Return the table that a state is of.
 
         Args:
             table: what the state says of it.
@@ -76,7 +76,7 @@ class Extent:
             return cls(known, operator.index(files), str(digest))
         except (TypeError, ValueError) as error:
             raise ResumeError(
-                f"the state must say of each table that it speaks of which snapshot, files and fingerprint it had, got "
+                f"the state must have the snapshot, the number of files and the fingerprint of each table, got "
                 f"{entry!r}; pass the value of state_dict() unchanged"
             ) from error
 

@@ -112,7 +112,7 @@ class TaskReader:
             ConfigError: an unknown column, a filter that does not fit, or a column that `row_id` would hide.
         """
         if len(files) != len(metas):
-            raise ConfigError(f"TaskReader wants a FileMeta for each file, got {len(files)} and {len(metas)}")
+            raise ConfigError(f"TaskReader needs a FileMeta for each file, got {len(files)} and {len(metas)}")
         if max_rows < 1:
             raise ConfigError(f"max_rows must be at least 1, got {max_rows}")
         if filters is not None:

@@ -77,7 +77,7 @@ class TokenReader(WithoutStatistics, ABC):
         """Read the index of a file.
 
         Raises:
-            ValueError: it cannot be one, or speaks of another file; says why, with the name of what is wrong.
+            ValueError: it cannot be one, or is of another file; says why, with the name of what is wrong.
         """
 
     @abstractmethod

@@ -97,7 +97,7 @@ def _taken(data: Any) -> _Taken:
                 if isinstance(error, ConfigError):
                     raise
                 raise ConfigError(
-                    f"from_arrow wants rows that Arrow can hold, and {_named(data)} does not give them "
+                    f"from_arrow needs rows that Arrow can hold, and {_named(data)} does not give them "
                     f"({type(error).__name__}: {str(error).splitlines()[0][:300]}); convert the column"
                 ) from error
     raise ConfigTypeError(f"from_arrow takes {_TAKES}; got {_named(data)}{_remedy(data)}")
@@ -200,6 +200,10 @@ def _settled_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _settled_array(array.storage, kind)
     if kind.equals(array.type) or not _has_list_view(array.type):
         return array.cast(kind)
+    return _made_again(array, kind)
+
+
+def _made_again(array: pa.Array, kind: pa.DataType) -> pa.Array:
     mask = array.is_null() if array.null_count else None
     if pt.is_dictionary(kind):
         values = _settled_array(array.dictionary, kind.value_type)

@@ -1,4 +1,4 @@
-"""One hash that says which table a state speaks of."""
+"""One hash that says which table a state is of."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
     '31f91978c82f9d64'
     """
     if len(files) != len(rows):
-        raise ConfigError(f"fingerprint wants one row count a file, got {len(files)} files and {len(rows)} counts")
+        raise ConfigError(f"fingerprint needs one row count a file, got {len(files)} files and {len(rows)} counts")
     digest = hashlib.sha256(_DOMAIN)
     for file, count in zip(files, rows, strict=True):
         name = file.name.encode("utf-8")

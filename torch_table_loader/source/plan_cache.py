@@ -48,7 +48,7 @@ class CacheEntry:
         for key, counts in self.counts.items():
             if len(counts) != len(self.meta.group_rows):
                 raise ConfigError(
-                    f"CacheEntry wants one count a row group, got {len(counts)} under {key!r} "
+                    f"CacheEntry needs one count a row group, got {len(counts)} under {key!r} "
                     f"for {len(self.meta.group_rows)} row groups"
                 )
 

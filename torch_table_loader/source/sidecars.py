@@ -89,7 +89,7 @@ class _Names:
         return f"{self.stem(path)}{sidecar.suffix}{self._split(path)[1]}"
 
     def refuse_orphan(self, path: str, reader: SidecarReader, data: Collection[str]) -> None:
-        """Refuse a sidecar that speaks of a data file which is not among the chosen ones."""
+        """Refuse a sidecar of a data file that is not among the chosen ones."""
         for sidecar in reader.sidecars:
             stem = self.stem(path, sidecar.suffix)
             if stem is not None and sidecar.required:

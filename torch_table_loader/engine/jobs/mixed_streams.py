@@ -432,5 +432,5 @@ def _refuse_unfit(name: str, source: StreamJob) -> None:
     for option, (given, remedy) in remedies.items():
         if given:
             raise ConfigError(
-                f"source {name!r} is a stream with {option}, which a mixture of streams has not; {remedy}"
+                f"source {name!r} is a stream with {option}, which a mixture of streams does not support; {remedy}"
             )

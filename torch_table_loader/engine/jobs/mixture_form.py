@@ -237,7 +237,7 @@ def stream_weights(
         pack: the sources', or None.
 
     Raises:
-        ConfigError: they do not fit the sources, or what is asked for has no meaning for streams.
+        ConfigError: they do not fit the sources, or what is asked for does not work for streams.
     """
     given = checked_weights(weights, sources)
     resolve_block(given, unit, None, pack)
@@ -270,7 +270,7 @@ def share_notes(
         note = f"source {number} is {name!r}: {items[name]:,} {what}s, a share of {shares[name]:.4g}"
         if delivered is not None and items[name]:
             times = delivered[name] / items[name]
-            note += f", so that the epoch delivers {delivered[name]:,}, which is {times:.3g} times all of them"
+            note += f"; the epoch delivers {delivered[name]:,}, {times:.3g} times the source"
         notes.append(note)
     return notes
 

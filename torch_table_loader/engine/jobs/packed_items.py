@@ -340,7 +340,7 @@ class PackedItems(TableItems):
         remaining = self.documents.remaining(exclusions)
         if self.live_rows and not remaining.num_rows:
             raise ConfigError(
-                f"all {self.live_rows} documents are excluded, so that the epoch has none; include() some of them"
+                f"all {self.live_rows} documents are excluded, so the epoch has none; include() some of them"
             )
         self._refuse_long_documents()
         while len(self._streams) >= _KEPT_STREAMS:

@@ -433,7 +433,7 @@ class TableRows(TableItems):
         remaining = self.remaining(exclusions)
         if self.live_rows and not remaining.num_rows:
             raise ConfigError(
-                f"all {self.live_rows} rows are excluded, so that the epoch has none; include() some of them"
+                f"all {self.live_rows} rows are excluded, so the epoch has no rows; include() some of them"
             )
         return remaining if self.weights is None else self.weights.drawn(remaining, self.options.shuffle_seed, epoch)
 

@@ -188,8 +188,8 @@ class LogReader:
 
     def _no_version(self, what: str, error: BaseException) -> ConfigError:
         return ConfigError(
-            f"{self.at.root}: {what} cannot be read ({self.at.scrubbed(error)}); it is none of the table's, or its "
-            "log was cleaned up since: DeltaTable(...).history() names those there are"
+            f"{self.at.root}: {what} cannot be read ({self.at.scrubbed(error)}); it is not a version of the table, "
+            "or its log was cleaned up since: DeltaTable(...).history() names those there are"
         )
 
 

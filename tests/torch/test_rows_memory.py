@@ -173,7 +173,7 @@ def test_shared_memory_that_is_not_there_is_an_error_of_ours(monkeypatch: pytest
 
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", none)
     with pytest.raises(OutOfMemoryError, match=r"shared memory .* No space left on device"):
-        shared_memory._shared_bytes(4096)
+        shared_memory.shared_bytes(4096)
 
 
 def test_the_cache_directory_of_this_user_is_theirs_alone(

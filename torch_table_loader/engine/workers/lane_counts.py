@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 from torch_table_loader.engine.work.lane_work import LaneClock
+from torch_table_loader.engine.workers.shared_memory import shared_bytes
 from torch_table_loader.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
+    import torch
     from numpy.typing import NDArray
 
 _MOST = 1024
@@ -21,13 +24,27 @@ class LaneCounts:
     """One row a lane: how many lanes there are, and what its clock says. Each is written by one process alone."""
 
     def __init__(self) -> None:
-        """Begin without lanes."""
-        self._shared = torch.zeros(_MOST, 6, dtype=torch.float64).share_memory_()  # type: ignore[no-untyped-call]
+        """Begin without lanes, in memory that forked workers share; nothing of it is taken before one writes to it."""
+        self._rows: NDArray[np.float64] = np.frombuffer(mmap.mmap(-1, _MOST * 6 * 8), np.float64).reshape(_MOST, 6)
+        self._shared: torch.Tensor | None = None
+        """The same where a worker was spawned, which inherits nothing."""
 
-    @property
-    def _rows(self) -> NDArray[np.float64]:
-        rows: NDArray[np.float64] = self._shared.numpy()
-        return rows
+    def __getstate__(self) -> torch.Tensor | None:
+        """Give memory to a worker that is spawned; a copy of any other kind counts by itself."""
+        if get_spawning_popen() is None:
+            return None
+        if self._shared is None:
+            shared = shared_bytes(self._rows.nbytes)
+            rows = shared.numpy().view(np.float64).reshape(_MOST, 6)
+            rows[:] = self._rows
+            self._rows, self._shared = rows, shared
+        return self._shared
+
+    def __setstate__(self, shared: torch.Tensor | None) -> None:
+        """Share the memory that was given."""
+        LaneCounts.__init__(self)
+        if shared is not None:
+            self._rows, self._shared = shared.numpy().view(np.float64).reshape(_MOST, 6), shared
 
     def note(self, lane: int, lanes: int, clock: LaneClock) -> None:
         """Keep what a lane has done since its iterator began.

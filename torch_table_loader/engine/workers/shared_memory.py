@@ -81,7 +81,7 @@ class SharedMemorySender:
         def allocate(num_bytes: int) -> torch.Tensor:
             if known is not None and known.numel() >= num_bytes:
                 return known[:num_bytes]
-            fresh.append(_shared_bytes(num_bytes + (num_bytes // 4 if slot >= 0 else 0)))
+            fresh.append(shared_bytes(num_bytes + (num_bytes // 4 if slot >= 0 else 0)))
             return fresh[0][:num_bytes]
 
         block = codec.pack(*parts, out=allocate)
@@ -118,7 +118,7 @@ class SharedMemoryReceiver:
         return codec.unpack(Block(torch.from_numpy(data), block.num_rows, block.sizes))
 
 
-def _shared_bytes(num_bytes: int) -> torch.Tensor:
+def shared_bytes(num_bytes: int) -> torch.Tensor:
     """Allocate flat shared memory, which crosses to another process without a copy."""
     with shared_memory_named():
         memory = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]

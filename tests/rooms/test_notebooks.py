@@ -41,12 +41,13 @@ def shown_by(cell: dict[str, Any]) -> str:
 
 def run_cell(source: str, names: dict[str, Any], where: str) -> tuple[str, str | None]:
     """Run a code cell as a kernel does; return what it prints, and the value of its last line as text."""
-    body = ast.parse(source, where)
-    last = body.body.pop() if isinstance(body.body[-1], ast.Expr) else None
+    body = ast.parse(source, where).body
+    last = body[-1].value if isinstance(body[-1], ast.Expr) else None
+    statements = ast.Module(body[:-1] if last else body, type_ignores=[])
     said = io.StringIO()
     with redirect_stdout(said):
-        exec(compile(body, where, "exec"), names)  # noqa: S102 the notebooks are ours
-        value = eval(compile(ast.Expression(last.value), where, "eval"), names) if last else None  # noqa: S307
+        exec(compile(statements, where, "exec"), names)  # noqa: S102 the notebooks are ours
+        value = eval(compile(ast.Expression(last), where, "eval"), names) if last else None  # noqa: S307
     return said.getvalue(), None if value is None else repr(value)
 
 

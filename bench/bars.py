@@ -47,6 +47,13 @@ DUELS = (
     ),
 )
 
+QUICK_DUELS = (
+    *(Duel(table, 8192, "ours:thread", "floor", 0.8) for table in ("A-zstd", "B", "D", "strings")),
+    Duel("A-zstd", 1024, "ours:thread", "floor", 0.7),
+    Duel("A-zstd", 8192, "ours:thread", "torch-dataloader-utils:num_workers=0", 2.0),
+)
+"""What a change is looked at with, in less than three minutes once the tables are there."""
+
 VALUE_DUELS = tuple(
     Duel(table, 8192, "ours:thread", "floor", 0.8) for table in ("strings", "nullable", "nested", "decimals")
 )
@@ -199,6 +206,7 @@ __all__ = [
     "PERMUTATION_OVER_NUMPY",
     "PLANNING_FILES_SECONDS",
     "PLANNING_SECONDS",
+    "QUICK_DUELS",
     "RANKS_OVER_ONE",
     "REQUESTS_A_FILE",
     "REQUESTS_OVER_MERGED",

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import bars, distant, tensors
-from bench.bars import DELTA_DUELS, DUELS, FILTER_DUELS, ICEBERG_DUELS, PACKED_DUELS, VALUE_DUELS, Duel
+from bench.bars import DELTA_DUELS, DUELS, FILTER_DUELS, ICEBERG_DUELS, PACKED_DUELS, QUICK_DUELS, VALUE_DUELS, Duel
 from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import TENSORS, FarRow, Outcome, Row, duel_row, write, write_distant, write_packing
 from bench.tables import build
@@ -36,6 +36,9 @@ _WHAT = (
     "rows",
     "distant",
 )
+
+
+_REPORT = Path("bench/RESULTS.md")
 
 
 class Bench:
@@ -316,11 +319,13 @@ def chosen(duels: Sequence[Duel], only: str | None) -> list[Duel]:
 
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", choices=[*_WHAT, []], help="all, if none is named")
+    parser.add_argument(
+        "what", nargs="*", choices=[*_WHAT, "quick", []], help="all, if none is named; quick is in no other"
+    )
     parser.add_argument("--only", help="only duels of which 'TABLE BATCH_SIZE RIGHT' holds this text")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of a duel; of distant a third")
     parser.add_argument("--root", type=Path, default=Path("build/bench"), help="folder of the tables")
-    parser.add_argument("--out", type=Path, default=Path("bench/RESULTS.md"))
+    parser.add_argument("--out", type=Path, help="the report; a part of all is only printed if this is left out")
     parser.add_argument("--against", type=Path, help="another checkout, which distant measures too")
     return parser.parse_args()
 
@@ -334,6 +339,7 @@ def main() -> None:
     outcomes: list[Outcome] = []
     packed: tuple[list[Row], list[Outcome]] = ([], [])
     kinds = {
+        "quick": (QUICK_DUELS, rows),
         "duels": (DUELS, rows),
         "values": (VALUE_DUELS, rows),
         "iceberg": (ICEBERG_DUELS, rows),
@@ -364,13 +370,13 @@ def main() -> None:
         print(reader.line())
     for outcome in outcomes_of_all:
         print(outcome.line())
+    out = options.out or _REPORT
     if set(what) == {"distant"}:
-        write_distant(options.out, *far)
+        write_distant(out, *far)
     elif set(what) == {"packing"}:
-        write_packing(options.out, *packed)
-    else:
-        write(options.out, rows, outcomes, bench.sweeps, options.rounds, packed, row_mode, far)
-    print(f"written: {options.out}")
+        write_packing(out, *packed)
+    elif options.out or not options.what:
+        write(out, rows, outcomes, bench.sweeps, options.rounds, packed, row_mode, far)
     if False in {*(row.met for row in (*rows, *packed[0], *row_mode[0])), *(entry.met for entry in outcomes_of_all)}:
         sys.exit(1)
 

@@ -12,6 +12,7 @@ import torch
 from torch_table_loader.batching.cells import RowError
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
+from torch_table_loader.batching.packed_outputs import one_sequence
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.errors import ConfigError, ConfigTypeError, TableError
 
@@ -29,7 +30,8 @@ class MapView(torch.utils.data.Dataset[Any]):
     Positions count the rows that pass the filter; nothing is excluded or shuffled here. ``view[i]`` is one row.
     ``view[i:j]`` and ``view[[i, j]]`` are one batch, as ``view.batch(indices)`` is. `transforms` and `decode` are
     called with each batch, and with a row as a batch of one; `collate_fn` is not called. In a row, a list of numbers is
-    a plain vector, whatever the form of lists in batches. A ``DataLoader(view, sampler=..., batch_size=...)`` works as
+    a plain vector, whatever the form of lists in batches. With `pack`, a row is a sequence: its `cu_seqlens`,
+    `documents` and spans are those of a batch of one. A ``DataLoader(view, sampler=..., batch_size=...)`` works as
     with any map-style dataset.
     """
 
@@ -41,6 +43,7 @@ class MapView(torch.utils.data.Dataset[Any]):
         """
         self._items = rows
         self._codec = make_codec(rows.columns, TypePolicy.of(rows.options))
+        self._first = _first if rows.options.pack is None else one_sequence
 
     def __len__(self) -> int:
         """Count the rows that remain after deletes and filters."""
@@ -66,7 +69,7 @@ class MapView(torch.utils.data.Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several rows, each as ``view[i]`` does; they are gathered together. ``DataLoader`` calls this."""
         rows = self._rows(indices)
-        return [_first(self._finished(batch)) for batch in rows.batches(1)] if len(indices) else []
+        return [self._first(self._finished(batch)) for batch in rows.batches(1)] if len(indices) else []
 
     def batch(self, indices: Sequence[int]) -> Any:
         """Return several rows as one batch of the output format; they are gathered together.

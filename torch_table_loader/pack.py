@@ -28,7 +28,10 @@ _OF_OUTPUT: dict[str | None, tuple[str, ...]] = {
     "segment_ids": ("input_ids", "labels", "position_ids", "segment_ids"),
 }
 
-_TAKEN = {*TENSORS, "segment_ids", "tokens", "loss_mask", "documents", "spans", "padding"}
+FLASH_EDGES = ("cu_seq_lens_q", "max_length_q", "cu_seq_lens_k", "max_length_k")
+"""Where documents begin, and the longest, by the names that Hugging Face gives FlashAttention."""
+
+_TAKEN = {*TENSORS, *FLASH_EDGES, "segment_ids", "tokens", "loss_mask", "documents", "spans", "padding"}
 
 IGNORED = -100
 """The label that losses leave out, in torch and in Hugging Face."""

@@ -136,7 +136,7 @@ def test_unknown_protocols_and_missing_packages_say_what_to_do(monkeypatch: pyte
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    with pytest.raises(MissingExtraError, match=r"pip install torch-table-loader\[s3\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'torch-table-loader\[s3\]'"):
         open_storage("s3://bucket/x", {"version_aware": True})
     with pytest.raises(MissingExtraError, match="Install s3fs"):
         open_storage("other://bucket/x")

@@ -38,8 +38,8 @@ class Faults:
         share: of the requests that fail.
         methods: which requests fail: GET, HEAD, LIST, PUT.
         suffix: what the paths of those end with.
-        seconds: for how long; None: until further notice.
-        gone: seconds for which nothing listens.
+        seconds: for how long after the first request that fails; None: until further notice.
+        gone: seconds for which nothing listens, after the first request, which is reset.
         place: of the byte in the file of which a bit is flipped.
     """
 
@@ -116,7 +116,8 @@ class _Answer(NamedTuple):
 class _Server:
     folder: Path
     faults: Faults = field(default_factory=Faults)
-    since: float = 0.0
+    since: float | None = None
+    """When the first request failed; None before."""
     counts: dict[str, int] = field(default_factory=dict)
     random: random.Random = field(default_factory=lambda: random.Random(7))
     open: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -147,24 +148,33 @@ class _Server:
         """Answer a request; return whether the connection goes on."""
         if request.path.startswith("/__"):
             await _write(writer, request, self._control(request))
-            if self.faults.gone:
-                self.leaving.set()
             return True
         method = "LIST" if "list-type" in request.query else request.method
         self.counts[method] = self.counts.get(method, 0) + 1
+        if self.faults.gone and self.since is None:
+            self._count_fault()
+            self.leaving.set()
+            _reset(writer)
+            return False
         kind = self._fault(method, request.path)
         answer = self._answer(request)
         if kind is None or answer.status >= 300:
             await _write(writer, request, answer)
             return True
-        self.counts["faults"] = self.counts.get("faults", 0) + 1
+        self._count_fault()
         return await self._spoil(kind, request, answer, writer)
+
+    def _count_fault(self) -> None:
+        """Count a request that fails. Time counts from the first one: under load it may come late."""
+        if self.since is None:
+            self.since = time.monotonic()
+        self.counts["faults"] = self.counts.get("faults", 0) + 1
 
     def _fault(self, method: str, path: str) -> str | None:
         faults = self.faults
-        over = faults.seconds is not None and time.monotonic() - self.since > faults.seconds
+        lasts = faults.seconds is None or self.since is None or time.monotonic() - self.since <= faults.seconds
         meant = method in faults.methods and path.endswith(faults.suffix)
-        if over or not meant or not faults.kinds:
+        if not lasts or not meant or not faults.kinds:
             return None
         first = "faults" not in self.counts  # so that few requests meet one, too
         if not first and self.random.random() >= faults.share:
@@ -203,7 +213,7 @@ class _Server:
             given = json.loads(request.body)
             chosen: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
             self.faults = Faults(**chosen)
-            self.since, self.counts = time.monotonic(), {}
+            self.since, self.counts = None, {}
         return _Answer(200, {}, json.dumps(self.counts).encode())
 
     def _answer(self, request: _Request) -> _Answer:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
+from tests.rooms.waiting import until
 from tests.services.rest_catalog import RestCatalog, serving
 from torch_table_loader import ConfigError, StorageError, StorageTimeoutError
 from torch_table_loader.source.iceberg.catalog import TableAddress, open_table
@@ -23,14 +24,20 @@ LIMITS = {"rest.client.connection-timeout-ms": "2000", "rest.client.socket-timeo
 
 @dataclass
 class Hanging(RestCatalog):
-    """Does not answer requests for one path until it is over."""
+    """Does not answer requests for one path until it is over.
+
+    Args:
+        hangs: how that path ends.
+        tries: how many requests for it are under way when it is over; 0 waits for `over`.
+    """
 
     hangs: str = ""
+    tries: int = 0
     over: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, method: str, path: str, token: str | None, body: bytes) -> tuple[int, Any]:
         if self.hangs and path.endswith(self.hangs):
-            self.over.wait(60)
+            until(lambda: self.over.is_set() or 0 < self.tries <= sum(call.endswith(path) for call in self.calls))
         return super().answer(method, path, token, body)
 
 
@@ -60,10 +67,8 @@ def test_each_request_to_a_catalog_has_a_limit(lake: Catalog, hangs: str) -> Non
 
 
 def test_a_catalog_that_hangs_once_is_asked_again(lake: Catalog) -> None:
-    catalog = Hanging(lake)
-    catalog.hangs = "/config"
+    catalog = Hanging(lake, hangs="/config", tries=2)
     with serving(catalog) as uri:
-        threading.Timer(0.3, catalog.over.set).start()
         address = TableAddress("db.clicks", {"uri": uri, **LIMITS}, retry_seconds=30)
         assert open_table(address).name == "db.clicks"
     assert sum(call.endswith("/config") for call in catalog.calls) > 1

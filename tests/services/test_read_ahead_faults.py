@@ -110,6 +110,18 @@ def test_a_storm_passes(make: Make, store: FaultyStore, engine: dict[str, Any], 
     assert loader.metrics().fetch.retries > 0
 
 
+@pytest.mark.parametrize("faults", [{"kinds": ("503",), "seconds": 0.0}, {"gone": 0.01}], ids=["503", "gone"])
+def test_a_storm_begins_with_the_first_request_however_late_it_comes(
+    make: Make, store: FaultyStore, faults: dict[str, Any]
+) -> None:
+    loader = make()
+    fail(store, faults)
+    assert store.seen() == {}
+    assert sorted(taken(loader)) == EVERY_ROW
+    assert loader.metrics().fetch.retries > 0
+    assert store.seen()["faults"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", ENGINES[1:])

@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.torch.tables import meant_warnings
-from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, ResumeError, StructuredDataset
+from torch_table_loader import ConfigError, ConfigTypeError, MixedDataset, ResumeError, StructuredDataset, TableLoader
 from torch_table_loader.arrow.content_hash import content_hash
 from torch_table_loader.errors import StorageError
 from torch_table_loader.opening import arrow_source
@@ -260,6 +260,48 @@ def test_columns_that_arrow_cannot_hold_are_refused_by_name() -> None:
         StructuredDataset.from_arrow(pa.table([[1], [2]], names=["a", "a"]))
     with pytest.raises(ConfigError, match="path= has no meaning beside source="):
         StructuredDataset("p", source=TABLE)
+
+
+VIEWS = [make(pa.list_(pa.int16())) for make in (pa.list_view, pa.large_list_view)]
+LISTS: list[Any] = [[[1, 2], [3]], None, [[], None], [], [[4, 5, 6]], [[7]]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *VIEWS,
+        pa.list_view(pa.large_list(pa.int16())),
+        pa.large_list_view(pa.list_view(pa.int16())),
+        pa.list_view(pa.large_list_view(pa.int16())),
+        pa.list_(pa.list_view(pa.int16())),
+        pa.large_list(pa.large_list_view(pa.int16())),
+    ],
+    ids=str,
+)
+def test_list_views_of_lists_come_as_they_are(kind: pa.DataType) -> None:
+    check_values(pa.array(LISTS, kind))
+
+
+@pytest.mark.parametrize("kind", VIEWS, ids=str)
+def test_list_views_inside_of_other_types_come_as_they_are(kind: pa.DataType) -> None:
+    lists = pa.array(LISTS, kind)
+    nulls = pa.array([False, False, True, False, False, False])
+    check_values(pa.StructArray.from_arrays([lists, pa.array(range(6))], names=["l", "n"], mask=nulls))
+    check_values(pa.array([None if each is None else [("k", each)] for each in LISTS], pa.map_(pa.string(), kind)))
+    check_values(pa.array([None if each is None else [each, None] for each in LISTS], pa.list_(kind, 2)))
+
+
+def check_values(array: pa.Array) -> None:
+    """Check what comes of an array, whole, in slices and in an order of its own."""
+    turned = pa.chunked_array([array.slice(3), array.slice(1, 2)])
+    for column in (pa.chunked_array([array]), turned):
+        dataset = StructuredDataset.from_arrow(
+            pa.table({"a": column}), output_format="arrow", batch_size=2, check_plan=False
+        )
+        batches = list(TableLoader(dataset))
+        assert [value for batch in batches for value in batch.column("a").to_pylist()] == column.to_pylist()
+        for batch in batches:
+            batch.validate(full=True)
 
 
 def test_what_comes_may_be_written_to() -> None:

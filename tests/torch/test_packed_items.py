@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -510,6 +510,31 @@ def test_windows_as_a_map(table: Path) -> None:
     assert view.row_ids([0]).tolist() == list(dict.fromkeys(number for number, _ in order[:7]))
     with pytest.raises(ConfigError, match="leave pack out"), meant_warnings():
         len(StructuredDataset(str(table), pack=Pack(seq_len=7), shuffle="rows", check_plan=False).as_map())
+
+
+@pytest.mark.parametrize("output", [None, "hf", "flash", "flex", "megatron", "segment_ids"])
+@pytest.mark.parametrize("form", ["torch", "numpy"])
+def test_a_window_of_a_map_is_a_batch_of_one_without_the_first_dimension(
+    table: Path, output: Any, form: Literal["torch", "numpy"]
+) -> None:
+    """What is of documents has no such dimension, and stays as it is."""
+    pack = Pack(seq_len=7, strategy="windows", aligned=["weight"], spans=["spans"], output=output)
+    with meant_warnings():
+        view = StructuredDataset(
+            str(table), pack=pack, shuffle="rows", columns=["id"], output_format=form, check_plan=False
+        ).as_map()
+    of_documents = {"cu_seqlens", "max_seqlen", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    row, batch = view[2], view.batch([2])
+    assert row.keys() == batch.keys() == view.__getitems__([2, 0])[0].keys()
+    for name in row.keys() - {"documents", "spans"}:
+        expected = batch[name] if name in of_documents else batch[name][0]
+        assert np.array_equal(row[name], expected), name
+        assert name in of_documents or np.shape(row[name]) == (7,), name
+    assert np.array_equal(row["documents"]["id"], batch["documents"]["id"])
+    one, several = row["spans"]["spans"], batch["spans"]["spans"]
+    assert np.array_equal(one.index, several.index[0])
+    assert all(np.array_equal(getattr(one, name), getattr(several, name)) for name in ("start", "end", "document"))
+    assert np.array_equal(one.columns["kind"], several.columns["kind"])
 
 
 def test_explain_says_how_sequences_are_made(table: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
-from torch_table_loader.pack import IGNORED
+from torch_table_loader.pack import FLASH_EDGES, IGNORED
 from torch_table_loader.planning.pack_counts import PackCounts
 
 if TYPE_CHECKING:
@@ -48,6 +48,22 @@ class Spans(NamedTuple):
     end: Any
     document: Any
     columns: dict[str, Any]
+
+
+_OF_EDGES = frozenset({"cu_seqlens", "max_seqlen", *FLASH_EDGES})
+
+
+def one_sequence(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return the one sequence of a batch. What has a row for each document or span stays as it is."""
+    found = {}
+    for name, value in batch.items():
+        if name == "spans":
+            found[name] = {column: spans._replace(index=spans.index[0]) for column, spans in value.items()}
+        elif name == "documents" or name in _OF_EDGES:
+            found[name] = value
+        else:
+            found[name] = value[0]
+    return found
 
 
 class Layout:
@@ -269,12 +285,7 @@ class Sequences:
             own[last - first :] = stop - start
             edges.append(self._out(own))
         if self._pack.output == "flash":
-            return {
-                "cu_seq_lens_q": edges,
-                "max_length_q": longest,
-                "cu_seq_lens_k": [edge[:] for edge in edges],
-                "max_length_k": longest,
-            }
+            return dict(zip(FLASH_EDGES, (edges, longest, [edge[:] for edge in edges], longest), strict=True))
         both: dict[str, Sequence[Any]] = {"cu_seqlens": edges, "max_seqlen": longest}
         return {name: values for name, values in both.items() if name in self._wanted}
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_table_loader.arrow.arrays import relisted
 from torch_table_loader.arrow.content_hash import content_hash
-from torch_table_loader.arrow.datatypes import is_list_view, plain_type
+from torch_table_loader.arrow.datatypes import children_of, decoded_type, is_list_view, plain_type
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 from torch_table_loader.records import DataFile
 from torch_table_loader.source.held_table import NAME, HeldStorage, HeldTable
@@ -180,11 +181,48 @@ def _settled(table: pa.Table) -> pa.Table:
 
 
 def _as_settled(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    while isinstance(column.type, pa.BaseExtensionType):
-        storage = column.type.storage_type
-        column = pa.chunked_array([chunk.storage for chunk in column.chunks], storage)
     kind = settled_type(column.type)
-    return column if kind.equals(column.type) else column.cast(kind)
+    if kind.equals(column.type):
+        return column
+    return pa.chunked_array([_settled_array(chunk, kind) for chunk in column.chunks], kind)
+
+
+def _settled_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array in its settled type.
+
+    pyarrow 26 casts list views to lists whose offsets are wrong, so what contains them is made again.
+
+    Args:
+        array: of any type.
+        kind: its `settled_type`.
+    """
+    if isinstance(array, pa.ExtensionArray):
+        return _settled_array(array.storage, kind)
+    if kind.equals(array.type) or not _has_list_view(array.type):
+        return array.cast(kind)
+    mask = array.is_null() if array.null_count else None
+    if pt.is_dictionary(kind):
+        values = _settled_array(array.dictionary, kind.value_type)
+        return pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
+    if pt.is_struct(kind):
+        children = [_settled_array(array.field(place), child.type) for place, child in enumerate(kind)]
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    if pt.is_map(kind):
+        keys, items = _settled_array(array.keys, kind.key_type), _settled_array(array.items, kind.item_type)
+        offsets = pa.array(array.offsets.to_numpy())  # a mask does not go with a slice
+        return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=mask)
+    if pt.is_fixed_size_list(kind):
+        size = kind.list_size
+        values = _settled_array(array.values.slice(array.offset * size, len(array) * size), kind.value_type)
+        return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)
+    return relisted(array, _settled_array(array.flatten(), kind.value_type)).cast(kind)
+
+
+def _has_list_view(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_list_view(kind.storage_type)
+    kind = decoded_type(kind)
+    return is_list_view(kind) or any(_has_list_view(child.type) for child in children_of(kind))
 
 
 def settled_type(kind: pa.DataType) -> pa.DataType:

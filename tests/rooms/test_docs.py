@@ -7,6 +7,7 @@ import io
 import re
 import shlex
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -33,7 +34,9 @@ MARKDOWN = sorted(
     for page in ROOT.rglob("*.md")
     if not any(part.startswith(".") or part in HIDDEN for part in page.relative_to(ROOT).parts)
 )
-FENCE = re.compile(r"^```(?P<tag>\S*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(?P<indent> *)```(?P<tag>\S*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+"""A fenced block; in a tab it is indented."""
+
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\((?P<target>[^)\s]+)\)")
 PICTURE = re.compile(r"!\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 NUMBER = re.compile(r"\d[\d,.]*")
@@ -57,7 +60,8 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """Give a page's fenced blocks in order."""
     text = page.read_text()
-    return [Block(m["tag"], m["text"], text.count("\n", 0, m.start()) + 2) for m in FENCE.finditer(text)]
+    found = FENCE.finditer(text)
+    return [Block(m["tag"], textwrap.dedent(m["text"]), text.count("\n", 0, m.start()) + 2) for m in found]
 
 
 @pytest.fixture
@@ -135,8 +139,8 @@ def own_lines(page: Path) -> Iterator[tuple[int, str]]:
     tag: str | None = None  # of the block that is open
     for number, line in enumerate(page.read_text("utf-8").splitlines(), start=1):
         is_output = tag == "console" and not line.startswith("$ ")
-        if line.startswith("```"):
-            tag = line.removeprefix("```") if tag is None else None
+        if line.lstrip().startswith("```"):
+            tag = line.lstrip().removeprefix("```") if tag is None else None
         elif not line.startswith("|") and not is_output:
             yield number, line
 

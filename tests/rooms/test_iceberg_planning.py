@@ -285,7 +285,7 @@ def test_a_file_of_other_rows_than_the_manifest_says(tmp_path: Path) -> None:
             read(table, footers=footers)
     with pytest.raises(ConfigError, match="footers must be one of 'eager', 'lazy'"):
         read(table, footers="later")
-    with pytest.raises(ConfigError, match='no meaning with shuffle="rows"'):
+    with pytest.raises(ConfigError, match='does not work with shuffle="rows"'):
         read(table, footers="lazy", shuffle="rows")
 
 

@@ -198,7 +198,7 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest() -> No
         rank_batch_size(None, 1000, 7)
     with pytest.raises(ConfigError, match="nearest is 8"):
         rank_batch_size(None, 3, 8)
-    with pytest.raises(ConfigError, match="256 rows a rank, got batch_size=100"):
+    with pytest.raises(ConfigError, match="256 rows a rank, but batch_size=100"):
         rank_batch_size(100, 1024, 4)
     with pytest.raises(
         ConfigError, match="multiple of num_ranks=4 times micro_batches=3, got 1024; the nearest is 1020"

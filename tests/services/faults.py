@@ -121,26 +121,33 @@ class _Server:
     counts: dict[str, int] = field(default_factory=dict)
     random: random.Random = field(default_factory=lambda: random.Random(7))
     open: set[asyncio.StreamWriter] = field(default_factory=set)
-    port: int = 0
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while nobody is there: connections that were just accepted are not served either."""
 
     async def run(self) -> None:
-        while True:
-            server = await asyncio.start_server(self._connection, "127.0.0.1", self.port)
-            if not self.port:
-                self.port = server.sockets[0].getsockname()[1]
-                print(self.port, flush=True)
-            self.leaving = asyncio.Event()
-            await self.leaving.wait()
-            server.close()
-            for writer in list(self.open):
-                _reset(writer)
-            await asyncio.sleep(self.faults.gone)
+        with socket.socket() as place:  # bound and never listening, so that nobody else gets the port meanwhile
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            place.bind(("127.0.0.1", 0))
+            port = place.getsockname()[1]
+            server = await asyncio.start_server(self._connection, "127.0.0.1", port)
+            print(port, flush=True)
+            while True:
+                await self.leaving.wait()
+                server.close()
+                for writer in list(self.open):
+                    _reset(writer)
+                await asyncio.sleep(self.faults.gone)
+                self.leaving.clear()
+                server = await asyncio.start_server(self._connection, "127.0.0.1", port)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open.add(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while (request := await _read_request(reader, writer)) is not None and await self._serve(request, writer):
-                pass
+            while (request := await _read_request(reader, writer)) is not None:
+                if self.leaving.is_set() or not await self._serve(request, writer):
+                    break
+        if self.leaving.is_set():
+            _reset(writer)
         self.open.discard(writer)
         writer.close()
 
@@ -154,7 +161,7 @@ class _Server:
         if self.faults.gone and self.since is None:
             self._count_fault()
             self.leaving.set()
-            return True
+            return False
         kind = self._fault(method, request.path)
         answer = self._answer(request)
         if kind is None or answer.status >= 300:

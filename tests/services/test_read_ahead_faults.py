@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.rooms.waiting import until
 from tests.services.faults import FaultyStore, serving_faults
 from tests.services.faulty_tables import loader_of, taken
 from torch_table_loader import StorageError, TableError, TableLoader
@@ -120,6 +124,30 @@ def test_a_storm_begins_with_the_first_request_however_late_it_comes(
     assert sorted(taken(loader)) == EVERY_ROW
     assert loader.metrics().fetch.retries > 0
     assert store.seen()["faults"] > 0
+
+
+def test_a_store_that_is_gone_serves_nobody(store: FaultyStore) -> None:
+    """Connections that it accepted in the moment in which it goes are not served either."""
+    fail(store, {"gone": 0.3})
+    place = urlsplit(store.url)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection((place.hostname, place.port))) for _ in range(20)]
+        for client in clients:
+            with suppress(ConnectionError):
+                client.sendall(b"GET /bucket/t/0.parquet HTTP/1.1\r\nHost: here\r\n\r\n")
+        for client in clients:
+            with suppress(ConnectionError):
+                assert client.recv(1) == b""
+    until(lambda: is_there(store))
+    assert store.seen()["faults"] == 1
+
+
+def is_there(store: FaultyStore) -> bool:
+    try:
+        store.seen()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.slow

@@ -205,7 +205,7 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest() -> No
     ):
         rank_batch_size(None, 1024, 4, 3)
     with pytest.raises(
-        ConfigError, match="over 4 ranks and 2 micro-batches is 128 rows a micro-batch, got batch_size=256"
+        ConfigError, match="over 4 ranks and 2 micro-batches is 128 rows a micro-batch, but batch_size=256"
     ):
         rank_batch_size(256, 1024, 4, 2)
 

@@ -1,78 +1,129 @@
-"""A store of which nothing is in memory, as where it is larger than that: what a window of the order costs.
+"""A store larger than memory: rows in random order, against random reads of the same size by fio.
 
-No limit is set on the machine's memory. Before each window the store's pages are taken out of this process and out of
-the system's cache (``MADV_DONTNEED``, ``POSIX_FADV_DONTNEED``), so that all of it is read from the disk again.
+No limit is set on the machine's memory. Before each round the store's pages are taken out of this process and out of
+the system's cache (``MADV_DONTNEED``, ``POSIX_FADV_DONTNEED``), so that all that is read comes from the disk. The
+records hold random bytes: only their size matters.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import mmap
 import os
-import statistics
-import time
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from torch_table_loader.store.read_ahead import ReadAhead
-from torch_table_loader.store.spec import RECORDS
+from bench.pairing import Pairs, Sample, measure
+from torch_table_loader.planning.keys import derive_key
+from torch_table_loader.planning.permutation import Permutation
+from torch_table_loader.store.read_ahead import PAGE, ReadAhead
 
 WINDOW_BYTES = 256 << 20
 """Of pages: what a lane may ask for ahead with two lanes and the default `row_store_memory`."""
-_BLOCK = 32_768
+_LANES = 2
+_WINDOWS = 4
+"""A lane's, in a round."""
+_BLOCK = 8192
+_DEPTH = 64
+_FIO_SECONDS = 4
+_PIECE = 64 << 20
 
 
-def windows(loader: Any, rounds: int) -> dict[str, Any]:
-    """Gather windows of an epoch from a cold store, with the system told what comes and without.
+def against_fio(stored: Any, folder: Path, num_bytes: int, rounds: int) -> tuple[Pairs, float]:
+    """Race two lanes, which gather rows of a cold store, against fio's random reads of whole pages.
 
     Args:
-        loader: in row mode, its store in files.
-        rounds: windows.
+        stored: the rows of a small store in files; its layout is taken over.
+        folder: where the large file is written; on the disk to be measured.
+        num_bytes: of the large file.
+        rounds: pairs.
 
     Returns:
-        Rows of a window; and for each way rows per second, bytes read from the disk a row, and requests.
+        The pairs, where fio's rows are its reads; and the bytes that the disk read for each of our rows.
     """
-    job = loader._position.job
-    store = job.items.store
-    stored = store.rows()
-    path = store.place / RECORDS
+    path = folder / "records"
+    _fill(path, num_bytes)
     width = stored.layout.width
-    order = job.work(job.start(0)).items.order.take(np.arange(min(WINDOW_BYTES // 4096, stored.num_rows)))
-    read_ahead = ReadAhead([(path, width)], WINDOW_BYTES)
-    found: dict[str, list[tuple[float, float, float]]] = {"told": [], "not told": []}
-    for _ in range(rounds):
-        for way, samples in found.items():
-            _drop(path, stored.records)
-            before, began = _read_bytes(), time.perf_counter()
-            requests = read_ahead.expect(order) if way == "told" else 0
-            for start in range(0, len(order), _BLOCK):
-                stored.gather(order[start : start + _BLOCK])
-            seconds = time.perf_counter() - began
-            samples.append((len(order) / seconds, (_read_bytes() - before) / len(order), requests))
-    names = ("rows_per_second", "disk_bytes_per_row", "requests")
-    ways = {
-        way: dict(zip(names, map(statistics.median, zip(*samples, strict=True)), strict=True))
-        for way, samples in found.items()
-    }
-    return {"window_rows": len(order), "store_bytes": path.stat().st_size} | ways
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_RANDOM)  # as a store maps its files
+    records = np.frombuffer(mapped, dtype=f"V{width}", count=num_bytes // width)
+    ahead = ReadAhead([(path, width)], WINDOW_BYTES)
+    large = dataclasses.replace(stored, records=records, num_rows=len(records), nulls=None, read_ahead=ahead)
+    order = Permutation(len(records), derive_key(0, 0, "rows"))
+    share = _WINDOWS * (WINDOW_BYTES // PAGE)
+    ours: list[Sample] = []
+    fio: list[Sample] = []
+    read = 0
+    for turn in range(rounds):
+        if turn % 2:
+            fio.append(_fio(path))
+        mapped.madvise(mmap.MADV_DONTNEED)  # pages that are mapped would stay in the cache
+        _drop(path)
+        begins = range(turn * _LANES * share, (turn + 1) * _LANES * share, share)
+        before = _read_bytes()
+        ours.append(measure(partial(_gather, large, order, begins, share)))
+        read += _read_bytes() - before
+        if not turn % 2:
+            fio.append(_fio(path))
+    return Pairs(tuple(ours), tuple(fio)), read / sum(sample.rows for sample in ours)
 
 
-def _drop(path: Path, records: Any) -> None:
-    """Take a mapped file out of memory."""
-    _base(records).madvise(mmap.MADV_DONTNEED)  # pages that are mapped would stay in the cache
+def _gather(stored: Any, order: Permutation, begins: range, share: int) -> int:
+    """Take each lane's part of the order on a thread of its own, as lanes do; return the rows."""
+
+    def blocks(begin: int) -> Iterator[tuple[Any, None]]:
+        for start in range(begin, begin + share, _BLOCK):
+            yield order.slice(start, start + _BLOCK), None
+
+    def lane(begin: int) -> int:
+        taken = 0
+        for rows, places, _ in stored.windows(blocks(begin)):
+            rows.gather(places)
+            taken += len(places)
+        return taken
+
+    with ThreadPoolExecutor(_LANES) as pool:
+        return sum(pool.map(lane, begins))
+
+
+def _fio(path: Path) -> Sample:
+    """Read pages at random with as many jobs as there are lanes, past the system's cache."""
+    program = shutil.which("fio")
+    if program is None:
+        raise RuntimeError("the cold store is compared with fio, which is not there; install the package fio")
+    command = [program, "--name=pages", f"--filename={path}", "--readonly", "--rw=randread", f"--bs={PAGE}"]
+    command += ["--direct=1", "--ioengine=libaio", f"--iodepth={_DEPTH}", f"--numjobs={_LANES}", "--group_reporting"]
+    command += ["--time_based", f"--runtime={_FIO_SECONDS}", "--output-format=json"]
+    told = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["jobs"][0]
+    cpu = (told["usr_cpu"] + told["sys_cpu"]) / 100 * _FIO_SECONDS * _LANES
+    return Sample(told["read"]["runtime"] / 1e3, cpu, told["read"]["total_ios"])
+
+
+def _fill(path: Path, num_bytes: int) -> None:
+    piece = np.random.default_rng(0).integers(0, 256, _PIECE, dtype=np.uint8).tobytes()
+    with path.open("wb") as file:
+        for start in range(0, num_bytes, _PIECE):
+            file.write(piece[: num_bytes - start])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _drop(path: Path) -> None:
+    """Take a file out of the system's cache."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(file)
-
-
-def _base(array: Any) -> Any:
-    """Find the mapping that an array is a view of."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return array.obj if isinstance(array, memoryview) else array
 
 
 def _read_bytes() -> int:
@@ -81,4 +132,4 @@ def _read_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
-__all__ = ["windows"]
+__all__ = ["WINDOW_BYTES", "against_fio"]

@@ -210,6 +210,7 @@ def main() -> None:
     parser.add_argument("--place", choices=["memory", "files"], default="memory")
     parser.add_argument("--against", default="floor")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold-gib", type=int, default=16, help="size of the store that is read cold")
     typed = parser.parse_args()
     warnings.simplefilter("ignore")
     table = build(typed.table, typed.root)
@@ -219,16 +220,18 @@ def main() -> None:
         "build": lambda: building(table, typed.place, typed.rounds),
         "resume": lambda: resuming(table, typed.rounds),
         "permutation": lambda: permutation(typed.rounds),
-        "cold": lambda: _cold(table, typed.rounds),
+        "cold": lambda: _cold(table, typed.cold_gib << 30, typed.rounds),
     }
     sys.stdout.write(json.dumps(runs[typed.what]()) + "\n")
     sys.stdout.flush()
     os._exit(0)  # a rival's threads may abort a process that ends; what was measured is out
 
 
-def _cold(table: BenchTable, rounds: int) -> Any:
-    with folder_beside(table) as folder:
-        return cold.windows(loader_of(table, row_store=folder), rounds)
+def _cold(table: BenchTable, num_bytes: int, rounds: int) -> Any:
+    with folder_beside(table) as small, folder_beside(table) as large:
+        stored = loader_of(table, row_store=small)._position.job.items.store.rows()
+        pairs, read = cold.against_fio(stored, Path(large), num_bytes, rounds)
+        return {"pairs": _plain(pairs), "disk_bytes_per_row": read}
 
 
 if __name__ == "__main__":

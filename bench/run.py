@@ -277,13 +277,10 @@ class Bench:
             name = f"A-zstd: first batch resumed at {float(part):.0%} over a fresh start's"
             outcomes.append(Outcome(name, ratio, bars.ROWS_RESUMED_OVER_FRESH))
         cold = self._rows("cold", "--table", "A-zstd")
-        for way in ("told", "not told"):
-            cost = cold[way]
-            asked = (
-                f"{cost['disk_bytes_per_row']:,.0f} bytes from the disk a row, {cost['requests']:,.0f} requests ahead"
-            )
-            name = f"A-zstd: cold window of {cold['window_rows']:,} rows, the system {way} ({asked}), M rows/s"
-            outcomes.append(Outcome(name, cost["rows_per_second"] / 1e6, None))
+        reads, pairs = "fio: pages at random, 2 jobs of depth 64", _pairs(cold["pairs"])
+        rows.append(Row("16 GiB of 64-byte rows", 8192, "rows:cold files", reads, pairs, bars.COLD_OVER_FIO))
+        tqdm.write(rows[-1].line())
+        outcomes.append(Outcome("cold files: bytes from the disk a row", cold["disk_bytes_per_row"], None))
         return rows, outcomes
 
     def distant(self, before: Path | None) -> tuple[list[FarRow], list[Outcome]]:

@@ -121,9 +121,9 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         start, before = self._position.begin(), self._position.newest
         if before is not None and before.resumed and before.left and start.epoch > before.position.epoch:
             warn_caller(
-                f"epoch {before.position.epoch}, which was resumed, was left with {before.left} batches to go; a "
-                "trainer that counts steps itself (Lightning, the Hugging Face Trainer) ends it too early where fewer "
-                "ranks had begun it"
+                f"the resumed epoch {before.position.epoch} was left with {before.left} batches to go; a trainer that "
+                "counts steps itself (Lightning, the Hugging Face Trainer) ends such an epoch too early if it was "
+                "begun on fewer ranks: see the guide to frameworks for its callback or mixin"
             )
         batches = LoaderIterator(start, self)
         self._position.newest = batches.progress
@@ -261,7 +261,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
     def metrics(self) -> Metrics:
         """Return the metrics of the newest iterator; see `Metrics`."""
         if self._position.newest is None:
-            raise ConfigError("metrics speak of an iterator, and none has begun; iterate the loader first")
+            raise ConfigError("metrics describe an iterator, and none has begun; iterate the loader first")
         return self._position.newest.metrics()
 
 
@@ -367,7 +367,7 @@ class LoaderIterator(Iterator[Any]):
             return False
         if options.epochs == "forever" and not self.progress.leg.batches and ended == self._job.start(ended.epoch):
             raise ConfigError(
-                f'epochs="forever" never gives a batch on rank {self._job.rank}, which has none in an epoch; '
+                f'epochs="forever" never gives a batch on rank {self._job.rank}, which has no batch in an epoch; '
                 "make batches or splits smaller"
             )
         behind = next(position.starts_behind(ended.epoch), None)

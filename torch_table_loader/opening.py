@@ -117,14 +117,18 @@ class TimeTravel:
             raise _unreadable(snapshot_id, error) from error
 
     def _not_grown(self, snapshot_id: int, table: Table, gone: list[str], thinned: list[str]) -> ResumeError:
-        found = [f"{len(gone)} of its files are gone, as {gone[0]!r}"] if gone else []
-        found += [f"rows of {len(thinned)} of its files were deleted since, as of {thinned[0]!r}"] if thinned else []
+        found = [f"{len(gone)} of its files are gone, such as {gone[0]!r}"] if gone else []
+        found += (
+            [f"rows of {len(thinned)} of its files were deleted since, such as those of {thinned[0]!r}"]
+            if thinned
+            else []
+        )
         changes = self._source.changes_since(snapshot_id) if isinstance(self._source, HistorySource) else ()
         happened = f" ({', '.join(changes)})" if changes else ""
         pin = self._source.pin if isinstance(self._source, SnapshotFiles) else "snapshot_id"
         return ResumeError(
-            f"the state is of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it by new "
-            f"files alone{happened}: {' and '.join(found)}; pass {pin}={snapshot_id} and no on_growth to finish "
+            f"the state is of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it only by "
+            f"new files{happened}: {' and '.join(found)}; pass {pin}={snapshot_id} and no on_growth to finish "
             "the epoch there, or start a new epoch without the state"
         )
 
@@ -253,8 +257,8 @@ def last_of(start: Any, end: Any, whole: Any, names: tuple[str, str, str]) -> in
     if start is None or whole is not None:
         beside = f"{names[2]}, which names the same" if start is not None else f"no {names[0]}"
         raise ConfigError(
-            f"{names[1]}={end} ends what {names[0]} begins, and was given beside {beside}; pass {names[2]} alone to "
-            "read a whole snapshot"
+            f"{names[1]}={end} is the end of an interval that {names[0]} begins, got it with {beside}; pass both, or "
+            f"{names[2]} alone to read a whole snapshot"
         )
     return int(end)
 

@@ -210,7 +210,7 @@ class JobPosition:
         if self._begun == epoch and self.job.options.shuffle and not self._warned_of_repetition:
             self._warned_of_repetition = True
             again = f"epoch {epoch} is iterated again, in the same order"
-            warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch, or pass epochs=1, to shuffle anew")
+            warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch, or pass epochs=1, to reshuffle")
         self._begun = epoch
 
     def state(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class JobPosition:
         return self._plan_check.union(own)
 
     def warn_of_uneven_steps(self) -> None:
-        """Warn, once for all processes of the rank, that ranks take unequally many steps."""
+        """Warn, once for all processes of the rank, that ranks take different numbers of steps."""
         worker = get_worker_info()
         if not self._warned_of_uneven_steps and (worker is None or worker.id == 0):
             self._warned_of_uneven_steps.fill_(True)

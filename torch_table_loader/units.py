@@ -44,7 +44,7 @@ def parse_bytes(value: int | str, name: str = "a size") -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in _UNITS:
-            raise ConfigError(f"{name} must read like '128MiB', '512mb' or '4096', got {value!r}")
+            raise ConfigError(f"{name} must look like '128MiB', '512mb' or '4096', got {value!r}")
         num_bytes = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
     else:
         given = whole(value)

@@ -72,7 +72,7 @@ def test_listed_files_are_a_sequence_that_pickles() -> None:
 
 
 def test_files_of_unknown_rows_are_refused() -> None:
-    with pytest.raises(TableError, match="how many rows 1 has, and does not"):
+    with pytest.raises(TableError, match="how many rows 1 has, but does not"):
         estimated_layout(listed([(10, 3), (20, -1)]))
 
 

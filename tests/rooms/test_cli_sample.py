@@ -26,5 +26,5 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "mine").write_text("kept")
     for out in (tmp_path, tmp_path / "mine"):
         assert main(["sample", str(out)]) == 2
-    assert capsys.readouterr().err.count("OUT must be a folder that is not there or empty") == 2
+    assert capsys.readouterr().err.count("OUT must be a new or empty folder") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -142,10 +142,10 @@ def test_plan_says_what_a_rank_reads(files: list[str], capsys: pytest.CaptureFix
     [
         (["head"], "name one table: PATH, or --table with the --catalog that has it"),
         (["head", "{files}", "--table", "db.t"], "name one table"),
-        (["head", "{files}", "--branch", "main"], "--branch is for tables of Iceberg and Delta Lake"),
-        (["head", "{delta}", "--branch", "main"], "--branch is for Iceberg tables, and this is one of Delta Lake"),
+        (["head", "{files}", "--branch", "main"], "--branch is for Iceberg and Delta Lake tables"),
+        (["head", "{delta}", "--branch", "main"], "--branch is for Iceberg tables, but this is a Delta Lake table"),
         (["head", "{delta}", "--catalog", "lake", "--format", "delta"], "not of the format 'delta'"),
-        (["head", "{delta}", "{files}", "--format", "delta"], "one table is read at a time, and 2 paths were given"),
+        (["head", "{delta}", "{files}", "--format", "delta"], "expected the path of one table, got 2 paths"),
         (["head", "{delta}", "--partitioning", "hive"], "partitioning= is for tables of plain files"),
         (["head", "{delta}", "--rows", "-1"], "--rows must be at least 0"),
         (["head", "{delta}", "--snapshot-id", "7"], "version 7 cannot be read"),

@@ -462,7 +462,7 @@ def test_a_disk_that_refuses_is_no_error(
             assert cache.get(key(number)) is None
             put(cache, number + 10)
     assert sorted(record.getMessage().partition(":")[0] for record in caplog.records) == [
-        "the disk cache cannot be read, and those bytes are fetched",
+        "the disk cache cannot be read, so its bytes are fetched again",
         "the disk cache cannot be written and stays as it is; reading goes on",
     ]
     put(cache, 2)

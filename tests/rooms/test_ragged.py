@@ -95,7 +95,7 @@ def test_each_column_has_its_own_layout_and_the_others_the_default() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("y", "ragged names 'y', which is no column here; the nearest are 'x'"),
+        ("y", "ragged names 'y', which is not a column here; the nearest are 'x'"),
         ("n", "ragged names 'n', which is a number; it is for: 'x'"),
         ("s", "ragged names 's', which is a list of strings, where null comes as None"),
     ],

@@ -217,7 +217,7 @@ def test_an_allocation_that_fails_is_ours_with_the_remedy(fault: MemoryError) ->
     def read(chunk: int) -> Any:
         raise fault
 
-    with pytest.raises(OutOfMemoryError, match=r"that is not there \(no\); pass row_store= a directory") as raised:
+    with pytest.raises(OutOfMemoryError, match=r"which it did not get \(no\); pass row_store= a directory") as raised:
         build_memory(table().spec, read, 2)
     assert isinstance(raised.value, StorageError)
     assert isinstance(raised.value, MemoryError)
@@ -245,7 +245,7 @@ def test_rows_that_do_not_fit_memory_are_named(monkeypatch: pytest.MonkeyPatch, 
     rows = build_memory(table().spec, table().read, 1)
     monkeypatch.setattr(gather, "Arena", none)
     with pytest.raises(
-        OutOfMemoryError, match=r"too little memory for 300 rows of the row store \(no\); take a smaller"
+        OutOfMemoryError, match=r"too little memory for 300 rows of the row store \(no\); use a smaller"
     ):
         rows.gather(np.arange(300))
 

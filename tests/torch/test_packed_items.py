@@ -433,7 +433,7 @@ def test_documents_are_excluded_and_included(table: Path, strategy: Any) -> None
 
 
 def test_windows_refuse_to_leave_documents_out(table: Path) -> None:
-    with pytest.raises(ConfigError, match='strategy="windows" cuts tokens in table order'):
+    with pytest.raises(ConfigError, match='strategy="windows" cuts tokens without regard'):
         opened(table, Pack(seq_len=7, strategy="windows"))[1].exclude([2])
 
 

@@ -292,8 +292,8 @@ def _as_python(batch: pa.RecordBatch) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = batch.to_pydict()
     except (ValueError, OverflowError) as error:
         raise TableError(
-            f"each value must have a Python object for it, which output_format='dict' gives, got {error} in columns "
-            f"{_without_objects(batch)}; mend the values, leave the columns out, or take output_format='arrow'"
+            f"output_format='dict' needs a Python object for each value, got {error} in columns "
+            f"{_without_objects(batch)}; fix the values, leave the columns out, or use output_format='arrow'"
         ) from error
     return found
 
@@ -390,7 +390,9 @@ def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str]
         TableError: names the first column that differs.
     """
     if came.names != expected.names:
-        raise TableError(f"expected the columns {expected.names}, got {came.names}; was the file rewritten?")
+        raise TableError(
+            f"expected the columns {expected.names}, got {came.names}; if the file was rewritten, make the loader again"
+        )
     for entry, wanted in zip(came, expected, strict=True):
         kind = entry.type.value_type if entry.name in encoded and is_dictionary(entry.type) else entry.type
         if kind != wanted.type:

@@ -153,7 +153,7 @@ def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
         raise ConfigError(f"vocabulary[{path!r}] must be a list of values, got {given!r}")
     values = _typed("vocabulary", path, given, wide, lambda: pa.array(given, wide))
     if values.null_count or len(values.unique()) != len(values):
-        raise ConfigError(f"vocabulary[{path!r}] must hold each value once, and not None; null is −1 anyway")
+        raise ConfigError(f"vocabulary[{path!r}] must not repeat a value or contain None; null is always −1")
     return values
 
 
@@ -176,7 +176,7 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
         if name in known:
             raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; it is for: {_few(usable)}")
         near = the_nearest(name, usable, spare=5)
-        raise ConfigError(f"{option} names {name!r}, which is no column here; {near}")
+        raise ConfigError(f"{option} names {name!r}, which is not a column here; {near}")
 
 
 def _few(names: Sequence[str]) -> str:

@@ -270,8 +270,8 @@ class Sequences:
             counts = np.bincount(layout.at // layout.seq_len, minlength=rows)
             if counts.max(initial=0) > most:
                 raise TableError(
-                    f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; make it larger, or "
-                    'take strategy="best_fit", which heeds it'
+                    f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; increase it, or "
+                    'use strategy="best_fit", which respects it'
                 )
         firsts = np.searchsorted(found, bounds)
         longest = np.maximum.reduceat(np.diff(found), firsts[:-1]).tolist()

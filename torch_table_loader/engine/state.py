@@ -152,8 +152,8 @@ def refuse_unknown(extents: Collection[Extent], known: Collection[Extent]) -> No
     """
     if unknown := [extent for extent in extents if extent not in known]:
         raise ResumeError(
-            f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and which these are "
-            "is not known here; load it into a loader made by create_dataloader(...), in the process that trains"
+            f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and this process "
+            "does not know which; load it into a loader made by create_dataloader(...), in the process that trains"
         )
 
 
@@ -170,8 +170,8 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
     if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
         raise ResumeError(
             f"the state is of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
-            f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to go "
-            "on, or start a new epoch without the state"
+            f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to "
+            "continue, or start a new epoch without the state"
         )
     if own.get("start_snapshot_id") != theirs.get("start_snapshot_id"):
         then, now = (_after(each.get("start_snapshot_id")) for each in (theirs, own))
@@ -181,14 +181,14 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
         )
     if table.left_out or "left_out" in theirs:
         raise ResumeError(
-            f"the state is of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, and "
-            f"here it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
+            f"the state is of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, but here "
+            f"it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
         )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
         raise ResumeError(
             f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}; or "
-            'pass on_growth="continue" to go on with the new rows too'
+            'pass on_growth="continue" to continue with the new rows too'
         )
     counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
     raise ResumeError(f"the state is of another table ({counts}); {_REMEDIES['table']}")
@@ -223,11 +223,13 @@ def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     differing = [
         name for name in dict.fromkeys((*own, "stage", "weights", "batch_by")) if own.get(name) != theirs.get(name)
     ]
+    if "shuffle" in differing:  # splits matter to streams alone
+        differing = [name for name in differing if not name.startswith("split")]
     if not differing:
         return
     if differing == ["splits"]:
         raise ResumeError(
-            "the state was saved with the table split in another way (the same strategy, with other parameters); "
+            "the state was saved with the table split differently (by the same strategy, with other parameters); "
             + _REMEDIES["options"]
         )
     shown = "; ".join(

@@ -143,8 +143,8 @@ class Table:
                 found |= columns - set(meta.schema.names) - {name for name, _ in file.partition}
             if found:
                 raise TableError(
-                    f"column {min(found)!r} has nulls in {file.name!r} (its metadata says so), and a tensor of ints "
-                    f'or bools has no place for them; pass nulls={{{min(found)!r}: fill}}, nulls="mask", or filter '
+                    f"column {min(found)!r} has nulls in {file.name!r} (its metadata says so), but a tensor of ints "
+                    f'or bools cannot hold them; pass nulls={{{min(found)!r}: fill}}, nulls="mask", or filter '
                     "them out"
                 )
 

@@ -150,7 +150,7 @@ class DiskCache:
             if found is None and (parts := covering(self.ranges(key), key.start, key.stop)):
                 found = self._joined(key, parts, new)
         except OSError as error:
-            self._warn("read", f"the disk cache cannot be read, and those bytes are fetched: {error}")
+            self._warn("read", f"the disk cache cannot be read, so its bytes are fetched again: {error}")
             return None
         return found
 
@@ -226,7 +226,7 @@ class DiskCache:
         finally:
             os.close(file)
         if damaged:
-            self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched anew: {path}")
+            self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched again: {path}")
         return found
 
     def _joined(self, key: RangeKey, parts: Iterable[tuple[int, int]], new: NewBlock) -> memoryview | None:

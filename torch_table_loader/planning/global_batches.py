@@ -72,8 +72,8 @@ class GlobalBatches:
             raise ConfigError(f"rank must be in [0, {self.topology.num_ranks}), got {self.rank}")
         if self.topology.even_ranks not in (None, "pad"):
             raise ConfigError(
-                f"even_ranks={self.topology.even_ranks!r} is for splits: in row mode ranks differ in the last step "
-                'alone; pass even_ranks="pad", or drop_last=True'
+                f"even_ranks={self.topology.even_ranks!r} is for splits: in row mode ranks differ only in the last "
+                'step; pass even_ranks="pad", or drop_last=True'
             )
 
     @property

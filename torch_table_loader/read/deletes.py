@@ -146,7 +146,7 @@ class Deletes:
                 named = paths.is_valid()
                 paths, positions = paths.filter(named), positions.filter(named)
             if positions.null_count:
-                raise TableError(f"{delete.file.name} must say a position in each row, and does not; write it again")
+                raise TableError(f"{delete.file.name} must give a position in each row, but has nulls; write it again")
             encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
             codes = encoded.indices.to_numpy(zero_copy_only=False)
             rows = positions.cast(pa.int64()).to_numpy(zero_copy_only=False)

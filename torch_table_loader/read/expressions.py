@@ -49,7 +49,7 @@ def check_filter(filters: Any, schema: pa.Schema) -> None:
         raise ConfigError(_misfit(filters, schema, error)) from error
     if not pa.types.is_boolean(kind):
         raise ConfigError(
-            f"filters must say true or false of each row, but {filters} gives {kind}; compare it with something"
+            f"filters must give true or false for each row, but {filters} gives {kind}; compare it with something"
         )
 
 

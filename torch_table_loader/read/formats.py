@@ -164,7 +164,7 @@ def _installed(name: str) -> FormatReader:
     who = f"the format reader that is installed as {name!r}"
     _check_reader(found, who)
     if found.name != name:
-        raise ConfigError(f"{who} must have this name, and calls itself {found.name!r}; correct one of them")
+        raise ConfigError(f"{who} must have this name, but calls itself {found.name!r}; correct one of them")
     return found  # type: ignore[no-any-return]
 
 

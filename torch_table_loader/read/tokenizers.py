@@ -186,7 +186,7 @@ def _of_file(path: Path, *, special_tokens: bool) -> Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:
-        raise ConfigError(f"{str(path)!r} is no tokenizer.json that tokenizers can read: {error}") from error
+        raise ConfigError(f"{str(path)!r} is not a tokenizer.json that tokenizers can read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
 

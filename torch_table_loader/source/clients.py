@@ -296,7 +296,7 @@ def _of_fsspec(path: str, info: Mapping[str, Any]) -> Found:
     if not _is_file(info):
         return Found(path, None)
     if info.get("size") is None:
-        raise OSError("the store does not tell the size of this file, which reading it by parts needs")
+        raise OSError("the store does not report the size of this file, which reading parts of it needs")
     etag = next((str(info[name]).removeprefix("W/").strip('"') for name in _ETAG_NAMES if info.get(name)), None)
     mtime = next((_nanoseconds(info[name]) for name in _TIME_NAMES if info.get(name) is not None), None)
     if etag is not None and mtime is not None:

@@ -47,7 +47,7 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
                 "or leave out partitioning"
             ) from error
         if key in found:
-            raise TableError(f"{name}: hive key {key!r} comes twice in one path; each may come once")
+            raise TableError(f"{name}: hive key {key!r} comes twice in one path; remove one of them")
         found[key] = value
     return tuple(found.items())
 

@@ -174,7 +174,7 @@ class Attempts:
                 *(self._what, said, seconds, self._policy.retry_seconds),
             )
         wait = self._policy.wait_after(self._tries, left)
-        _log.debug("%s: %s; try %d comes in %.1f s", self._what, said, self._tries + 1, wait)
+        _log.debug("%s: %s; attempt %d follows in %.1f s", self._what, said, self._tries + 1, wait)
         goes_on = self._policy.pause(wait)
         waited = self._policy.now() - now
         self._seconds += waited

@@ -121,7 +121,7 @@ def build_memory(
         if isinstance(error, OutOfMemoryError):
             raise
         raise OutOfMemoryError(
-            f"{_TOO_LARGE.format(spec.num_bytes)}, and that is not there ({error}); {_SMALLER}"
+            f"{_TOO_LARGE.format(spec.num_bytes)}, which it did not get ({error}); {_SMALLER}"
         ) from error
 
 

@@ -215,7 +215,7 @@ def naming_disk_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = (
-            "make room, or pass row_store= another folder; what is built stays, and the next build goes on there"
+            "make room, or pass row_store= another folder; what is built stays, and the next build continues from there"
             if full
             else "pass row_store= a folder that can be written"
         )

@@ -107,7 +107,7 @@ class StoredRows:
             return self._gathered(places)
         except MemoryError as error:
             raise OutOfMemoryError(
-                f"there is too little memory for {len(places):,} rows of the row store ({error}); take a smaller "
+                f"there is too little memory for {len(places):,} rows of the row store ({error}); use a smaller "
                 "batch_size, fewer workers or fewer columns=[...], or give the process more memory"
             ) from error
 

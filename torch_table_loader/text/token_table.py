@@ -155,7 +155,7 @@ def tokenize_table(
 def _job_of(dataset: TableDataset) -> StreamJob:
     job = dataset.job
     if dataset.options.pack is not None:
-        raise ConfigError("pack= packs tokens, which are not there yet; pass it to the dataset of the token table")
+        raise ConfigError("pack= packs tokens, which do not exist yet; pass it to the dataset of the token table")
     if not isinstance(job, StreamJob) or not job.strategy.cuts:
         raise ConfigError(
             "a table to tokenize is read split by split, in its order; leave shuffle= out, and a split_strategy= that "
@@ -260,7 +260,7 @@ class _Folder:
             found = json.loads(read_regular(folder / DESCRIPTION))
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             raise ConfigError(
-                f"{str(folder)!r} is there, and is no token table that was begun here; name another folder"
+                f"{str(folder)!r} already exists, but is not a token table that was begun here; name another folder"
             ) from error
         differ = [
             f"{name} was {found.get(name)!r}, is {value!r}"
@@ -311,7 +311,7 @@ def _written(
         except BrokenProcessPool as error:
             raise WorkerError(
                 "a process that tokenizes ended before its work did; if it was killed for memory, pass fewer workers. "
-                "Run again, and the work goes on where it was"
+                "Run again to continue where it stopped"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

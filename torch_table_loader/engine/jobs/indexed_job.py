@@ -264,11 +264,11 @@ class IndexedJob(Job):
             self.items.warn_of_undone(other.items)
 
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         batches = GlobalBatches(self.items.length, 0, self.topology, self.rank)
         if not batches.endless and (shown := uneven_steps(steps_of_ranks(batches))) is not None:
             warn_caller(
-                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
                 'pass even_ranks="pad", or drop_last=True'
             )
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _NO_FILES = (
-    '{} needs batches that are of one file each, and shuffle="rows" and mixtures take rows of any; pass '
+    '{} needs batches that each come from one file, but shuffle="rows" and mixtures draw rows from all files; pass '
     'batch_by="file" and another shuffle='
 )
 
@@ -270,7 +270,7 @@ class Job(ABC):
 
     @abstractmethod
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
 
     @abstractmethod
     def schema(self, position: Any) -> pa.Schema:

@@ -132,7 +132,7 @@ class MixedRows(Items):
             if rows.store.place is None and not crosses_by_fork(options, fork_safe=mixed.fork_safe):
                 raise ConfigError(
                     f"source {name!r} keeps its rows in memory, which worker processes that are not forked cannot "
-                    'share; pass row_store= a directory to it, or worker_type="thread" to the mixture'
+                    'share; pass it a directory as row_store=, or pass worker_type="thread" to the mixture'
                 )
         mixed.length  # noqa: B018 refuses sources without rows
         return mixed
@@ -394,13 +394,15 @@ class MixedRows(Items):
             None if taken is None else dict(zip(mixture.names, taken, strict=True)),
         )
         held = (
-            f"in every run of {mixture.block_rows:,} rows" if self.block else "after every row, but for less than one,"
+            f"in every run of {mixture.block_rows:,} rows each source has its share"
+            if self.block
+            else "after every row each source has its share, to within one row"
         )
         stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
         return [
             *sources,
             *stores,
-            f"{held} each source has its share; the epoch ends {end_of(self.stop)}",
+            f"{held}; the epoch ends {end_of(self.stop)}",
         ]
 
     def close_clients(self) -> None:

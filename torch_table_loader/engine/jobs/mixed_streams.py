@@ -270,11 +270,11 @@ class MixedStreamJob(Job):
         return job, job._begun(position.epoch, newest, position)
 
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         batches = self.start(0).batches(self.rank)
         if not batches.endless and (shown := uneven_steps(steps_of_ranks(batches))) is not None:
             warn_caller(
-                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
                 'pass even_ranks="pad", or drop_last=True'
             )
 
@@ -387,10 +387,7 @@ class MixedStreamJob(Job):
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
             *share_notes(tuple(self.sources), self._rows, weights, taken, what),
-            (
-                f"{every} each source has its share, but for less than one {what}; "
-                f"the epoch ends {end_of(self.stop, what)}"
-            ),
+            (f"{every} each source has its share, to within one {what}; the epoch ends {end_of(self.stop, what)}"),
         ]
 
 

@@ -141,7 +141,8 @@ class TensorProtoReader(WithoutStatistics):
         with reading(storage, file), open_at_start(storage, file) as source:
             if not is_far(storage) and source.size() != size:
                 raise TableError(
-                    f"{file.name} had {size} bytes when it was listed, and has {source.size()}: it changed under us, "
+                    f"{file.name} had {size} bytes when it was listed, and has {source.size()}: it changed while it "
+                    "was in use, "
                     "or was cut; build the loader again on the files as they are now"
                 )
             survey = _Survey(file, self.names, left_out)
@@ -288,7 +289,7 @@ class TensorShard(DocumentFile):
         if rows != self._meta.group_rows[group] or done != len(data):
             raise TableError(
                 f"{self._file.name} must have {self._meta.group_rows[group]} samples in bytes {start} to {stop}, got "
-                f"{rows}; the file is not what it was when it was planned: build the loader again"
+                f"{rows}; the file has changed since it was planned: build the loader again"
             )
         return pa.RecordBatch.from_arrays([column.array() for column in found], schema=schema)
 
@@ -314,7 +315,8 @@ class TensorShard(DocumentFile):
 
 def _told(file: DataFile, sample: int, damage: DamageError) -> str:
     return (
-        f"{file.name}, sample {sample} must be a sample of TensorProtos as those before it, but {damage}; the file is "
+        f"{file.name}, sample {sample} must be a sample of TensorProtos like those before it, but {damage}; the file "
+        "is "
         'torn or of another format: write it again, leave it out, or leave such samples out with on_error="skip"'
     )
 

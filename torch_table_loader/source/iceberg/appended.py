@@ -56,7 +56,7 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
             last = found[-1].id if found else end
             ends = "which has none" if at is None else f"whose parent {at} has expired"
             raise ConfigError(
-                f"snapshot {start} must be an ancestor of snapshot {end}, and its history goes back to {last}, {ends}; "
+                f"snapshot {start} must be an ancestor of snapshot {end}, whose history goes back to {last}, {ends}; "
                 "take both from one branch"
             )
         found.append(commits[at])
@@ -107,7 +107,7 @@ def appended_entries(
     ]
     found = [entry for entry in appended if entry.path not in pruned]
     replaced = [str(commit.id) for commit in commits if commit.operation == _REPLACE]
-    notes = [f"of snapshots {', '.join(replaced)}, which replace files, nothing is read"] if replaced else []
+    notes = [f"nothing is read from snapshots {', '.join(replaced)}, which replace files"] if replaced else []
     if pruner is not None:
         ruled_out = len(appended) - len(found)
         notes.append(
@@ -161,7 +161,7 @@ def _difference(
     if gone or deleting:
         did = f"{len(gone)} files are gone" if gone else f"{len(deleting)} delete files were added"
         raise TableError(
-            f"the snapshots after {first} up to {last} say that they append, and {did}; the writer broke the format: "
+            f"the snapshots after {first} up to {last} say that they append, but {did}; the writer broke the format: "
             "read the whole table instead"
         )
     return added

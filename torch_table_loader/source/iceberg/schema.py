@@ -150,7 +150,7 @@ def _default(name: str, value: Any, kind: pa.DataType) -> Any:
         return read_value(value, kind)
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise TableError(
-            f"the initial-default of the column {name!r} must be a value of the type {kind}, got {shown(value)}; mend "
+            f"the initial-default of the column {name!r} must be a value of the type {kind}, got {shown(value)}; fix "
             "the table's schema"
         ) from error
 

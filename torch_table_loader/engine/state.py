@@ -219,6 +219,10 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
     return old if restored == digest else None
 
 
+_LABELS = {"stage": "stage (what pack= makes of the rows)"}
+"""What options of a state are called in messages, where the caller knows them by another name."""
+
+
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     differing = [
         name for name in dict.fromkeys((*own, "stage", "weights", "batch_by")) if own.get(name) != theirs.get(name)
@@ -233,7 +237,7 @@ def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
             + _REMEDIES["options"]
         )
     shown = "; ".join(
-        f"{name} was {_shown(theirs.get(name))} and is {_shown(own.get(name))}"
+        f"{_LABELS.get(name, name)} was {_shown(theirs.get(name))} and is {_shown(own.get(name))}"
         for name in differing
         if name != "splits"
     )

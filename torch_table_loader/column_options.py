@@ -70,7 +70,7 @@ def has_codes(given: StringsOption) -> bool:
 
 
 def check_functions(option: str, given: Any) -> None:
-    """Refuse what is no dict of functions by column.
+    """Refuse what is not a dict of functions by column.
 
     Args:
         option: its name.

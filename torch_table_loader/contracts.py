@@ -222,7 +222,7 @@ class HistorySource(TimeTravelSource, Protocol):
         """Return what the commits after another snapshot did that was more than to append files, for messages.
 
         Args:
-            snapshot_id: an older one; where it is no ancestor, that is said too.
+            snapshot_id: an older one; where it is not an ancestor, that is said too.
         """
         ...
 

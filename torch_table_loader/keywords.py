@@ -246,7 +246,7 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
 
 
 def check_names(keywords: Any, owner: type) -> None:
-    """Refuse keyword arguments that are no options.
+    """Refuse keyword arguments that are not options.
 
     Args:
         keywords: as they came.

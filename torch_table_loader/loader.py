@@ -44,7 +44,7 @@ class _EpochSampler:
         self._offset = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch as a framework counts it: Fabric begins at 0 in a run that goes on, so a loaded state wins."""
+        """Set the epoch as a framework counts it: Fabric begins at 0 in a resumed run, so a loaded state wins."""
         if (loaded := self._position.loaded_epoch) is not None:
             self._offset = loaded - epoch
         self._position.set_epoch(max(0, epoch + self._offset))
@@ -294,7 +294,7 @@ class LoaderIterator(Iterator[Any]):
         self.progress = Progress(start, work, self._merger, longest, began, resumed=resumed, servers=job.num_threads)
 
     def go_on(self, position: Position) -> None:
-        """Leave what was read ahead, and go on at another position; the caller has the turn."""
+        """Leave what was read ahead, and continue at another position; the caller has the turn."""
         self._merger.close()
         work, longest = self._start(position)
         self.progress.go_on(position, work, self._merger, longest)
@@ -342,7 +342,7 @@ class LoaderIterator(Iterator[Any]):
             return batch
 
     def _take(self) -> Any:
-        """Return the next batch, of the next epoch where the iteration goes on with it."""
+        """Return the next batch, of the next epoch where the iteration continues with it."""
         while True:
             try:
                 return self._ahead.pop() if self._ahead else next(self._next)

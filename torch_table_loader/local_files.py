@@ -40,7 +40,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        StorageError: it is a link, a pipe or something else that is no regular file. To write: it has a second name.
+        StorageError: it is a link, a pipe or something else that is not a regular file. To write: it has a second name.
     """
     folder = _open_folder(path.parent)
     try:

@@ -51,7 +51,7 @@ class TimeTravel:
         self._open_job = open_job
 
     def __call__(self, job: Job, state: Mapping[str, Any]) -> Job:
-        """Return the job that can go on from a state.
+        """Return the job that can continue from a state.
 
         With ``on_growth="continue"`` this is the job that there is, told which of its files the state's table had;
         else one over the state's snapshot, where the source can travel in time and the caller chose none.
@@ -269,7 +269,7 @@ def arrow_source(data: Any) -> ArrowSource:
 
 
 def check_source(source: Any, path: Any, format: Any, storage: Any, options: LoaderOptions) -> None:  # noqa: A002
-    """Refuse what is no source, and what a source says by itself.
+    """Refuse what is not a source, and what a source says by itself.
 
     Args:
         source: what the caller gave.
@@ -279,7 +279,7 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
         options: the caller's.
 
     Raises:
-        ConfigTypeError: it is no source.
+        ConfigTypeError: it is not a source.
         ConfigError: something that does not go with it.
     """
     _check_attributes("source", "Source", source, _SOURCE)
@@ -298,10 +298,10 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
 
 
 def check_storage(storage: Any, options: LoaderOptions) -> None:
-    """Refuse what is no storage, and options for another one.
+    """Refuse what is not a storage, and options for another one.
 
     Raises:
-        ConfigTypeError: it is no storage.
+        ConfigTypeError: it is not a storage.
         ConfigError: `storage_options` beside it.
     """
     _check_storage("storage", storage)

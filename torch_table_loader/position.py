@@ -110,14 +110,14 @@ class JobPosition:
 
     @property
     def running(self) -> Position | None:
-        """Where the epoch that runs is, or will go on; None if none does."""
+        """Where the epoch that runs is, or will continue; None if none does."""
         if self.newest is not None and self.newest.position.epoch == self.epoch:
             return self.newest.now()
         return self._loaded
 
     @property
     def num_steps(self) -> int:
-        """Batches of this rank in the epoch that comes next, and in those that the same iteration goes on with.
+        """Batches of this rank in the epoch that comes next, and in those that the same iteration continues with.
 
         Raises:
             TypeError: the caller gave the counting pass up, or there is no end.
@@ -142,7 +142,7 @@ class JobPosition:
         return max(0, every - position.stage.steps)
 
     def starts_behind(self, epoch: int) -> Iterator[Position]:
-        """Yield the starts of the epochs that an iteration goes on with behind one; see the option `epochs`."""
+        """Yield the starts of the epochs that an iteration continues with behind one; see the option `epochs`."""
         epochs = self.job.options.epochs
         if epochs is None:
             return
@@ -218,7 +218,7 @@ class JobPosition:
         return self.job.state(self.now)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator go on from a state, on any number of ranks and lanes.
+        """Let the next iterator continue from a state, on any number of ranks and lanes.
 
         Raises:
             ResumeError: it is of another table or other options; names what differs.
@@ -237,7 +237,7 @@ class JobPosition:
         if job.topology.lanes != lanes:
             raise ResumeError(
                 f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
-                "into a loader made by create_dataloader(...), which goes on with any number"
+                "into a loader made by create_dataloader(...), which continues with any number"
             )
         self.restore(job, position)
 

@@ -58,8 +58,8 @@ class Pad:
             low = self.length // self.multiple_of * self.multiple_of
             near = f"{low} or {low + self.multiple_of}" if low else str(self.multiple_of)
             raise ConfigError(
-                f"Pad(length={self.length}) is no multiple of multiple_of={self.multiple_of}; the nearest is {near}, "
-                "or leave one of them out"
+                f"Pad(length={self.length}) is not a multiple of multiple_of={self.multiple_of}; the nearest is "
+                f"{near}, or leave one of them out"
             )
 
     @property
@@ -88,7 +88,7 @@ RaggedOption = Layout | Mapping[str, Layout]
 
 
 def check_ragged(given: Any) -> None:
-    """Refuse what is no layout of lists.
+    """Refuse what is not a layout of lists.
 
     Args:
         given: the caller's `ragged`.

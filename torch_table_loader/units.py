@@ -17,7 +17,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def whole(value: Any) -> int | None:
-    """Return an integer of any kind, numpy's too, as an int; None of what is no integer.
+    """Return an integer of any kind, numpy's too, as an int; None of what is not an integer.
 
     >>> whole(3), whole(3.0), whole(True)
     (3, None, None)
@@ -68,7 +68,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
         most: the most.
 
     Raises:
-        ConfigTypeError: it is no integer.
+        ConfigTypeError: it is not an integer.
         ConfigError: it is out of range.
     """
     number = whole(value)

@@ -122,7 +122,7 @@ class Watch:
 def waits_for_data(metrics: Metrics) -> bool:
     """Return whether training waits for data so long that it should be told.
 
-    A loop that does nothing with its batches waits all the time, and is no training.
+    A loop that does nothing with its batches waits all the time, and does not train.
 
     >>> from torch_table_loader.metrics import Metrics
     >>> waits_for_data(Metrics(0, 100, 800, seconds_waiting=40.0, seconds_total=100.0, workers=()))

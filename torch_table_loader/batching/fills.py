@@ -80,7 +80,7 @@ def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
         item: decodes the column's values.
 
     Raises:
-        ConfigError: it is no list, or its values are of another type or shape.
+        ConfigError: it is not a list, or its values are of another type or shape.
     """
     _refuse_none(path, given)
     kind = item.kind
@@ -147,7 +147,7 @@ def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
     """Check a vocabulary and make it an Arrow array.
 
     Raises:
-        ConfigError: it is no list, holds another type, or a value twice, or None.
+        ConfigError: it is not a list, holds another type, or a value twice, or None.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray | pa.Array):
         raise ConfigError(f"vocabulary[{path!r}] must be a list of values, got {given!r}")

@@ -1,4 +1,4 @@
-"""The outputs that are no plain tensor, and how a column is cut into batches.
+"""The outputs that are not plain tensors, and how a column is cut into batches.
 
 Every function named ``cut_…`` takes a column of rows and a batch size and gives one output a batch.
 """

@@ -375,7 +375,7 @@ def _fill(
         at = layout.at[parts]
         if not len(at):
             continue
-        begin = int(at[0])  # what is before it is padding, and a part is taken to go on until the next one begins
+        begin = int(at[0])  # what is before it is padding, and a part is taken to continue until the next one begins
         counts = np.empty_like(at)
         np.subtract(at[1:], at[:-1], out=counts[:-1])
         counts[-1] = stop - at[-1]

@@ -202,7 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str], *, b
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help, which `Help` leaves as it is; long lines go on as shells read them."""
+    """Return the end of a command's help, which `Help` leaves as it is; long lines continue as shells read them."""
     return "\n  ".join([_EXAMPLES, *(" \\\n      ".join(textwrap.wrap(line, 72, **_AT_SPACES)) for line in lines)])
 
 

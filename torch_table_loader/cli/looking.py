@@ -101,7 +101,7 @@ def _plan(typed: argparse.Namespace) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: bytes in base64, times, decimals and what is no number as text.
+    """Return a value as JSON can hold it: bytes in base64, times, decimals and what is not a number as text.
 
     >>> plain({"a": [b"ab", float("nan"), 1]})
     {'a': ['YWI=', 'nan', 1]}

@@ -95,8 +95,9 @@ class Table:
         """
         widths = self._widths(width)
         if widths is None:
-            return self._as_records().text(width)
-        lines = [line for row in (list(self.columns.values()), *self.cells) for line in self._folded(row, widths)]
+            return "\n".join(filter(None, (self._as_records().text(width), self.left_out)))
+        right, header = self.to_the_right, list(self.columns.values())
+        lines = [line for row in (header, *self.cells) for line in _folded(row, widths, right)]
         lines += [self.left_out] if self.left_out else []
         return "\n".join([wrapped(self.title, width), *(f"{' ' * _INDENT}{line}" for line in lines)])
 
@@ -131,17 +132,16 @@ class Table:
             widths[widest] -= 1
         return widths
 
-    def _folded(self, row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-        """Yield the lines of a row."""
-        cells_of = zip(row, widths, strict=True)
-        folded = [textwrap.wrap(text, width, break_on_hyphens=False) or [""] for text, width in cells_of]
-        for line in zip_longest(*folded, fillvalue=""):
-            cells = zip(line, widths, self.to_the_right, strict=True)
-            yield (
-                (" " * _GAP)
-                .join(text.rjust(size) if right else text.ljust(size) for text, size, right in cells)
-                .rstrip()
-            )
+
+def _folded(row: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bool]) -> Iterator[str]:
+    """Yield the lines of a row."""
+    parts = [
+        [text] if len(text) <= width else textwrap.wrap(text, width, break_on_hyphens=False)
+        for text, width in zip(row, widths, strict=True)
+    ]
+    for line in zip_longest(*parts, fillvalue=""):
+        cells = zip(line, widths, to_the_right, strict=True)
+        yield (" " * _GAP).join(text.rjust(size) if right else text.ljust(size) for text, size, right in cells).rstrip()
 
 
 def wrapped(text: str, width: int) -> str:

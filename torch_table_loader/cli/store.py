@@ -183,7 +183,7 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
     """
     if typed.address is not None and typed.engine is None:
         raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
-    # Which rows a rank would read is no part of a store; with drop_last no rank is warned of unequal steps.
+    # Which rows a rank would read is not part of a store; with drop_last no rank is warned of unequal steps.
     own = {"shuffle": "rows", "num_ranks": "auto", "drop_last": True, "check_plan": False, "output_format": "arrow"}
     asked = asked_for(typed, **own, row_store=row_store)
     began = time.perf_counter()

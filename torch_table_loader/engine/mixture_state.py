@@ -57,7 +57,7 @@ class MixtureState(_SourcesState):
     Args:
         epoch: which.
         consumed: samples that the job had taken.
-        ended: True where they were counted on a rank that had taken all its batches, while others went on.
+        ended: True where they were counted on a rank that had taken all its batches, while others continued.
         total: samples of the epoch, as the weights then were; `ENDLESS` where it had no end.
         shares: the weights of the running epoch, in the order of the names.
         names: the sources, sorted.
@@ -149,7 +149,7 @@ class StreamsState(_SourcesState):
 def mixture_identity(
     sources: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], unused: tuple[str, ...] = _UNUSED
 ) -> dict[str, Any]:
-    """Return the tables and options that a state of a mixture is bound to; weights are no part of it.
+    """Return the tables and options that a state of a mixture is bound to; weights are not part of it.
 
     Args:
         sources: the identity of each, by name.

@@ -162,7 +162,7 @@ class PlanCheck:
     def check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> None:
         """Compare what is excluded from an epoch with the other ranks, and wait a while for those that come later.
 
-        A rank that has waited `PATIENCE` goes on, and raises for a difference when it begins its next epoch.
+        A rank that has waited `PATIENCE` continues, and raises for a difference when it begins its next epoch.
 
         Args:
             epoch: that begins.

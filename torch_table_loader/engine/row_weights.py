@@ -86,7 +86,7 @@ class RowWeights:
 
         Raises:
             ConfigError: there is no such column, or it has another type.
-            TableError: a row has no weight or one that is no number of at least 0, or all weights are 0.
+            TableError: a row has no weight or one that is not a number of at least 0, or all weights are 0.
         """
         rows = int(segments.live.sum())
         if options.weights is None:

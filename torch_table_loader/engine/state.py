@@ -83,7 +83,7 @@ def write_state(bound: Mapping[str, Any], position: Mapping[str, Any]) -> dict[s
 
 
 def current_version(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Upgrade a state of an older version, and refuse what is no state, or one of a newer release.
+    """Upgrade a state of an older version, and refuse what is not a state, or one of a newer release.
 
     Raises:
         ResumeError: says what came.
@@ -107,7 +107,7 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
     """Refuse a state of another table or other options.
 
     Args:
-        bound: the `identity` of the job that is to go on.
+        bound: the `identity` of the job that is to continue.
         table: its table.
         state: of the current version, written on any rank.
         filters: the job's row filter, or None.
@@ -145,7 +145,7 @@ def bound_by(
 
 
 def refuse_unknown(extents: Collection[Extent], known: Collection[Extent]) -> None:
-    """Refuse to go on from a table of which it is not known what it was.
+    """Refuse to continue from a table of which it is not known what it was.
 
     Raises:
         ResumeError: says where it is known.

@@ -119,7 +119,7 @@ class DiskCache:
             most_bytes: of all ranges together.
 
         Raises:
-            ConfigError: others decide what is in the folder, or it is no folder.
+            ConfigError: others decide what is in the folder, or it is not a folder.
         """
         self._root = Path(root).expanduser().resolve()
         self._most = most_bytes
@@ -292,7 +292,7 @@ class DiskCache:
 
     def _stop_writing(self, error: OSError) -> None:
         self._writes = False
-        self._warn("write", f"the disk cache cannot be written and stays as it is; reading goes on: {error}")
+        self._warn("write", f"the disk cache cannot be written and stays as it is; reading continues: {error}")
 
     def _warn(self, what: str, message: str) -> None:
         if what not in self._warned:

@@ -348,7 +348,7 @@ def _permutation(rows: int, seed: int, epoch: int, name: str, wrap: int) -> Perm
 
 
 def _first(over: Any) -> int:
-    """Find the first number for which something holds that then holds for ever."""
+    """Find the first number for which something holds that then holds forever."""
     low, high = 0, 1
     while not over(high):
         high *= 2

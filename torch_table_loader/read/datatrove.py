@@ -107,7 +107,7 @@ def _parse(name: str, data: pa.Buffer) -> tuple[NDArray[np.uint64], int]:
     """Return the lengths of documents, and how many tokens they have together.
 
     Raises:
-        ValueError: the ends are no ends.
+        ValueError: an end is before its beginning.
     """
     if data.size % 8:
         raise ValueError(f"{name} has {data.size} bytes, which is not a multiple of 8")

@@ -21,7 +21,7 @@ _last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
 
 def check_filter(filters: Any, schema: pa.Schema) -> None:
-    """Refuse a filter that is no boolean expression over a schema.
+    """Refuse a filter that is not a boolean expression over a schema.
 
     Args:
         filters: what the caller passed.

@@ -61,7 +61,7 @@ class KeptDocuments(TokenStage):
 
     @property
     def key(self) -> str:
-        """A name of all that decides what is kept; how it is cut into sequences is no part of it."""
+        """A name of all that decides what is kept; how it is cut into sequences is not part of it."""
         pack = self.pack
         ends = (pack.bos_id, pack.eos_id, pack.sep_id)
         moved = "" if pack.bos_id is None else ".".join(pack.spans)

@@ -112,7 +112,7 @@ class _Names:
 
 
 def has_bytes(file: Found) -> bool:
-    """Return whether a file holds anything, or is no file, which is refused later."""
+    """Return whether a file holds anything, or is not a file, which is refused later."""
     return bool(file.special) or (file.version is not None and file.version.num_bytes > 0)
 
 

@@ -74,7 +74,7 @@ def build_files(
         spec: what it is to hold.
         read: reads a chunk's rows.
         threads: how many read and write.
-        report: called as it goes on.
+        report: called while it works.
         beat: seconds between two signs of life.
         dead_after: seconds without one after which another builder's chunk is taken over.
 
@@ -107,7 +107,7 @@ def build_memory(
         spec: what it is to hold.
         read: reads a chunk's rows.
         threads: how many read.
-        report: called as it goes on.
+        report: called while it works.
         room: the bytes that it may take; None where nobody knows.
 
     Raises:
@@ -299,7 +299,7 @@ def done_chunks(place: Path) -> set[int]:
 
 
 def _check_room(place: Path, spec: StoreSpec, known: Part | None = None) -> None:
-    """Refuse to begin, or to go on, where the disk has too little room.
+    """Refuse to begin, or to continue, where the disk has too little room.
 
     Args:
         place: the store's folder.

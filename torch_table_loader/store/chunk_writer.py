@@ -37,7 +37,7 @@ class Sink(ABC):
 
     @abstractmethod
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
-        """Write records from a row on; return the checksum that goes on from `crc`, where it is wanted."""
+        """Write records from a row on; return the checksum that continues from `crc`, where it is wanted."""
 
     @abstractmethod
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:

@@ -89,7 +89,7 @@ def tokenize_table(
     workers: int = 1,
     cluster: RayCluster | None = None,
 ) -> TokenizedShare:
-    """Write a table with tokens in place of text, as Parquet; a call that was ended goes on where it was.
+    """Write a table with tokens in place of text, as Parquet; a call that was ended continues where it was.
 
     Each split of the table becomes one file. What is written does not depend on how many write it, nor on how often
     they were ended. It is collected in the folder ``OUT.unfinished``, which becomes `out` when all of it is there.

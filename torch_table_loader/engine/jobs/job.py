@@ -203,7 +203,7 @@ class Job(ABC):
         return position
 
     def following(self, position: Any) -> Any:
-        """Return where the job goes on in the epoch when the newest stage has ended; None: with nothing.
+        """Return where the job continues in the epoch when the newest stage has ended; None: with nothing.
 
         Sequences of another length make another stage, of which `planned` gives the steps until then.
         """
@@ -245,7 +245,7 @@ class Job(ABC):
 
     @abstractmethod
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:
-        """Return the same job, which goes on from states of the table as it was.
+        """Return the same job, which continues from states of the table as it was.
 
         Args:
             files_of: which files the table had, in their order then, by what it was.
@@ -256,7 +256,7 @@ class Job(ABC):
 
     @abstractmethod
     def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:
-        """Return the job that goes on from a state, and where.
+        """Return the job that continues from a state, and where.
 
         Args:
             state: what `state` returned on any rank of a job of any size.

@@ -144,7 +144,7 @@ class MixedRows(Items):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The tables and options that a state is bound to; weights are no part of it."""
+        """The tables and options that a state is bound to; weights are not part of it."""
         options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block}
         return mixture_identity({name: rows.identity for name, rows in self.sources.items()}, options)
 
@@ -296,7 +296,7 @@ class MixedRows(Items):
         """Return the mixture as a state has it, and the position.
 
         Sources may have come and gone since, and the loader may have been made with other weights: they hold from
-        there on. Otherwise the state's weights go on.
+        there on. Otherwise the state's weights continue.
         """
         saved = MixtureState.from_state(self.identity["options"], state)
         sources = {

@@ -143,7 +143,7 @@ class MixedStreamJob(Job):
 
     @cached_property
     def identity(self) -> Mapping[str, Any]:
-        """The tables and options that a state is bound to; weights are no part of it."""
+        """The tables and options that a state is bound to; weights are not part of it."""
         options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None}
         if self.options.pack is not None:
             options["seq_len"] = self.options.pack.seq_len
@@ -246,10 +246,10 @@ class MixedStreamJob(Job):
         return self
 
     def resume(self, state: Mapping[str, Any]) -> tuple[MixedStreamJob, MixedPosition]:
-        """Return the job that goes on from a state, and where; see `Job.resume`.
+        """Return the job that continues from a state, and where; see `Job.resume`.
 
         Sources may have come and gone since, and the loader may have been made with other weights: they hold from
-        there on. Otherwise the state's weights go on.
+        there on. Otherwise the state's weights continue.
         """
         saved = StreamsState.from_state(self.identity["options"], current_version(state))
         for name in saved.sources.keys() & self.sources.keys():

@@ -159,7 +159,7 @@ class PackedItems(TableItems):
         return replace(after, total=self.stream(after).count)
 
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
-        """Note that an epoch comes from one stage to the next, which goes on where the walk of the first has come."""
+        """Note that an epoch comes from one stage to the next, which continues where the walk of the first has come."""
         self.stream(position).begin_at(self.stream(before).anchor(before.consumed))
 
     def state(self, position: SamplePosition) -> dict[str, Any]:
@@ -369,7 +369,7 @@ def _origin_of(state: Mapping[str, Any], topology: Topology) -> tuple[int, int]:
     sequences.
 
     Raises:
-        ResumeError: those are no numbers.
+        ResumeError: those are not numbers.
     """
     given = state.get("origin", 0)
     consumed = state.get("consumed")

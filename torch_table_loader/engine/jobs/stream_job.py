@@ -126,7 +126,7 @@ class StreamJob(Job):
         return StreamPosition.from_state(state).extents if "history" in state else ()
 
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> StreamJob:
-        """Return the same job, which goes on from states of the table as it was; see `Job.grown_from`."""
+        """Return the same job, which continues from states of the table as it was; see `Job.grown_from`."""
         return replace(self, planner=self.planner.grown_from(files_of)) if files_of else self
 
     def state(self, position: StreamPosition) -> dict[str, Any]:
@@ -134,10 +134,10 @@ class StreamJob(Job):
         return write_state(self.identity, position.to_state())
 
     def resume(self, state: Mapping[str, Any]) -> tuple[StreamJob, StreamPosition]:
-        """Return the job that goes on from a state, and where; see `Job.resume`.
+        """Return the job that continues from a state, and where; see `Job.resume`.
 
         Returns:
-            This job, with the state's number of lanes where the caller named none, and where it goes on.
+            This job, with the state's number of lanes where the caller named none, and where it continues.
         """
         state = current_version(state)
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
@@ -189,7 +189,7 @@ class StreamJob(Job):
                 )
 
     def _stays(self, position: StreamPosition) -> bool:
-        """Whether the position's stage goes on here, or no rank has a step left in it."""
+        """Whether the position's stage continues here, or no rank has a step left in it."""
         epoch, begun, taken = position.epoch, position.steps_before, position.steps_taken
         if position.stage.extent is not None or self._length_at(epoch, begun) != self._length_at(epoch, taken):
             return False

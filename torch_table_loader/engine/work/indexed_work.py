@@ -126,7 +126,7 @@ class TurnStream(ItemStream):
         """
 
     def anchor(self, turn: int) -> list[int]:  # noqa: ARG002 rows are found at once
-        """Return what lets another process go on at an item without a walk; empty where there is no walk."""
+        """Return what lets another process continue at an item without a walk; empty where there is no walk."""
         return []
 
     def begin_at(self, anchor: list[int]) -> None:

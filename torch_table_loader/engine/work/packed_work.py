@@ -387,7 +387,7 @@ class PackedStream(TurnStream):
         return order
 
     def _behind(self, parts: _Parts, values: ListValues) -> Ints:
-        """Return the token behind each part, where its document goes on and the loss takes that token."""
+        """Return the token behind each part, where its document continues and the loss takes that token."""
         pack = self.tokens.pack
         found = np.full(len(parts.at), IGNORED, dtype=np.int64)
         cut = np.flatnonzero(parts.goes_on)

@@ -1,4 +1,4 @@
-"""A lane for the caller's own DataLoader; torchdata's StatefulDataLoader can save it and go on from there."""
+"""A lane for the caller's own DataLoader; torchdata's StatefulDataLoader can save it and continue from there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """torch's iterator over worker processes, which says at once that a worker ended before its work did.
 
 torch itself says so by a RuntimeError that its handler of SIGCHLD raises wherever the main thread is, or after some
-seconds; a worker that is killed while it writes makes torch wait for the rest of its message for ever.
+seconds; a worker that is killed while it writes makes torch wait for the rest of its message forever.
 """
 
 from __future__ import annotations

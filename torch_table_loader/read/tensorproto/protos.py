@@ -62,7 +62,7 @@ class Feature(NamedTuple):
         name: as it says; may be empty.
         code: of its element type.
         dims: its shape.
-        start: the byte of the message at which its values begin; they go on to its end.
+        start: the byte of the message at which its values begin; they continue to its end.
         values: the values' bytes, where they are not those from there on; else None.
     """
 

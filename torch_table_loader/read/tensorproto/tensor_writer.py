@@ -32,7 +32,7 @@ class TensorProtoWriter:
     suffix = ".pb"
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that are no tensors: see `FormatWriter.check`."""
+        """Refuse columns that are not tensors: see `FormatWriter.check`."""
         if not schema.names:
             raise ConfigError("a sample needs at least one feature, but the table has no columns")
         for field in schema:

@@ -215,7 +215,7 @@ def read_time(timestamp: Any) -> dt.datetime | None:
     """Check a ``timestamp=``.
 
     Raises:
-        ConfigError: it is no time, or has no time zone.
+        ConfigError: it is not a time, or has no time zone.
     """
     if isinstance(timestamp, str):
         try:

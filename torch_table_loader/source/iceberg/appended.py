@@ -40,7 +40,7 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
         end: the newer snapshot; None of a table that has none.
 
     Raises:
-        ConfigError: the older one is no ancestor of the newer one, or has expired.
+        ConfigError: the older one is not an ancestor of the newer one, or has expired.
     """
     commits = {raw["snapshot-id"]: _commit(raw) for raw in metadata.raw.get("snapshots") or []}
     if start not in commits:
@@ -69,7 +69,7 @@ def changes_since(metadata: TableMetadata, start: int, end: int) -> list[str]:
     try:
         commits = commits_since(metadata, start, end)
     except ConfigError:
-        return [f"it is no ancestor of {end}"]
+        return [f"it is not an ancestor of {end}"]
     return [f"snapshot {each.id}: {each.operation or 'unknown'}" for each in commits if each.operation != _APPEND]
 
 

@@ -335,7 +335,7 @@ class _Reading:
     def close(self, num_bytes: int) -> None:
         """Refuse a manifest that ends too early.
 
-        Tables exist whose lists count fewer entries than there are, so that a larger count is no error.
+        Tables exist whose lists count fewer entries than there are, so that a larger count is not an error.
         """
         counts = self._manifest.counts
         for status, (files, rows) in enumerate(counts):

@@ -57,7 +57,7 @@ class TableMetadata:
     place: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no metadata, or of a version that this library does not know."""
+        """Refuse what is not metadata, or of a version that this library does not know."""
         version = self.raw.get("format-version")
         if version not in (1, 2, 3) or not isinstance(version, int) or isinstance(version, bool):
             raise TableError(

@@ -57,7 +57,7 @@ class LaneMetrics:
         rows: rows that the worker decoded.
         batches: batches that the worker made.
         num_bytes: bytes of those rows in the output form.
-        seconds_working: time spent reading, decoding and in the caller's functions.
+        seconds_working: time spent reading, decoding, and in the caller's functions.
         seconds_collating: the part of this time in the caller's functions: `decode`, `transforms` and `collate_fn`.
         files: data files of which the trainer took rows that this worker read; None where `Metrics` has none.
         stored_bytes: the share of those files' bytes that the rows are.

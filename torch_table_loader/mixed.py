@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class SourceKeywords(TypedDict, total=False):
-    """Those fields of `LoaderOptions` that sources have in common, and a mixture hands to those that it opens."""
+    """The fields of `LoaderOptions` that all sources share, and that a mixture passes to the sources it opens."""
 
     columns: Sequence[str] | None
     filters: Any
@@ -80,7 +80,7 @@ _HANDED = _OF_SOURCES | {
 
 
 class MixedKeywords(SourceKeywords, total=False):
-    """Those fields of `LoaderOptions` that a mixture has: of the job, of how it is served, and of its sources."""
+    """The fields of `LoaderOptions` that a mixture has: those of the job, of its workers, and of its sources."""
 
     options: Sequence[OptionGroup]
     batch_size: int

@@ -132,7 +132,7 @@ class LoaderOptions:
             "128MiB"; 0 fetches nothing ahead.
         cache_dir: directory of this machine that keeps bytes fetched from an object store, for all its ranks.
         cache_bytes: maximum bytes kept there: int or "64GiB"; the least recently used are removed first.
-        retry_seconds: how long to repeat a request that the store does not serve; 0: one try; see
+        retry_seconds: how long to retry a request that the store does not serve; 0: one try; see
             docs/object-stores.md.
         pack: `Pack(seq_len=...)`: documents of tokens become sequences, which `batch_size` then counts; see
             docs/language-models.md.

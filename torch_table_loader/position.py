@@ -228,7 +228,7 @@ class JobPosition:
         self.newest = None
 
     def load_for_workers(self, state: Mapping[str, Any], lanes: int) -> None:
-        """Go on from a state in a DataLoader of the caller's, whose workers are the lanes.
+        """Continue from a state in a DataLoader of the caller's, whose workers are the lanes.
 
         Raises:
             ResumeError: it does not fit, or is of another number of workers.

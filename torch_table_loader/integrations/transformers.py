@@ -48,11 +48,11 @@ class _Resumed:
 
 
 class TableTrainerMixin:
-    """Gives a Trainer class the rows of a table; write it before that class among the bases.
+    """Gives a Trainer class the rows of a table; put it before that class among the bases.
 
-    A checkpoint continues at the next row, on any number of ranks, and nothing that was trained is read again. Another
-    number of ranks takes another number of steps: unless ``max_steps`` is given, the run then ends, and its
-    learning-rate schedule with it, after the steps that were made and those that are left.
+    A run resumes at the next row, on any number of ranks, and no row is read twice. Another number of ranks takes
+    another number of steps: unless ``max_steps`` is given, the run and its learning-rate schedule then end after the
+    steps that were taken and those that are left.
     """
 
     def __init__(self, *args: Any, make_loader: Callable[[], TableLoader], **options: Any) -> None:

@@ -12,9 +12,9 @@ from torch_table_loader.planning.keys import derive_key, hashes_of
 
 
 def row_seeds(row_ids: Any, *, epoch: int, seed: int = 0) -> NDArray[np.int64]:
-    """Return a seed for each row: the same whatever the ranks, workers and batches, and another one each epoch.
+    """Return a seed for each row: the same for any ranks, workers and batches, but another one in each epoch.
 
-    With them, what is random about a row does not change where a job continues on other machines.
+    With these seeds, random changes to a row stay the same when a job continues on other machines.
 
     Args:
         row_ids: int[n], as the column ``row_id`` gives them: a tensor, an array or a list.

@@ -37,9 +37,9 @@ def part_of(columns: str | Sequence[str], shares: Mapping[Any, float], part: Has
 
     Args:
         columns: a column, or several; of types that pyarrow casts to strings.
-        shares: how much each part gets, by name, in any unit; their order matters.
+        shares: the share of each part, by name, in any unit; their order matters.
         part: which one to keep.
-        seed: another one deals the values anew; from 0 to 2^64 − 1.
+        seed: another seed divides the values differently; from 0 to 2^64 − 1.
 
     Returns:
         A pyarrow compute Expression for ``filters=``, to be joined with others by ``&``; ``~`` keeps the other parts.

@@ -152,7 +152,7 @@ class FileStorage:
         return self._ask(path, lambda client: client.read(path), len)
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        """Write a small file whole: whoever reads sees all of it or none. Raises StorageError."""
+        """Write a small file atomically: a reader sees all of it or nothing. Raises StorageError."""
         self._ask(path, lambda client: client.write(path, data))
 
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:

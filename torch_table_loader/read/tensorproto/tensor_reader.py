@@ -50,10 +50,10 @@ class TensorProtoReader(WithoutStatistics):
     """Reads tensor shards: a row is a sample, a column a feature.
 
     Args:
-        names: what columns are called, by position (from 0) or by the name in the TensorProto; None leaves a feature
-            out. Those that are not named here keep their name, and without one are called ``feature_<position>``.
+        names: names of columns, by position (from 0) or by the name in the TensorProto; None leaves a feature out.
+            Features that are not listed keep their name, or are called ``feature_<position>`` if they have none.
         name: of the format.
-        group_bytes: bytes of a run of samples that is read in one piece, at least.
+        group_bytes: minimum bytes of a run of samples that is read in one piece.
     """
 
     names: Mapping[int | str, str | None] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class TensorProtoReader(WithoutStatistics):
         file: DataFile,
         schema: pa.Schema | None,  # noqa: ARG002
     ) -> tuple[FileMeta, Sequence[LeftOut]]:
-        """Do so, and leave samples out that cannot be read: see `SalvagingReader`."""
+        """Do the same, but leave out samples that cannot be read: see `SalvagingReader`."""
         left_out: list[LeftOut] = []
         return self._inspected(storage, file, left_out), left_out
 

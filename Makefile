@@ -149,8 +149,9 @@ format: $(READY)
 bench: $(BENCH_READY)
 	$(BIN)/python -m bench.run
 
+# Without --quiet, which hides warnings from --strict too.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/docs
 	@echo "build/docs/index.html"
 
 # Searching needs a server: browsers let no page from a file read another one.

@@ -135,7 +135,7 @@ class NullProvingReader(FormatReader, Protocol):
 class Traits(NamedTuple):
     """What a format can do, as ``torch-table-loader formats`` shows it; the contract checks compare it with the reader.
 
-    Args:
+    Attributes:
         cut: what a file is cut into, such as "row groups"; None: it is read whole.
         pruned: what `FormatReader.prune` uses to rule out row groups; None: nothing.
         counted: where the number of rows is known from.
@@ -151,7 +151,7 @@ class Traits(NamedTuple):
 class Sidecar(NamedTuple):
     """A file that stands beside a data file.
 
-    Args:
+    Attributes:
         suffix: what its name ends with where the data file's ends with `SidecarReader.data_suffix`.
         required: whether a data file without it cannot be read; one without its data file is an error too.
     """

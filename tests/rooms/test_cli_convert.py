@@ -15,6 +15,8 @@ from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 from torch_table_loader.read.tensorproto import TensorProtoReader, TensorProtoWriter
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 SHAPES = [(), (3,), (2, 3), (0, 2), (2, 0)]
 
 
@@ -100,7 +102,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "out").mkdir()
     given = ["convert", str(source), str(tmp_path / "out"), "--format", "tensorproto"]
     assert main(given) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert list((tmp_path / "out").iterdir()) == []
     assert main([*given[:2], "s3://bucket/out", *given[3:]]) == 2
     assert "OUT must be a local folder" in capsys.readouterr().err

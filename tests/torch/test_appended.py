@@ -109,8 +109,8 @@ def test_the_start_must_be_an_ancestor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"end_snapshot_id": 1004}, "beside no start_snapshot_id"),
-        ({"start_snapshot_id": 1003, "end_snapshot_id": 1004, "snapshot_id": 1004}, "beside snapshot_id"),
+        ({"end_snapshot_id": 1004}, "got it with no start_snapshot_id"),
+        ({"start_snapshot_id": 1003, "end_snapshot_id": 1004, "snapshot_id": 1004}, "got it with snapshot_id"),
         ({"start_snapshot_id": "1003"}, "start_snapshot_id must be an int"),
     ],
 )

@@ -232,7 +232,7 @@ def test_deletes_in_between_are_refused_by_their_version(tmp_path: Path, vectors
             {"end_version": 1},
             "end_version=1 is the end of an interval that start_version begins, got it with no start_version",
         ),
-        ({"start_version": 0, "end_version": 1, "version": 1}, "beside version, which names the same"),
+        ({"start_version": 0, "end_version": 1, "version": 1}, "got it with version, which names the same"),
         ({"start_version": "0"}, "start_version must be an int"),
         ({"start_version": 2, "end_version": 1}, "version 2 of .* must be one of 0 to 1"),
         ({"start_version": -1}, "version -1 of .* must be one of 0 to 2"),

@@ -365,7 +365,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (
         [MIXTURE],
         {"worker_type": "process", "multiprocessing_context": "forkserver"},
-        "source 'a' keeps its rows in memory.*pass row_store=",
+        "source 'a' keeps its rows in memory.*as row_store=",
     ),
 ]
 

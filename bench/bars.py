@@ -35,6 +35,7 @@ DUELS = (
     *(Duel(table, 128, "ours:thread", "floor", 0.45) for table in ("A-zstd", "A-snappy")),
     Duel("D", 8192, "ours:thread", "floor", 0.80),
     *(Duel(table, 8192, "ours:process", "ours:thread", 0.40) for table in ("A-zstd", "B")),
+    Duel("A-zstd, 8 times", 8192, "ours:process", "ours:thread", 0.75),
     Duel("A-zstd", 8192, "ours:thread", f"{_THEIRS}:best", 2.2),
     Duel("B", 8192, "ours:thread", f"{_THEIRS}:best", 1.8),
     Duel("A-zstd", 1024, "ours:thread", f"{_THEIRS}:best", 4.0),

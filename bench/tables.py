@@ -90,6 +90,13 @@ def _lineitem(folder: Path, root: Path, codec: str) -> None:
         _write(pa.table(doubles, names=table.column_names), folder, place, codec)
 
 
+def _repeated(folder: Path, root: Path, name: str, times: int) -> None:
+    """The files of another table several times, where an epoch of that one is too short to start processes for."""
+    for turn in range(times):
+        for path in build(name, root).files:
+            os.link(path, folder / f"{turn}-{path.name}")
+
+
 def _clicks(folder: Path, _root: Path) -> None:
     for place, rng in _seeded(8):
         rows = 500_000
@@ -221,6 +228,7 @@ def _write(
 
 TABLES: dict[str, Callable[[Path, Path], None]] = {
     "A-zstd": lambda folder, root: _lineitem(folder, root, "zstd"),
+    "A-zstd, 8 times": partial(_repeated, name="A-zstd", times=8),
     "A-snappy": lambda folder, root: _lineitem(folder, root, "snappy"),
     "B": _clicks,
     "C": _wide,

@@ -61,7 +61,7 @@ def test_a_line_has_the_speed_of_each_reader_over_that_of_decoding(tmp_path: Pat
     }
 
 
-@pytest.mark.parametrize(("chart", "duels"), zip(CHARTS, (BATCH_SIZE_DUELS, COLUMN_DUELS), strict=True))
+@pytest.mark.parametrize(("chart", "duels"), list(zip(CHARTS, (BATCH_SIZE_DUELS, COLUMN_DUELS), strict=True)))
 def test_the_bench_measures_what_a_chart_shows(chart: Chart, duels: Any) -> None:
     measured = {(duel.table, duel.batch_size, duel.right) for duel in duels}
     asked = {asked or "floor" for asked in READERS.values()}

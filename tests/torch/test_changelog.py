@@ -6,7 +6,8 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,19 @@ jobs = st.fixed_dictionaries(
 ).map(lambda job: job | {"split_rows": None} if job["shuffle"] == "rows" else job)
 
 
+@dataclass
+class SharingWriter(IcebergWriter):
+    """Writes no manifest twice, as other writers do: a commit of deletes alone has the data manifest before it."""
+
+    made: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def _manifest(self, entries: list[dict[str, Any]], *, deletes: bool) -> dict[str, Any]:
+        listed = json.dumps([deletes, entries], default=repr)
+        if listed not in self.made:
+            self.made[listed] = super()._manifest(entries, deletes=deletes)
+        return self.made[listed]
+
+
 def make(location: str, **options: Any) -> TableLoader:
     with meant_warnings():
         chosen: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "columns": ["x", *CHANGES], "check_plan": False}
@@ -60,7 +74,9 @@ def changes(batches: Iterable[Any]) -> list[Changed]:
     found: list[Changed] = []
     for batch in batches:
         names = [list(batch["_change_type"]), batch["_change_ordinal"].tolist(), batch["_commit_snapshot_id"].tolist()]
-        found += zip(batch["x"].tolist(), *names, strict=True)
+        rows = zip(batch["x"].tolist(), *names, strict=True)
+        marks = batch["padding"].tolist() if "padding" in batch else repeat(False)
+        found += [row for row, is_padding in zip(rows, marks, strict=False) if not is_padding]
     return found
 
 
@@ -99,7 +115,8 @@ def change(table: IcebergWriter, does: str, seed: int, first: int) -> None:
         before = next((d.positions for d in table.deletes if d.path == file.path), frozenset())
         table.delete_vector(file.path, before | {at for at in range(len(file.rows)) if (at + seed) % 3 == 0})
     elif table.version == 2 and does == "position":
-        table.delete_rows({file.path: [at for at in range(len(file.rows)) if (at + seed) % 4 == 0]})
+        first_rows = {each.path: [0] for each in table.data[:1] if each.rows}
+        table.delete_rows(first_rows | {file.path: [at for at in range(len(file.rows)) if (at + seed) % 4 == 0]})
 
 
 def written(table: IcebergWriter, history: Sequence[dict[str, Any]]) -> list[Counter[int]]:
@@ -121,7 +138,7 @@ def test_a_changelog_makes_one_snapshot_of_the_other(
     num_ranks: int, history: list[dict[str, Any]], job: dict[str, Any], version: int, data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        table = IcebergWriter(Path(folder), version=version)
+        table = SharingWriter(Path(folder), version=version)
         after = written(table, history)
         first = data.draw(st.integers(0, len(after) - 1), label="first")
         last = data.draw(st.integers(first, len(after) - 1), label="last")
@@ -135,6 +152,9 @@ def test_a_changelog_makes_one_snapshot_of_the_other(
         for ordinal, state in enumerate(states):
             assert state == after[first + 1 + ordinal]
         assert all(snapshot == 1002 + first + ordinal for _, _, ordinal, snapshot in log)
+        if num_ranks == 1 and job["num_workers"] < 2 and not job["shuffle"]:
+            happened = [(ordinal, kind) for _, kind, ordinal, _ in log]
+            assert happened == sorted(happened), "what went comes first, commit by commit"
 
 
 @settings(max_examples=examples(15))
@@ -148,7 +168,7 @@ def test_a_changelog_goes_on_exactly(
     history: list[dict[str, Any]], job: dict[str, Any], version: int, chain: list[tuple[int, int]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        table = IcebergWriter(Path(folder), version=version)
+        table = SharingWriter(Path(folder), version=version)
         after = written(table, history)
 
         def ranks(number: int) -> list[TableLoader]:
@@ -169,7 +189,7 @@ def test_a_changelog_goes_on_exactly(
 
 
 def two_commits(root: Path) -> IcebergWriter:
-    table = IcebergWriter(root)
+    table = SharingWriter(root)
     file = table.append(some(0, 20), group=5)
     table.commit()
     table.delete_rows({file: range(0, 20, 5)})
@@ -184,6 +204,22 @@ def test_what_went_comes_before_what_came(tmp_path: Path) -> None:
         *((x, "DELETE", 0, 1002) for x in (0, 5, 10, 15)),
         *((x, "INSERT", 0, 1002) for x in (20, 21, 22, 23)),
     ]
+
+
+@pytest.mark.parametrize("worker_type", ["thread", "process"])
+def test_a_state_goes_on_in_its_own_changelog(tmp_path: Path, worker_type: str) -> None:
+    table = two_commits(tmp_path)
+    options: dict[str, Any] = {"start_snapshot_id": 1001, "worker_type": worker_type, "batch_size": 3}
+    loader = make(table.metadata, **options)
+    batches = iter(loader)
+    seen = changes([next(batches)])
+    state = json.loads(json.dumps(loader.state_dict()))
+    table.data.clear()
+    table.commit(operation="delete")
+    newer = make(table.metadata, **options)
+    assert len(newer) > len(loader)
+    newer.load_state_dict(state)
+    assert sorted(x for x, *_ in seen + changes(newer)) == [0, 5, 10, 15, 20, 21, 22, 23]
 
 
 @pytest.mark.parametrize("footers", ["eager", "lazy"])
@@ -217,6 +253,16 @@ def test_commits_that_replace_files_change_nothing(tmp_path: Path) -> None:
     table.commit(operation="delete")
     log = changes(make(table.metadata, start_snapshot_id=1002))
     assert sorted(log) == [(x, "DELETE", 0, 1004) for x in sorted(row["x"] for row in rows)]
+
+
+def test_deletes_reach_files_of_older_manifests(tmp_path: Path) -> None:
+    table = SharingWriter(tmp_path)
+    file = table.append(some(0, 10))
+    table.commit()
+    table.delete_rows({file: [4]})
+    table.commit(operation="delete")
+    assert len(table.made) == 2, "one of data and one of deletes"
+    assert changes(make(table.metadata, start_snapshot_id=1001)) == [(4, "DELETE", 0, 1002)]
 
 
 def test_a_vector_of_fewer_rows_brings_rows_back(tmp_path: Path) -> None:

@@ -44,11 +44,12 @@ class FilePlan(NamedTuple):
         conformer: makes its batches the table's.
         filters: None where every row passes.
         empty: whether partition values let no row pass.
-        positions: deleted rows of the file, ascending; of a file that `keeps_deleted`, those that are not.
+        positions: deleted rows of the file, ascending; where `keeps_deleted`, those that are not.
         keys: equality deletes.
         chooser: makes the table's columns by whose values rows are chosen: those of the filter and of `keys`; None
             where there is neither.
         encoded: columns of the file that may come as dictionaries.
+        keeps_deleted: whether only the rows at `positions` live: see `DataFile.keeps_deleted`.
     """
 
     file: DataFile
@@ -61,6 +62,7 @@ class FilePlan(NamedTuple):
     keys: Sequence[_Keys]
     chooser: FileConformer | None
     encoded: frozenset[str]
+    keeps_deleted: bool
 
     @property
     def masks(self) -> bool:
@@ -69,7 +71,7 @@ class FilePlan(NamedTuple):
 
     @property
     def _by_position(self) -> bool:
-        return bool(len(self.positions)) or self.file.keeps_deleted
+        return bool(len(self.positions)) or self.keeps_deleted
 
     @property
     def knows_live(self) -> bool:
@@ -102,7 +104,7 @@ class FilePlan(NamedTuple):
         """Count the rows `start` to `stop` of the file that a position deletes."""
         low, high = np.searchsorted(self.positions, (start, stop))
         named = int(high - low)
-        return stop - start - named if self.file.keeps_deleted else named
+        return stop - start - named if self.keeps_deleted else named
 
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         """Return which rows of a batch live.
@@ -131,7 +133,7 @@ class FilePlan(NamedTuple):
 
     def _not_at_positions(self, start: int, stop: int) -> NDArray[np.bool_] | None:
         low, high = np.searchsorted(self.positions, (start, stop))
-        others_live = not self.file.keeps_deleted
+        others_live = not self.keeps_deleted
         if low == high and others_live:
             return None
         live = np.full(stop - start, others_live)
@@ -187,9 +189,9 @@ def plan_file(
     starts = [0, *accumulate(meta.group_rows)]
     left = {conformer.source_of(name) for name in encoded if name in columns} if encoded else set()
     left -= {None, *(chooser.reads if chooser is not None else ())}
-    return FilePlan(
-        file, meta, starts, conformer, row_filter, empty, positions, keys, chooser, frozenset(filter(None, left))
-    )
+    by_dictionary = frozenset(filter(None, left))
+    known = (file, meta, starts, conformer, row_filter, empty, positions, keys, chooser, by_dictionary)
+    return FilePlan(*known, file.keeps_deleted)
 
 
 def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:

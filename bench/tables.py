@@ -90,6 +90,13 @@ def _lineitem(folder: Path, root: Path, codec: str) -> None:
         _write(pa.table(doubles, names=table.column_names), folder, place, codec)
 
 
+def _repeated(folder: Path, root: Path, name: str, times: int) -> None:
+    """The files of another table several times, where an epoch of that one is too short to start processes for."""
+    for turn in range(times):
+        for path in build(name, root).files:
+            os.link(path, folder / f"{turn}-{path.name}")
+
+
 def _clicks(folder: Path, _root: Path) -> None:
     for place, rng in _seeded(8):
         rows = 500_000
@@ -103,6 +110,14 @@ def _wide(folder: Path, _root: Path) -> None:
     for place, rng in _seeded(4):
         columns = {f"f{i}": rng.standard_normal(50_000, dtype=np.float32) for i in range(500)}
         _write(pa.table(columns), folder, place, "snappy", row_group_rows=12_500)
+
+
+def _columns(folder: Path, _root: Path, columns: int) -> None:
+    """Forty million float32 in so many columns."""
+    for place, rng in _seeded(4):
+        rows = 10_000_000 // columns
+        values = {f"f{i}": rng.standard_normal(rows, dtype=np.float32) for i in range(columns)}
+        _write(pa.table(values), folder, place, "snappy", row_group_rows=min(_ROW_GROUP_ROWS, rows))
 
 
 def _documents(folder: Path, _root: Path, number: int = 5_000) -> None:
@@ -221,10 +236,12 @@ def _write(
 
 TABLES: dict[str, Callable[[Path, Path], None]] = {
     "A-zstd": lambda folder, root: _lineitem(folder, root, "zstd"),
+    "A-zstd, 8 times": partial(_repeated, name="A-zstd", times=8),
     "A-snappy": lambda folder, root: _lineitem(folder, root, "snappy"),
     "B": _clicks,
     "C": _wide,
     "D": _documents,
+    **{f"{columns} columns": partial(_columns, columns=columns) for columns in (1, 10, 100, 500)},
     "D-tenth": partial(_documents, number=500),
     "E": _large_files,
     "fifty-files": _many_small,

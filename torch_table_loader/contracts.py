@@ -215,7 +215,8 @@ class TimeTravelSource(SnapshotSource, Protocol):
 class HistorySource(TimeTravelSource, Protocol):
     """A source that can tell what the commits of its table did.
 
-    One that reads only what was appended after another snapshot says so by ``start_snapshot_id``.
+    One that reads only what was appended after another snapshot says so by ``start_snapshot_id``; and by ``changelog``,
+    where it reads what went as well.
     """
 
     def changes_since(self, snapshot_id: int) -> Sequence[str]:

@@ -206,8 +206,8 @@ _NOTES = {
 
 _OF_ICEBERG = frozenset(
     {
-        *("as_of", "branch", "catalog", "catalog_config", "end_snapshot_id", "footers", "location_override"),
-        *("metadata_location", "snapshot_id", "start_snapshot_id", "tag"),
+        *("as_of", "branch", "catalog", "catalog_config", "changelog", "end_snapshot_id", "footers"),
+        *("location_override", "metadata_location", "snapshot_id", "start_snapshot_id", "tag"),
     }
 )
 

@@ -230,6 +230,8 @@ class DeleteFile:
         blob: of a vector, its offset and length in the file, in bytes.
         everywhere: of an equality delete, whether it applies to all partitions.
         mask: of a mask, a bit for each row, the lowest first, set where it is deleted; compressed by zlib.
+        keeps: whether of the data file only those rows are read that this and others that keep delete, as a changelog
+            reads them; never of equality deletes.
     """
 
     file: DataFile
@@ -239,6 +241,7 @@ class DeleteFile:
     blob: tuple[int, int] | None = None
     everywhere: bool = False
     mask: bytes = field(default=b"", repr=False)
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +275,11 @@ class DataFile:
     reader: Any = field(default=None, repr=False, compare=False)
     sidecars: tuple[DataFile, ...] = field(default=(), repr=False)
     tail_bytes: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def keeps_deleted(self) -> bool:
+        """Whether only rows are read that some of its deletes name: see `DeleteFile.keeps`."""
+        return any(delete.keeps for delete in self.deletes)
 
 
 class LeftOut(NamedTuple):

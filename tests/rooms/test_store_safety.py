@@ -205,7 +205,8 @@ def test_a_store_that_does_not_fit_is_refused_before_a_row_is_read() -> None:
 
 
 def test_strings_that_are_longer_than_was_guessed_end_the_build_before_they_fill_memory() -> None:
-    made = MemoryTable(pa.record_batch({"s": ["x" * 10_000] * 200}), [*range(0, 200, 10), 200])
+    strings = [f"{number:10000}" for number in range(200)]
+    made = MemoryTable(pa.record_batch({"s": strings}), [*range(0, 200, 10), 200])
     read = Counting(made)
     with pytest.raises(OutOfMemoryError, match=r"needs about [345]\d\d,\d\d\d bytes of memory, and 300,000 are free"):
         build_memory(made.spec, read, 1, room=300_000)

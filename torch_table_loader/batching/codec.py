@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 from pyarrow.types import is_dictionary
 
-from torch_table_loader.arrow.arrays import encoded
+from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
@@ -183,7 +183,11 @@ class TensorCodec(RowsCodec[TensorRows]):
         return _dicts(self.shapes, cuts, 1)[0]
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
-        """View columns in their plain types as rows."""
+        """View columns in their plain types as rows; strings may come as dictionaries."""
+        columns = [
+            array if name in self._coded else plain(array)
+            for name, array in zip(self._schema.names, columns, strict=True)
+        ]
         return self._decode(columns, len(columns[0]) if columns else 0)
 
     def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
@@ -345,7 +349,7 @@ class ArrowCodec(RowsCodec[ArrowRows]):
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> ArrowRows:
         """Return columns in their plain types as the schema has them."""
-        arrays = [encoded(array, entry.type) for array, entry in zip(columns, self._schema, strict=True)]
+        arrays = [encoded(plain(array), entry.type) for array, entry in zip(columns, self._schema, strict=True)]
         return ArrowRows(pa.RecordBatch.from_arrays(arrays, schema=self._schema), python=self._python)
 
     def concat(self, parts: Sequence[ArrowRows]) -> ArrowRows:

@@ -25,8 +25,11 @@ BLOCKS_AHEAD = 2
 With one, a thread would rest until the consumer has woken and taken it.
 """
 
-SPARE_SLOTS = 2
-"""Slots of shared memory beside those of the blocks that wait: one is being written, one is being copied out."""
+LENT_SLOTS = 2
+"""Slots of a worker that the trainer's batches may lie in: of the block that is being taken, and of the one before."""
+
+SPARE_SLOTS = 2 + LENT_SLOTS
+"""Slots of shared memory beside those of the blocks that wait: one is being written, one copied out, others lent."""
 
 TENSOR_BYTES = 24
 """Of a token's id, label and position in a batch."""
@@ -98,7 +101,7 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
 
     In threads: one read that is being made or cut, one that is being taken, and those that the batches which wait are
     views of. From processes: one read, the block that it fills, the slots that blocks cross in (with a quarter to
-    spare), and two that were copied out: one being taken, one that came early.
+    spare), and one that was copied out.
 
     Args:
         options: the caller's.
@@ -109,7 +112,7 @@ def rows_in_flight(options: LoaderOptions, read_rows: int, blocks: tuple[int, in
     if options.worker_type == "process" and options.num_workers != 0:
         block_batches, blocks_ahead = blocks
         slots = (blocks_ahead + SPARE_SLOTS) * 5 // 4
-        return read_rows + (3 + slots) * block_batches * size
+        return read_rows + (2 + slots) * block_batches * size
     given = options.prefetch_batches
     waiting = BLOCKS_AHEAD if given is None else -(-given * size // read_rows)
     return (2 + waiting) * read_rows

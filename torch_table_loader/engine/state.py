@@ -56,6 +56,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "bytes": table.layout.num_bytes,
             **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
             **({} if table.start_snapshot_id is None else {"start_snapshot_id": table.start_snapshot_id}),
+            **({"changelog": True} if table.changelog else {}),
             **({"left_out": len(table.left_out)} if table.left_out else {}),
         },
         "options": {
@@ -173,11 +174,11 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
             f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to "
             "continue, or start a new epoch without the state"
         )
-    if own.get("start_snapshot_id") != theirs.get("start_snapshot_id"):
-        then, now = (_after(each.get("start_snapshot_id")) for each in (theirs, own))
+    then, now = map(_interval, (theirs, own))
+    if then != now:
         raise ResumeError(
-            f"the state is of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, or "
-            "start a new epoch without the state"
+            f"the state is of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, and "
+            "its changelog=, or start a new epoch without the state"
         )
     if table.left_out or "left_out" in theirs:
         raise ResumeError(
@@ -194,8 +195,11 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
     raise ResumeError(f"the state is of another table ({counts}); {_REMEDIES['table']}")
 
 
-def _after(start: int | None) -> str:
-    return "a whole snapshot" if start is None else f"the rows after snapshot {start}"
+def _interval(table: Mapping[str, Any]) -> str:
+    start = table.get("start_snapshot_id")
+    if start is None:
+        return "a whole snapshot"
+    return f"the {'changelog' if table.get('changelog') else 'rows'} after snapshot {start}"
 
 
 def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:

@@ -177,6 +177,7 @@ def _snapshot_table(
         snapshot.description,
         tuple(snapshot.notes),
         getattr(snapshot, "start_snapshot_id", None),
+        getattr(snapshot, "changelog", False),
     )
 
 
@@ -215,7 +216,8 @@ def _live(file: DataFile, group_rows: NDArray[np.int64], deletes: Deletes) -> Se
             f"{positions[-1]}; the table's metadata does not match its files: write the deletes again"
         )
     edges = np.concatenate(([0], np.cumsum(group_rows)))
-    found: list[int] = (np.diff(edges) - np.diff(np.searchsorted(positions, edges))).tolist()
+    named = np.diff(np.searchsorted(positions, edges))
+    found: list[int] = (named if file.keeps_deleted else np.diff(edges) - named).tolist()
     return found
 
 

@@ -144,15 +144,18 @@ def _built_in_memory(
     with ThreadPoolExecutor(threads, "table-loader-store") as pool:
         parts = list(pool.map(build, range(len(spec.chunk_rows))))
     layout = spec.layout
+    batches = [batch for chunk in range(len(parts)) for batch in sink.heaps.pop(chunk, [])]
+    strings, heap = sink.strings.finish(layout.heap, batches)
     return StoredRows(
         layout,
         sink.memory.reshape(-1).view(f"V{layout.width}") if layout.width else sink.memory.reshape(-1),
         None if sink.nulls is None else sink.nulls.reshape(-1, layout.null_width),
         frozenset(column for part in parts for column in part.null_columns),
         sink.ids if spec.keeps_ids else None,
-        [batch for chunk in range(len(parts)) for batch in sink.heaps.get(chunk, [])],
+        heap,
         spec.num_rows,
         lists=None if not spec.flat else _lists_in_memory(sink, len(parts)),
+        strings=strings,
     )
 
 

@@ -1,12 +1,15 @@
 """How rows cross from a worker process: through shared memory that is used again, since fresh pages are dear.
 
-The worker writes into a slot that is free; the consumer copies the slot out, into memory that is the trainer's
-alone, and frees it. On a virtual machine a fresh shared page costs several times what copying it does.
+The worker writes into a slot that is free. The consumer lends the slot to the trainer's batches, and frees it once
+nothing refers to them. Where too many slots are lent, as where batches are kept, the consumer copies the slot out, so
+that what is kept takes no shared memory. On a virtual machine a fresh shared page costs several times what copying it
+does.
 """
 
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +20,17 @@ import torch
 
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.batching.rows import Block, piece_starts
-from torch_table_loader.engine.sizes import SPARE_SLOTS
+from torch_table_loader.engine.sizes import LENT_SLOTS, SPARE_SLOTS
 from torch_table_loader.errors import OutOfMemoryError, TableLoaderError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from torch_table_loader.batching.rows import Rows, RowsCodec
+
+
+FREE, FILLED, LENT = range(3)
+"""What a slot is: the worker may write into it, it waits for the consumer, or the trainer's batches lie in it."""
 
 
 @dataclass(slots=True)
@@ -51,7 +60,7 @@ def new_slots(workers: int, waiting: int) -> torch.Tensor:
         waiting: blocks of a process that may wait to be taken.
 
     Returns:
-        uint8[workers, slots] in shared memory, 0 where a slot is free.
+        uint8[workers, slots] in shared memory, `FREE` each.
     """
     marks = torch.zeros((workers, waiting + SPARE_SLOTS), dtype=torch.uint8)
     with shared_memory_named():
@@ -74,7 +83,7 @@ class SharedMemorySender:
 
     def pack(self, codec: RowsCodec[Any], *parts: Rows) -> SharedBlock:
         """Write runs of rows, as one, into a free slot; where there is none, into memory of their own."""
-        slot = next((number for number, used in enumerate(self._marks.tolist()) if not used), -1)
+        slot = next((number for number, used in enumerate(self._marks.tolist()) if used == FREE), -1)
         known = self._memory[slot] if slot >= 0 else None
         fresh: list[torch.Tensor] = []
 
@@ -86,7 +95,7 @@ class SharedMemorySender:
 
         block = codec.pack(*parts, out=allocate)
         if slot >= 0:
-            self._marks[slot] = 1
+            self._marks[slot] = FILLED
             self._memory[slot] = fresh[0] if fresh else known
         return SharedBlock(self._worker, slot, fresh[0] if fresh else None, block.num_rows, block.sizes)
 
@@ -104,18 +113,35 @@ class SharedMemoryReceiver:
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
 
     def unpack(self, codec: RowsCodec[Any], block: SharedBlock) -> Any:
-        """Copy a block out, free its slot, and view the copy as rows."""
+        """View a block as rows, which are the trainer's alone."""
         place = block.worker, block.slot
         if block.memory is not None:
             self._memory[place] = block.memory
         _, num_bytes = piece_starts(block.sizes)
-        data = new_array((num_bytes,), np.uint8)
-        data[:] = self._memory[place].numpy()[:num_bytes]  # torch would wake threads, and they spin
-        if block.slot >= 0:
-            self._marks[place] = 0
-        else:
+        memory = self._memory[place].numpy()[:num_bytes]
+        if block.slot < 0:
+            data = _copied(memory)
             del self._memory[place]
+        elif np.count_nonzero(self._marks[block.worker] == LENT) < LENT_SLOTS:
+            data = self._lent(place, memory)
+        else:
+            data = _copied(memory)
+            self._marks[place] = FREE
         return codec.unpack(Block(torch.from_numpy(data), block.num_rows, block.sizes))
+
+    def _lent(self, place: tuple[int, int], memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """View a slot; it is free again once nothing refers to a part of it."""
+        self._marks[place] = LENT
+        owner: Any = np.frombuffer(memory, np.uint8)
+        weakref.finalize(owner, self._marks.__setitem__, place, FREE).atexit = False
+        # Views of arrays refer to what the first one refers to: here to a memoryview, and so to the owner.
+        return np.frombuffer(memoryview(owner), np.uint8)
+
+
+def _copied(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    data = new_array((len(memory),), np.uint8)
+    data[:] = memory  # torch would wake threads, and they spin
+    return data
 
 
 def shared_bytes(num_bytes: int) -> torch.Tensor:

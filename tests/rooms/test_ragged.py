@@ -38,7 +38,7 @@ def read(columns: dict[str, pa.Array], **policy: Any) -> dict[str, Any]:
         ({"length": 2.5}, ConfigTypeError, r"Pad\(length=\) must be an int, got float 2.5"),
         ({"multiple_of": -8}, ConfigError, r"Pad\(multiple_of=\) must be at least 1, got -8"),
         ({"length": 20, "multiple_of": 8}, ConfigError, "not a multiple of multiple_of=8; the nearest is 16 or 24"),
-        ({"length": 5, "multiple_of": 8}, ConfigError, "not a multiple of multiple_of=8; the nearest is 8, or leave one"),
+        ({"length": 5, "multiple_of": 8}, ConfigError, "not a multiple of multiple_of=8; the nearest is 8, or"),
         ({"truncate": "right"}, ConfigError, "not at what length; pass length= too"),
         ({"length": 4, "truncate": "middle"}, ConfigError, "must be one of None, 'left', 'right', got 'middle'"),
         ({"length": 4, "truncate": True}, ConfigError, "must be one of None, 'left', 'right', got True"),

@@ -302,6 +302,12 @@ class Progress:
         known = leg.plan.counted and not leg.plan.endless
         return max(0, leg.plan.steps - leg.position.stage.steps - leg.batches) if known else 0
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """How long the trainer waited for batches, and how long ago the iterator began."""
+        earlier = 0.0 if self.leg.earlier is None else self.leg.earlier.seconds_waiting
+        return earlier + self.leg.stats.waited, time.perf_counter() - self._began
+
     def metrics(self) -> Metrics:
         """Return what was done so far."""
         leg = self.leg

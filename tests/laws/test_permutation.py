@@ -28,7 +28,22 @@ from torch_table_loader.planning.permutation import Permutation
 Ints = NDArray[np.int64]
 
 AROUND_POWERS = sorted({2**k + d for k in range(18) for d in (-1, 0, 1)} - set(range(301)))
-LARGE = [10**6, 10**8, 2**33 + 5, 2**40 + 7, 10**12, 2**48, 2**48 + 1, 2**50 - 3, 2**62 + 1, 2**63 - 1, 2**63]
+LARGE = [
+    10**6,
+    10**8,
+    2**32 - 1,
+    2**32,
+    2**32 + 1,
+    2**33 + 5,
+    2**40 + 7,
+    10**12,
+    2**48,
+    2**48 + 1,
+    2**50 - 3,
+    2**62 + 1,
+    2**63 - 1,
+    2**63,
+]
 
 
 def rows(n: int, seed: int = 0, epoch: int = 0) -> Permutation:
@@ -269,6 +284,18 @@ def test_every_difference_in_seed_epoch_or_purpose_gives_another_order() -> None
     keys = [derive_key(*triple) for triple in triples]
     assert len(set(keys)) == len(keys)
     assert len({Permutation(10**6, key).slice(0, 4).tobytes() for key in keys}) == len(keys)
+
+
+@pytest.mark.parametrize("n", [2**16, 10**6, 10**8, 2**30, 2**30 + 1, 2**32])
+def test_a_permutation_that_was_asked_much_answers_as_a_new_one(n: int) -> None:
+    asked = rows(n, seed=7)
+    size = min(n, 200_000)
+    first = asked.slice(0, size)
+    assert np.array_equal(asked.slice(0, size), first)
+    assert np.array_equal(asked.inverse(first), np.arange(size))
+    numbers = np.random.default_rng(n).integers(0, n, 1000)
+    for way in (Permutation.take, Permutation.inverse):
+        assert np.array_equal(way(asked, numbers), way(rows(n, seed=7), numbers))
 
 
 @pytest.mark.parametrize("other", [(1, 0), (0, 1), (-1, 0), (1, -1), (-1, 1), (2**32, 0)], ids=str)

@@ -34,13 +34,15 @@ _MAX_MODULAR_BITS = 48
 # Large enough that numpy's call overhead is small, and scratch (24 bytes a number) stays in a core's cache.
 _BLOCK = 1 << 15
 _HIGH_WORD = u64(32)
+# Looking a hash up takes half the time of computing it, while the hashes of a round stay near the core.
+_MAX_HALVES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
     """A bijection of [0, n) that a key selects: position i of the epoch holds item p[i].
 
-    Ask for blocks: a call costs about 60 us for one number, and about 12 ns a number from 8,192 on.
+    Ask for blocks: a call costs about 60 us for one number, and 11 to 23 ns a number from 8,192 on (Intel Xeon).
 
     Args:
         n: How many items, in [0, 2**63].
@@ -177,7 +179,20 @@ class _Feistel:
     the swap of 0 and 1 lets both parities occur.
     """
 
-    __slots__ = ("_b", "_keys", "_landings", "_left_bits", "_left_mask", "_left_shift", "_n", "_swap", "_wide_b")
+    __slots__ = (
+        "_b",
+        "_is_narrow",
+        "_keys",
+        "_landings",
+        "_left_bits",
+        "_left_mask",
+        "_left_shift",
+        "_n",
+        "_sent",
+        "_swap",
+        "_tables",
+        "_wide_b",
+    )
 
     def __init__(self, n: int, key: Key) -> None:
         bits = (n - 1).bit_length()
@@ -187,7 +202,8 @@ class _Feistel:
         else:
             left_bits = bits - bits // 2
             b = 1 << bits // 2
-        self._left_bits = u64(left_bits)
+        self._left_bits = u32(left_bits), u64(left_bits)
+        self._is_narrow = b << left_bits <= 1 << 32
         self._left_mask, self._left_shift = u32((1 << left_bits) - 1), u32(32 - left_bits)
         self._b, self._wide_b = u32(b), u64(b)
         self._keys = tuple(u32(word) for word in key.rounds)
@@ -195,6 +211,8 @@ class _Feistel:
         excess = (b << left_bits) - n
         # No bound where the domain is exactly [0, n): nothing walks, and n = 2**63 is not an int64.
         self._n = np.int64(n) if excess else None
+        self._tables: tuple[U32, ...] = ()
+        self._sent = 0
         self._landings: tuple[Ints, ...] = ()
         if 0 < excess <= _BLOCK:
             # A pass costs 40 us even for the few numbers that walk, so where each of them lands is kept.
@@ -219,6 +237,11 @@ class _Feistel:
     def _map(self, numbers: Ints, *, backward: bool) -> Ints:
         """Replace the numbers, each of them in the domain, by those in [0, n) that they lead to."""
         flat = numbers.reshape(-1)
+        self._sent += flat.size
+        halves = int(self._b) + int(self._left_mask) + 1
+        # A table takes a hash of each half: it pays after about as many numbers. Two threads may both make them.
+        if not self._tables and self._sent >= halves and halves <= _MAX_HALVES:
+            self._tables = self._hash_all_halves()
         scratch = _Scratch(min(flat.size, _BLOCK))
         for start in range(0, flat.size, _BLOCK):
             block = flat[start : start + _BLOCK]
@@ -242,30 +265,67 @@ class _Feistel:
         """Send the numbers through the network once, in place."""
         s = scratch if numbers.size == scratch.size else _Scratch(numbers.size)
         wide = numbers.view(np.uint64)
+        self._part(wide, s)
+        rounds = range(len(self._keys))
+        for index in reversed(rounds) if backward else rounds:
+            self._hash(index, s)
+            if index % 2 == 0:
+                np.bitwise_xor(s.left, s.mixed, out=s.left)
+            else:
+                self._add_right(s, backward=backward)
+        self._join(wide, s)
+
+    def _part(self, wide: U64, s: _Scratch) -> None:
+        """Write the halves of numbers to the scratch."""
+        if self._is_narrow:
+            np.copyto(s.right, wide, casting="unsafe")
+            np.bitwise_and(s.right, self._left_mask, out=s.left)
+            np.right_shift(s.right, self._left_bits[0], out=s.right)
+            return
         np.copyto(s.left, wide, casting="unsafe")
         np.bitwise_and(s.left, self._left_mask, out=s.left)
-        np.right_shift(wide, self._left_bits, out=s.wide)
+        np.right_shift(wide, self._left_bits[1], out=s.wide)
         np.copyto(s.right, s.wide, casting="unsafe")
-        rounds = tuple(enumerate(self._keys))
-        for index, key in reversed(rounds) if backward else rounds:
-            if index % 2 == 0:
-                self._xor_left(key, s)
-            else:
-                self._add_right(key, s, backward=backward)
+
+    def _join(self, wide: U64, s: _Scratch) -> None:
+        """Write the numbers of which the scratch has the halves."""
+        if self._is_narrow:
+            np.left_shift(s.right, self._left_bits[0], out=s.right)
+            np.bitwise_or(s.right, s.left, out=s.right)
+            np.copyto(wide, s.right)
+            return
         np.copyto(wide, s.right)
-        np.left_shift(wide, self._left_bits, out=wide)
+        np.left_shift(wide, self._left_bits[1], out=wide)
         np.bitwise_or(wide, s.left, out=wide)
 
-    def _xor_left(self, key: U32, s: _Scratch) -> None:
-        keyed_mix(s.right, key, s.mixed, s.shifted)
-        np.right_shift(s.mixed, self._left_shift, out=s.mixed)
-        np.bitwise_xor(s.left, s.mixed, out=s.left)
+    def _hash_all_halves(self) -> tuple[U32, ...]:
+        """Hash every half that a round can meet: for each round a table."""
+        tables = []
+        for index in range(len(self._keys)):
+            s = _Scratch(int(self._left_mask) + 1 if index % 2 else int(self._b))
+            half = s.left if index % 2 else s.right
+            half[:] = np.arange(s.size, dtype=np.uint32)
+            self._hash(index, s)
+            tables.append(s.mixed)
+        return tuple(tables)
 
-    def _add_right(self, key: U32, s: _Scratch, *, backward: bool) -> None:
-        keyed_mix(s.left, key, s.mixed, s.shifted)
-        np.multiply(s.mixed, self._wide_b, out=s.wide, dtype=np.uint64)
-        np.right_shift(s.wide, _HIGH_WORD, out=s.wide)
-        np.copyto(s.mixed, s.wide, casting="unsafe")
+    def _hash(self, index: int, s: _Scratch) -> None:
+        """Hash one half in a round, to as many numbers as the other half has."""
+        half = s.left if index % 2 else s.right
+        if self._tables:
+            places = s.wide.view(np.int64)
+            np.copyto(places, half)
+            np.take(self._tables[index], places, out=s.mixed, mode="wrap")  # of the modes the fastest: none is outside
+            return
+        keyed_mix(half, self._keys[index], s.mixed, s.shifted)
+        if index % 2 == 0:
+            np.right_shift(s.mixed, self._left_shift, out=s.mixed)
+        else:
+            np.multiply(s.mixed, self._wide_b, out=s.wide, dtype=np.uint64)
+            np.right_shift(s.wide, _HIGH_WORD, out=s.wide)
+            np.copyto(s.mixed, s.wide, casting="unsafe")
+
+    def _add_right(self, s: _Scratch, *, backward: bool) -> None:
         # Modulo b: of the sum and the sum less b, which wraps where it is negative, the smaller one.
         turn, wrap = (np.subtract, np.add) if backward else (np.add, np.subtract)
         turn(s.right, s.mixed, out=s.right)

@@ -133,9 +133,13 @@ def test_who_waits_for_data(waited: float, total: float, expected: bool) -> None
 def test_a_look_at_who_waits_costs_no_metrics(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are computed from the plan of all steps taken, which takes longer than many small batches."""
     monkeypatch.setattr("torch_table_loader.loader.LOOKS", 2)
-    computed = []
-    metrics = Progress.metrics
-    monkeypatch.setattr(Progress, "metrics", lambda self: computed.append(1) or metrics(self))
+    computed, metrics = [], Progress.metrics
+
+    def counted(progress: Progress) -> Any:
+        computed.append(progress)
+        return metrics(progress)
+
+    monkeypatch.setattr(Progress, "metrics", counted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(loader_of(table, batch_size=1))

@@ -13,7 +13,7 @@ import torch
 
 from tests.torch.tables import write_table
 from torch_table_loader import StructuredDataset, TableLoader, watching
-from torch_table_loader.metrics import Progress
+from torch_table_loader.metrics import Metrics, Progress
 
 ROWS = 24
 
@@ -135,7 +135,12 @@ def test_a_look_at_who_waits_costs_no_metrics(table: Path, monkeypatch: pytest.M
     monkeypatch.setattr("torch_table_loader.loader.LOOKS", 2)
     computed = []
     metrics = Progress.metrics
-    monkeypatch.setattr(Progress, "metrics", lambda self: computed.append(1) or metrics(self))
+
+    def noted(progress: Progress) -> Metrics:
+        computed.append(progress)
+        return metrics(progress)
+
+    monkeypatch.setattr(Progress, "metrics", noted)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(loader_of(table, batch_size=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -295,6 +296,23 @@ def test_only_a_few_batches_are_cut_before_they_are_taken(monkeypatch: pytest.Mo
     assert cut == [40]
     assert sum(len(batch["x"]) for batch in batches) == 990
     assert cut == [40] * 25
+
+
+def test_wide_batches_that_are_let_go_make_python_collect_no_garbage() -> None:
+    """A collection looks at all that lives: with a list for each column there was one at every batch."""
+    table = pa.record_batch({f"x{column}": np.arange(1000) for column in range(500)})
+    rows = make_codec(table.schema, TypePolicy()).decode(table)
+    limits, collections = gc.get_threshold(), []
+    gc.collect()
+    gc.set_threshold(700, 10, 10)
+    gc.callbacks.append(lambda phase, _: collections.append(phase) if phase == "start" else None)
+    try:
+        for batch in batches_of([rows], 10):
+            assert len(batch) == 500
+    finally:
+        gc.callbacks.pop()
+        gc.set_threshold(*limits)
+    assert len(collections) < 20
 
 
 def _taken(table: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -102,14 +102,16 @@ class TensorRows(Rows):
         num_batches = -(-self.num_rows // batch_size)
         if num_batches == 0:
             return []
-        return _dicts(self._codec.shapes, iter(self._codec.cut(self._data, batch_size)), num_batches)
+        return _dicts(self._codec.shapes, self._codec.cut(self._data, batch_size), num_batches)
 
 
-def _dicts(shapes: Sequence[Shape], cuts: Any, num_batches: int) -> list[dict[str, Any]]:
+def _dicts(shapes: Sequence[Shape], cuts: Iterator[Sequence[Any]], num_batches: int) -> list[dict[str, Any]]:
     if not shapes:
         return [{} for _ in range(num_batches)]
-    columns = [_dicts(shape.nodes, cuts, num_batches) if isinstance(shape, Branch) else next(cuts) for shape in shapes]
+    columns = (_dicts(shape.nodes, cuts, num_batches) if isinstance(shape, Branch) else next(cuts) for shape in shapes)
     names = [shape.name for shape in shapes]
+    if num_batches == 1:  # a list of each of many columns would make Python collect garbage at every batch
+        return [dict(zip(names, chain.from_iterable(columns), strict=True))]
     return list(map(dict, map(zip, repeat(names), zip(*columns, strict=True))))  # twice as fast as a comprehension
 
 
@@ -197,21 +199,18 @@ class TensorCodec(RowsCodec[TensorRows]):
             column.into(array, data, seen)
         return TensorRows(self, num_rows, data)
 
-    def cut(self, data: Sequence[Any], batch_size: int) -> list[list[Any]]:
+    def cut(self, data: Sequence[Any], batch_size: int) -> Iterator[Sequence[Any]]:
         """Cut rows into batches: for each leaf one output a batch. Nested tensors share offsets where they can.
 
         Args:
             data: one entry a leaf, of at least one row.
             batch_size: rows of a batch.
         """
-        cuts: list[list[Any]] = [[] for _ in self.leaves]
+        nested: Iterator[Sequence[Any]] = iter(())
         if self._nested:
-            together = outputs.cut_nested_together([data[index] for index in self._nested], batch_size)
-            for index, cut in zip(self._nested, together, strict=True):
-                cuts[index] = cut
-        for index, leaf in enumerate(self.leaves):
-            cuts[index] = cuts[index] or leaf.cut(data[index], batch_size)
-        return cuts
+            nested = iter(outputs.cut_nested_together([data[index] for index in self._nested], batch_size))
+        for leaf, column in zip(self.leaves, data, strict=True):
+            yield next(nested) if leaf.cut is outputs.cut_nested else leaf.cut(column, batch_size)
 
     def concat(self, parts: Sequence[TensorRows]) -> TensorRows:
         """Copy runs into one."""

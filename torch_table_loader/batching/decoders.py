@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch_table_loader.batching.cells import Cell
     from torch_table_loader.batching.coders import Coder
 
-Cut = Callable[[Any, int], list[Any]]
+Cut = Callable[[Any, int], Sequence[Any]]
 
 
 class Leaf(NamedTuple):

@@ -96,7 +96,7 @@ def numpy_dtype(element: str) -> np.dtype[Any]:
     return found
 
 
-def cut_tensors(data: NDArray[Any], batch_size: int) -> list[torch.Tensor]:
+def cut_tensors(data: NDArray[Any], batch_size: int) -> Sequence[torch.Tensor]:
     """Cut an array into tensors that view it.
 
     `unsafe_split`, since pieces of `Tensor.split` share one version counter and one autograd base: writing into one
@@ -108,7 +108,7 @@ def cut_tensors(data: NDArray[Any], batch_size: int) -> list[torch.Tensor]:
     sizes = [batch_size] * (num_rows // batch_size)  # torch cuts faster where it is told them all
     if short := num_rows % batch_size:
         sizes.append(short)
-    return list(torch.unsafe_split_with_sizes(tensor, sizes))
+    return torch.unsafe_split_with_sizes(tensor, sizes)
 
 
 def cut_arrays(data: NDArray[Any], batch_size: int) -> list[NDArray[Any]]:

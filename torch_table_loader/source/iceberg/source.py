@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.planning.listed_files import packed
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.appended import appended_entries, changes_since
@@ -231,14 +232,13 @@ def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, s
     return entries, (note,)
 
 
-def _files(entries: Sequence[Entry], naming: Naming, storage: TableStorage) -> tuple[DataFile, ...]:
+def _files(entries: Sequence[Entry], naming: Naming, storage: TableStorage) -> Sequence[DataFile]:
     """Make the data files of a plan, each with the deletes that apply to it."""
     index = DeleteIndex((entry for entry in entries if entry.content), naming)
     files = plan_files((entry for entry in entries if not entry.content), index, naming)
-    if not storage.is_local:
-        return files
-    # Where asking costs nothing, a file that is gone or written over is noticed.
-    return tuple(replace(file, version=storage.version(file.path)) for file in files)
+    if storage.is_local:  # where asking costs nothing, a file that is gone or written over is noticed
+        files = tuple(replace(file, version=storage.version(file.path)) for file in files)
+    return packed(files)  # of a lazy plan of very many files they are most of what is held
 
 
 def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None, place: str) -> list[Column]:

@@ -61,7 +61,8 @@ $(READY): pyproject.toml constraints.txt strategies/pyproject.toml
 	         "Pass another one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c constraints.txt "pip>=25.1" torch
-	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]" -e ./strategies --group dev --group frameworks
+	$(PIP) install --quiet -c constraints.txt $(EDITABLE) ".[$(EXTRAS)]" -e ./strategies --group dev --group frameworks \
+	    --group site
 	@touch $@
 
 # The last one is there for its jars of Java's iceberg-core: it asks for a pyarrow of its own, which it does not get.
@@ -148,8 +149,9 @@ format: $(READY)
 bench: $(BENCH_READY)
 	$(BIN)/python -m bench.run
 
-docs: $(DOCS_READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/docs
+# Without --quiet, which hides warnings from --strict too.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir build/docs
 	@echo "build/docs/index.html"
 
 # Searching needs a server: browsers let no page from a file read another one.

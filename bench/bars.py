@@ -60,6 +60,20 @@ VALUE_DUELS = tuple(
 )
 """Values that are no plain numbers: strings as codes, nulls with masks, structs, decimals as doubles."""
 
+_CHART_READERS = ("floor", f"{_THEIRS}:best", "datasets:best", "polars:best", "lance:best")
+
+BATCH_SIZE_DUELS = tuple(
+    Duel("A-zstd", size, "ours:thread", reader) for size in (128, 1024, 8192, 65_536) for reader in _CHART_READERS
+)
+"""Speed over the size of a batch, for the chart."""
+
+COLUMN_DUELS = tuple(
+    Duel(f"{columns} columns", 8192, "ours:thread", reader)
+    for columns in (1, 10, 100, 500)
+    for reader in _CHART_READERS
+)
+"""Speed over the number of columns, for the chart; each table has equally many values."""
+
 PACKED_DUELS = (
     Duel("D", 8, "packed:concat", "tokens", 0.8),
     Duel("D", 8, "packed:concat, ids and labels", "tokens"),
@@ -144,6 +158,9 @@ ROWS = (
     RowsDuel("A-zstd", "files", "floor", 0.8),
     RowsDuel("B", "memory", "floor", 1.0),
     RowsDuel("B", "files", "floor", 1.0),
+    RowsDuel("strings", "memory", "floor", 0.5),
+    RowsDuel("strings", "files", "floor", 0.5),
+    RowsDuel("D", "memory", "floor", 0.5),
     RowsDuel("A-zstd", "memory", "DuckDB ORDER BY random()"),
     RowsDuel("A-zstd", "memory", "randperm + index_select in memory"),
     RowsDuel("A-zstd", "memory", "Lance random access"),
@@ -178,12 +195,14 @@ ENDPOINT_CPU = 0.2
 """Of a table that is read from an object store."""
 
 __all__ = [
+    "BATCH_SIZE_DUELS",
     "BUILD_OVER_DECODING",
     "BYTES_OVER_NEEDED",
     "BYTES_WHEN_CACHED",
     "CACHED_OVER_LOCAL",
     "COLD_OVER_FIO",
     "COLUMNS_OVER_POLARS",
+    "COLUMN_DUELS",
     "CONSTRUCTING_SECONDS",
     "CONSUMED_FILES_OPENED",
     "DELETES_OVER_PLAIN",

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from bench.tables import BenchTable
 
-_VALUES: dict[str, dict[str, Any]] = {
+VALUES: dict[str, dict[str, Any]] = {
     "strings": {
         "strings": "codes",
         "vocabulary": {f"s{i}": [f"word {n} of {i}" for n in range(10 ** (1 + i % 4))] for i in range(8)},
@@ -40,7 +40,7 @@ def epochs(
         num_workers=num_workers,
         worker_type=worker_type,
         ragged="offsets",
-        **_VALUES.get(table.name, {}),
+        **VALUES.get(table.name, {}),
     )
     return lambda: sum(rows_of(batch) for batch in loader)
 

@@ -46,6 +46,7 @@ class Row:
         pairs: the samples; None where there are none.
         bar: the least median ratio, or None.
         remark: why there are no samples.
+        asked: what was to be measured against: its best setting, where that had to be found; "" is the same as `right`.
     """
 
     table: str
@@ -55,6 +56,7 @@ class Row:
     pairs: Pairs | None
     bar: float | None
     remark: str = ""
+    asked: str = ""
 
     @property
     def met(self) -> bool | None:
@@ -133,7 +135,7 @@ class FarRow:
 
 def duel_row(duel: Duel, right: str, pairs: Pairs) -> Row:
     """Make the row of a duel, with the setting that the right side really had."""
-    return Row(duel.table, duel.batch_size, duel.left, right, pairs, duel.bar)
+    return Row(duel.table, duel.batch_size, duel.left, right, pairs, duel.bar, asked=duel.right)
 
 
 def write(
@@ -409,13 +411,24 @@ def _load() -> str:
     return "Load averages {:.1f}, {:.1f} and {:.1f}.".format(*os.getloadavg())
 
 
+def load() -> float:
+    """Return the machine's load average of the last five minutes."""
+    return round(os.getloadavg()[1], 2)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what is measured, and of Python."""
+    return {name: _version(name) for name in _PACKAGES} | {"Python": platform.python_version()}
+
+
 def _command() -> str:
     """Return the command line as anyone may type it: of another checkout, the folder's name alone."""
     typed = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     return shlex.join(["python", "-m", "bench.run", *typed])
 
 
-def _machine() -> str:
+def processor() -> str:
+    """Return the name of this machine's processor, and how many of its cores are ours."""
     model = next(
         (
             line.partition(":")[2].strip()
@@ -424,10 +437,29 @@ def _machine() -> str:
         ),
         platform.machine(),
     )
+    return f"{len(os.sched_getaffinity(0))} cores of {model}"
+
+
+def machine() -> str:
+    """Describe this machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0))
-    system, load = f"{platform.system()} {platform.release()}", os.getloadavg()[2]
-    return f"{cores} cores of {model}, {memory:.0f} GiB, {system}; load average of the last 15 minutes: {load:.1f}."
+    return f"{processor()}, {memory:.0f} GiB, {platform.system()} {platform.release()}"
 
 
-__all__ = ["FarRow", "Outcome", "Row", "duel_row", "write", "write_distant", "write_packing"]
+def _machine() -> str:
+    return f"{machine()}; load average of the last 15 minutes: {os.getloadavg()[2]:.1f}."
+
+
+__all__ = [
+    "FarRow",
+    "Outcome",
+    "Row",
+    "duel_row",
+    "load",
+    "machine",
+    "processor",
+    "versions",
+    "write",
+    "write_distant",
+    "write_packing",
+]

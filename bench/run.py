@@ -14,9 +14,21 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import bars, distant, tensors
-from bench.bars import DELTA_DUELS, DUELS, FILTER_DUELS, ICEBERG_DUELS, PACKED_DUELS, QUICK_DUELS, VALUE_DUELS, Duel
+from bench.bars import (
+    BATCH_SIZE_DUELS,
+    COLUMN_DUELS,
+    DELTA_DUELS,
+    DUELS,
+    FILTER_DUELS,
+    ICEBERG_DUELS,
+    PACKED_DUELS,
+    QUICK_DUELS,
+    VALUE_DUELS,
+    Duel,
+)
 from bench.pairing import ROUNDS, Pairs, Sample
 from bench.report import TENSORS, FarRow, Outcome, Row, duel_row, write, write_distant, write_packing
+from bench.results import FOLDER, keep
 from bench.tables import build
 
 _WHAT = (
@@ -35,6 +47,8 @@ _WHAT = (
     "filters",
     "rows",
     "distant",
+    "batch-sizes",
+    "columns",
 )
 
 
@@ -57,7 +71,8 @@ class Bench:
             rates = self.sweep(rival, duel.table, duel.batch_size)
             working = {setting: rate for setting, rate in rates.items() if isinstance(rate, float)}
             if not working:
-                return Row(duel.table, duel.batch_size, duel.left, right, None, None, f"cannot read it: {rates}")
+                why = f"cannot read it: {rates}"
+                return Row(duel.table, duel.batch_size, duel.left, right, None, None, why, asked=duel.right)
             right = f"{rival}:{max(working, key=lambda setting: working[setting])}"
         options = ("--left", duel.left, "--right", right, "--rounds", str(self._rounds))
         sides = self._child("bench.duel", *self._table(duel.table, duel.batch_size), *options)
@@ -323,6 +338,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="pairs of a duel; of distant a third")
     parser.add_argument("--root", type=Path, default=Path("build/bench"), help="folder of the tables")
     parser.add_argument("--out", type=Path, help="the report; a part of all is only printed if this is left out")
+    parser.add_argument("--results", type=Path, default=FOLDER, help="folder of the results as JSON, a file a machine")
     parser.add_argument("--against", type=Path, help="another checkout, which distant measures too")
     return parser.parse_args()
 
@@ -335,6 +351,7 @@ def main() -> None:
     rows: list[Row] = []
     outcomes: list[Outcome] = []
     packed: tuple[list[Row], list[Outcome]] = ([], [])
+    charts: list[Row] = []
     kinds = {
         "quick": (QUICK_DUELS, rows),
         "duels": (DUELS, rows),
@@ -343,6 +360,8 @@ def main() -> None:
         "delta": (DELTA_DUELS, rows),
         "filters": (FILTER_DUELS, rows),
         "packing": (PACKED_DUELS, packed[0]),
+        "batch-sizes": (BATCH_SIZE_DUELS, charts),
+        "columns": (COLUMN_DUELS, charts),
     }
     bench.duels({kind: each for kind, each in kinds.items() if kind in what}, options.only)
     for row in bench.races(what):
@@ -367,6 +386,7 @@ def main() -> None:
         print(reader.line())
     for outcome in outcomes_of_all:
         print(outcome.line())
+    keep((*rows, *charts, *packed[0], *row_mode[0]), outcomes_of_all, options.results)
     out = options.out or _REPORT
     if set(what) == {"distant"}:
         write_distant(out, *far)

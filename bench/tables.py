@@ -112,6 +112,14 @@ def _wide(folder: Path, _root: Path) -> None:
         _write(pa.table(columns), folder, place, "snappy", row_group_rows=12_500)
 
 
+def _columns(folder: Path, _root: Path, columns: int) -> None:
+    """Forty million float32 in so many columns."""
+    for place, rng in _seeded(4):
+        rows = 10_000_000 // columns
+        values = {f"f{i}": rng.standard_normal(rows, dtype=np.float32) for i in range(columns)}
+        _write(pa.table(values), folder, place, "snappy", row_group_rows=min(_ROW_GROUP_ROWS, rows))
+
+
 def _documents(folder: Path, _root: Path, number: int = 5_000) -> None:
     for place, rng in _seeded(4):
         lengths = rng.integers(400, 1_200, size=number)
@@ -233,6 +241,7 @@ TABLES: dict[str, Callable[[Path, Path], None]] = {
     "B": _clicks,
     "C": _wide,
     "D": _documents,
+    **{f"{columns} columns": partial(_columns, columns=columns) for columns in (1, 10, 100, 500)},
     "D-tenth": partial(_documents, number=500),
     "E": _large_files,
     "fifty-files": _many_small,

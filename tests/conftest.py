@@ -23,6 +23,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
+def wide_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands print lines of any length."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
+@pytest.fixture
 def earlier_loaders_gone() -> None:
     """Collect the loaders of earlier tests, with the threads that wait for another epoch, and wait for processes."""
     gc.collect()

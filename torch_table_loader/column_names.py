@@ -19,7 +19,7 @@ class NamedColumns:
         """Return whether a column of this name comes out; see `schema` of the dataset.
 
         Raises:
-            ConfigTypeError: it is no name. Python would read the whole epoch and compare it with each batch.
+            ConfigTypeError: it is not a name. Python would read the whole epoch and compare it with each batch.
         """
         if not isinstance(name, str):
             raise ConfigTypeError(

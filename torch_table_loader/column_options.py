@@ -20,16 +20,16 @@ _REMEDY = 'pass strings=Hash(buckets=...), or strings={"column": Hash(buckets=..
 
 @dataclass(frozen=True, slots=True)
 class Hash:
-    """Strings as numbers below `buckets`, by a hash: the same on every machine, in every release and language.
+    """Strings hashed to numbers below `buckets`: the same on every machine, in every release and language.
 
     Null is 0. Any other value is ``1 + h % (buckets - 1)``, where h is the XXH3 hash of 64 bits, seed 0, of its bytes
     (of a string: in UTF-8).
 
     Args:
-        buckets: how many numbers there are, at least 2.
+        buckets: number of values, at least 2; null has one of them.
 
     Raises:
-        ConfigError: fewer.
+        ConfigError: `buckets` is less than 2.
     """
 
     buckets: int
@@ -45,7 +45,7 @@ StringsOption = Strings | Mapping[str, Strings]
 
 
 def check_strings(given: Any) -> None:
-    """Refuse what is no form of strings.
+    """Refuse what is not a form of strings.
 
     Args:
         given: the caller's `strings`.
@@ -70,7 +70,7 @@ def has_codes(given: StringsOption) -> bool:
 
 
 def check_functions(option: str, given: Any) -> None:
-    """Refuse what is no dict of functions by column.
+    """Refuse what is not a dict of functions by column.
 
     Args:
         option: its name.

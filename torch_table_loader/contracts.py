@@ -19,8 +19,8 @@ T = TypeVar("T")
 class Storage(Protocol):
     """A place that holds files, as a value: it pickles, and each process opens its own client on first use.
 
-    Two attributes may be there: `place`, as of `RangeStorage`, which a plan cache needs; and `fork_safe`, whether a
-    process that used the storage may still fork (where it is missing, it may not).
+    Two attributes are optional: `place`, as in `RangeStorage`, which a plan cache needs; and `fork_safe`, which says
+    whether a process that used the storage may still fork (without it, it may not).
     """
 
     @property
@@ -43,7 +43,7 @@ class Storage(Protocol):
 
 @runtime_checkable
 class RenewingStorage(Storage, Protocol):
-    """A storage whose credentials end, and that knows where to get others."""
+    """A storage whose credentials expire, and that can get new ones."""
 
     def renew(self, error: BaseException) -> bool:
         """Renew the credentials, if an error says that the store refused those in use.
@@ -58,7 +58,7 @@ class RenewingStorage(Storage, Protocol):
 
 
 def renewing(storage: Storage, ask: Callable[[], T]) -> T:
-    """Do something short with a storage, and once more where it refused and has fresh credentials.
+    """Do something short with a storage; do it again if the storage refused and then renewed its credentials.
 
     Args:
         storage: any.
@@ -80,11 +80,11 @@ class RangeStorage(Storage, Protocol):
 
     @property
     def place(self) -> str:
-        """A name of the store without secrets, which no other store has: equal paths in two places are not one file."""
+        """A name of the store, without secrets, that no other store has: equal paths in two places are two files."""
         ...
 
     def traffic(self) -> Traffic:
-        """Return what this process asked of the store so far; of what a storage does not count, 0."""
+        """Return what this process has asked of the store so far; 0 for what a storage does not count."""
         ...
 
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
@@ -102,7 +102,7 @@ class RangeStorage(Storage, Protocol):
 
         Raises:
             TableError: the file is gone, or no longer that version.
-            StorageError: the store refuses, does not answer, or answered with other bytes.
+            StorageError: the store refuses, does not answer, or answers with other bytes.
         """
         ...
 
@@ -112,7 +112,7 @@ class RangeStorage(Storage, Protocol):
 
 
 def has_ranges(storage: Storage) -> TypeGuard[RangeStorage]:
-    """Return whether a storage answers requests for byte ranges; the caller's was checked to have all that it takes."""
+    """Return whether a storage answers requests for byte ranges; a caller's storage was checked before."""
     return hasattr(storage, "read_range")
 
 
@@ -129,7 +129,7 @@ class PartStorage(RangeStorage, Protocol):
         ...
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        """Write a small file whole: whoever reads sees all of it or none. Raises StorageError."""
+        """Write a small file atomically: a reader sees all of it or nothing. Raises StorageError."""
         ...
 
     def put_file(self, local: str, path: str) -> None:
@@ -162,7 +162,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class SnapshotSource(Source, Protocol):
-    """A source that has a schema of its own, and says by itself which state of the table it is."""
+    """A source that has a schema of its own, and identifies the state of the table that it reads."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -186,7 +186,7 @@ class SnapshotSource(Source, Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What planning has to say of filters and files."""
+        """Remarks of planning on filters and files."""
         ...
 
 
@@ -206,32 +206,33 @@ class TimeTravelSource(SnapshotSource, Protocol):
         """Return the same table at another snapshot.
 
         Raises:
-            ConfigError: the table has no such snapshot, or has it no more.
+            ConfigError: the table has no such snapshot, or no longer has it.
         """
         ...
 
 
 @runtime_checkable
 class HistorySource(TimeTravelSource, Protocol):
-    """A source that can say what its table's commits did.
+    """A source that can tell what the commits of its table did.
 
-    One that reads only what was appended after another snapshot says so by ``start_snapshot_id``.
+    One that reads only what was appended after another snapshot says so by ``start_snapshot_id``; and by ``changelog``,
+    where it reads what went as well.
     """
 
     def changes_since(self, snapshot_id: int) -> Sequence[str]:
-        """Return what the commits after another snapshot did that was more than to append files, for messages.
+        """Return what the commits after another snapshot did beyond appending files, for messages.
 
         Args:
-            snapshot_id: an older one; where it is no ancestor, that is said too.
+            snapshot_id: an older one; the result also says if it is not an ancestor.
         """
         ...
 
 
 class SplitStrategy(Protocol):
-    """How a table is split: a `Cutter` or a `Generator`. A class may inherit from this, and need not.
+    """How a table is split: a `Cutter` or a `Generator`. A class may inherit from this, but need not.
 
-    Which form an object has, and whether it takes ranks, its signature says. An attribute may be there: `coverage`,
-    which is "once", or "any" where the splits of an epoch may leave rows out, or hold them several times.
+    The signature tells the form, and whether the object takes ranks. The attribute `coverage` is optional: "once", or
+    "any" if the splits of an epoch may leave rows out, or hold them several times.
     """
 
 

@@ -40,7 +40,7 @@ class ThinningFile(OpenFile, Protocol):
     """An open data file that leaves out rows while it decodes, which costs less than doing so afterwards."""
 
     def thins(self, group: int, max_rows: int) -> bool:
-        """Whether it would read a row group in one go, and no more than `max_rows` of it."""
+        """Whether it reads a row group in one go, if that has no more than `max_rows` rows."""
         ...
 
     def thinned(self, group: int, columns: Sequence[str], num_rows: int, kept: Any) -> pa.RecordBatch:
@@ -60,10 +60,10 @@ class ThinningFile(OpenFile, Protocol):
 
 @runtime_checkable
 class EncodingReader(Protocol):
-    """A format reader that may leave strings as its files have them: places in a dictionary."""
+    """A format reader that may leave strings as its files hold them: as indices into a dictionary."""
 
     def encoding(self, columns: frozenset[str]) -> FormatReader:
-        """Return the same, of which some columns of strings come as dictionary arrays, where that saves work.
+        """Return a reader that gives some string columns as dictionary arrays, where that saves work.
 
         Args:
             columns: names as files spell them.
@@ -74,10 +74,11 @@ class EncodingReader(Protocol):
 class FormatReader(Protocol):
     """Reads one file format. Stateless; it pickles.
 
-    Four attributes may be there. Two are False where they are not: `infers_types`, of a format without types of its
-    own (two files may then differ in a column's type, which the caller's ``schema=`` settles); and `columnar`, where
-    one column of one row group can be read by itself (errors then name the column that is damaged). `suffixes` says how
-    the names of the files end, in small letters with their dots, so that the caller may leave ``format=`` out.
+    Four attributes are optional. `infers_types` (default: False) marks a format without types of its own: two files
+    may then differ in a column's type, and the caller's ``schema=`` decides. `columnar` (default: False) says that one
+    column of one row group can be read by itself: errors then name the damaged column. `suffixes` lists the ends of
+    file names, in lower case with their dots, so that the caller may leave ``format=`` out. `traits` says what the
+    format can do, as ``torch-table-loader formats`` shows it.
     """
 
     @property
@@ -134,9 +135,9 @@ class NullProvingReader(FormatReader, Protocol):
 class Traits(NamedTuple):
     """What a format can do, as ``torch-table-loader formats`` shows it; the contract checks compare it with the reader.
 
-    Args:
+    Attributes:
         cut: what a file is cut into, such as "row groups"; None: it is read whole.
-        pruned: what `FormatReader.prune` rules row groups out by; None: by nothing.
+        pruned: what `FormatReader.prune` uses to rule out row groups; None: nothing.
         counted: where the number of rows is known from.
         needs: the package that decodes it and does not come with this library; "" for none.
     """
@@ -150,7 +151,7 @@ class Traits(NamedTuple):
 class Sidecar(NamedTuple):
     """A file that stands beside a data file.
 
-    Args:
+    Attributes:
         suffix: what its name ends with where the data file's ends with `SidecarReader.data_suffix`.
         required: whether a data file without it cannot be read; one without its data file is an error too.
     """
@@ -161,7 +162,7 @@ class Sidecar(NamedTuple):
 
 @runtime_checkable
 class SidecarReader(FormatReader, Protocol):
-    """A format reader that knows its data files by how their names end, and that may read other files beside them.
+    """A format reader that knows its data files by the ends of their names, and may read other files beside them.
 
     Of a folder or a glob only files with that ending are data files. What stands beside each is listed with it, as
     `DataFile.sidecars`: a sidecar that changes between planning and reading is found as a changed data file is, and
@@ -175,7 +176,7 @@ class SidecarReader(FormatReader, Protocol):
 
     @property
     def sidecars(self) -> Sequence[Sidecar]:
-        """What may stand beside a data file; empty where nothing does."""
+        """The files that may stand beside a data file; may be empty."""
         ...
 
 
@@ -200,12 +201,12 @@ class ListCountingReader(FormatReader, Protocol):
 
 @runtime_checkable
 class SettlingReader(FormatReader, Protocol):
-    """A format reader of files that say one column in several types, of which a table takes one that holds all."""
+    """A format reader of files that may hold a column in several types; the table then uses one that holds all."""
 
     def settle(self, metas: Sequence[FileMeta]) -> Sequence[FileMeta]:
         """Return what `inspect` said, with the types of the table; files are opened with this.
 
-        It reads nothing. What comes may have been settled before, with other files or these.
+        It reads nothing. The arguments may have been settled before, with other files or these.
 
         Args:
             metas: of all files of the table that are of this format.
@@ -215,7 +216,7 @@ class SettlingReader(FormatReader, Protocol):
 
 @runtime_checkable
 class SalvagingReader(FormatReader, Protocol):
-    """A format reader that can leave damaged parts of a file out; of others the whole file is left out."""
+    """A format reader that can leave out damaged parts of a file; without it, the whole file is left out."""
 
     def salvage(self, storage: Storage, file: DataFile, schema: pa.Schema | None) -> tuple[FileMeta, Sequence[LeftOut]]:
         """Do what `inspect` does, and leave out what cannot be read.
@@ -253,7 +254,7 @@ class ListBoundsReader(FormatReader, Protocol):
     """A format reader that knows between which bounds integers in lists lie, so that a store may keep them small."""
 
     def list_bounds(self, file: DataFile, meta: FileMeta, column: str) -> tuple[int, int] | None:
-        """Return a number that no integer in the lists of a column is below, and one that none is above.
+        """Return a lower and an upper bound of the integers in the lists of a column.
 
         It reads nothing. What it says is compared with what decoding gives.
 
@@ -273,7 +274,7 @@ class BoundsReader(FormatReader, Protocol):
     """A format reader whose statistics hold the least and the greatest integer of a column, not only bounds of them."""
 
     def bounds(self, meta: FileMeta, column: str) -> tuple[int, int | None, int | None] | None:
-        """Return how many nulls a flat column of integers has in a file, and its least and greatest value.
+        """Return the number of nulls of a flat column of integers in a file, and its least and greatest value.
 
         It reads nothing.
 
@@ -289,15 +290,15 @@ class BoundsReader(FormatReader, Protocol):
 
 @runtime_checkable
 class RangedReader(FormatReader, Protocol):
-    """A format reader that can say which bytes of a file it will read: far away they are fetched before it does."""
+    """A format reader that can say which bytes of a file it will read, so that remote ones are fetched ahead."""
 
     def ranges(
         self, file: DataFile, meta: FileMeta, groups: Sequence[int], columns: Sequence[str]
     ) -> Sequence[Sequence[tuple[int, int]]]:
         """Return which bytes it takes to open a file and to decode some of its row groups.
 
-        It reads nothing. A byte that is missing here is asked for when decoding wants it, which costs time and is no
-        error.
+        It reads nothing. A byte that is missing here is requested when decoding needs it, which costs time but is not
+        an error.
 
         Args:
             file: which.
@@ -306,7 +307,7 @@ class RangedReader(FormatReader, Protocol):
             columns: names as the file spells them.
 
         Returns:
-            For each of `groups` the first byte of each range, and the byte after its last, in any order; what opening
-            takes is among those of the first.
+            For each of `groups`, in any order, the first byte of each range and the byte after its last. The ranges for
+            opening the file are among those of the first group.
         """
         ...

@@ -14,7 +14,7 @@ from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
-from torch_table_loader.errors import ConfigError, MissingExtraError
+from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
 from torch_table_loader.opening import last_of, refuse_plain, time_travel
 from torch_table_loader.options import LoaderOptions
@@ -47,6 +47,7 @@ class IcebergDataset(TableDataset):
         as_of: dt.datetime | str | int | None = None,
         start_snapshot_id: int | None = None,
         end_snapshot_id: int | None = None,
+        changelog: bool = False,
         metadata_location: str | os.PathLike[str] | None = None,
         location_override: Mapping[str, str] | None = None,
         allow_locations: Sequence[str] | None = None,
@@ -71,9 +72,12 @@ class IcebergDataset(TableDataset):
             as_of: read the snapshot that was current at this time: a datetime or ISO text with time zone, or
                 milliseconds.
             start_snapshot_id: read only rows appended after this snapshot, an ancestor of the one that is read; commits
-                in between that delete or overwrite rows are refused.
+                in between that delete or overwrite rows are refused, unless `changelog` is given.
             end_snapshot_id: with `start_snapshot_id`, the last snapshot whose rows are read; by default the one that
                 the options above choose.
+            changelog: with `start_snapshot_id`, read all rows that came or went after it. Three columns say what
+                happened to a row: ``_change_type`` ("INSERT" or "DELETE"), ``_change_ordinal`` (of the commit, from 0)
+                and ``_commit_snapshot_id``.
             metadata_location: a metadata.json, or a folder with ``metadata/version-hint.text``, instead of a catalog.
             location_override: for a table that was moved, prefixes of paths in the metadata, and their replacements.
             allow_locations: URLs with a host or bucket, and folders on these or on this machine, that may contain files
@@ -96,6 +100,7 @@ class IcebergDataset(TableDataset):
         refuse_plain(asked, footers, "an Iceberg table", "snapshot_id=")
         if catalog is not None and catalog_config is not None:
             raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
+        _check_changelog(changelog, start_snapshot_id, asked)
         catalog_config = catalog if catalog_config is None else catalog_config
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
@@ -112,12 +117,24 @@ class IcebergDataset(TableDataset):
                 "credentials": credentials,
                 "allow_locations": allow_locations,
             }
-            parts = {"scan_filter": scan_filter, "start": start_snapshot_id}
+            parts = {"scan_filter": scan_filter, "start": start_snapshot_id, "changelog": changelog}
             source = _open_source(address, asked, parts, chosen, plan_check.common_value)
             open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
             job = open_at(source)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, time_travel(source, open_at))
+
+
+def _check_changelog(changelog: bool, start: int | None, options: LoaderOptions) -> None:
+    if not isinstance(changelog, bool):
+        raise ConfigTypeError(f"changelog must be a bool, got {type(changelog).__name__}")
+    if changelog and start is None:
+        raise ConfigError("changelog=True reads what came and went after a snapshot; say which by start_snapshot_id=")
+    if changelog and options.on_growth is not None:
+        raise ConfigError(
+            "changelog=True reads what happened up to one snapshot, and on_growth= goes on with another; leave "
+            "on_growth= out, and read what came after it as a changelog of its own"
+        )
 
 
 def _open_source(

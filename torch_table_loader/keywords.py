@@ -206,8 +206,8 @@ _NOTES = {
 
 _OF_ICEBERG = frozenset(
     {
-        *("as_of", "branch", "catalog", "catalog_config", "end_snapshot_id", "footers", "location_override"),
-        *("metadata_location", "snapshot_id", "start_snapshot_id", "tag"),
+        *("as_of", "branch", "catalog", "catalog_config", "changelog", "end_snapshot_id", "footers"),
+        *("location_override", "metadata_location", "snapshot_id", "start_snapshot_id", "tag"),
     }
 )
 
@@ -246,7 +246,7 @@ def make_options(keywords: LoaderKeywords, owner: type) -> LoaderOptions:
 
 
 def check_names(keywords: Any, owner: type) -> None:
-    """Refuse keyword arguments that are no options.
+    """Refuse keyword arguments that are not options.
 
     Args:
         keywords: as they came.
@@ -290,7 +290,7 @@ def _hint(name: str, call: str, takes: Collection[str]) -> str:
     if name in _OF_ICEBERG:
         return "IcebergDataset takes it, and reads Iceberg tables"
     if of_sources := next((option for option in meant if option in _FIELDS), None):
-        return f"{of_sources}= is for the sources of a mixture to say: pass it to each of them"
+        return f"{of_sources}= belongs to the sources of a mixture: pass it to each of them"
     near = nearest(name, takes, spare=0)
     return f"did you mean {near[0]}?" if near else f"help({call}) lists those that it takes"
 

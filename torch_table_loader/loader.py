@@ -44,7 +44,7 @@ class _EpochSampler:
         self._offset = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch as a framework counts it: Fabric begins at 0 in a run that goes on, so a loaded state wins."""
+        """Set the epoch as a framework counts it: Fabric begins at 0 in a resumed run, so a loaded state wins."""
         if (loaded := self._position.loaded_epoch) is not None:
             self._offset = loaded - epoch
         self._position.set_epoch(max(0, epoch + self._offset))
@@ -121,9 +121,9 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         start, before = self._position.begin(), self._position.newest
         if before is not None and before.resumed and before.left and start.epoch > before.position.epoch:
             warn_caller(
-                f"epoch {before.position.epoch}, which was resumed, was left with {before.left} batches to go; a "
-                "trainer that counts steps itself (Lightning, the Hugging Face Trainer) ends it too early where fewer "
-                "ranks had begun it"
+                f"the resumed epoch {before.position.epoch} was left with {before.left} batches to go; a trainer that "
+                "counts steps itself (Lightning, the Hugging Face Trainer) ends such an epoch too early if it was "
+                "begun on fewer ranks: see the guide to frameworks for its callback or mixin"
             )
         batches = LoaderIterator(start, self)
         self._position.newest = batches.progress
@@ -261,7 +261,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
     def metrics(self) -> Metrics:
         """Return the metrics of the newest iterator; see `Metrics`."""
         if self._position.newest is None:
-            raise ConfigError("metrics speak of an iterator, and none has begun; iterate the loader first")
+            raise ConfigError("metrics describe an iterator, and none has begun; iterate the loader first")
         return self._position.newest.metrics()
 
 
@@ -294,7 +294,7 @@ class LoaderIterator(Iterator[Any]):
         self.progress = Progress(start, work, self._merger, longest, began, resumed=resumed, servers=job.num_threads)
 
     def go_on(self, position: Position) -> None:
-        """Leave what was read ahead, and go on at another position; the caller has the turn."""
+        """Leave what was read ahead, and continue at another position; the caller has the turn."""
         self._merger.close()
         work, longest = self._start(position)
         self.progress.go_on(position, work, self._merger, longest)
@@ -342,7 +342,7 @@ class LoaderIterator(Iterator[Any]):
             return batch
 
     def _take(self) -> Any:
-        """Return the next batch, of the next epoch where the iteration goes on with it."""
+        """Return the next batch, of the next epoch where the iteration continues with it."""
         while True:
             try:
                 return self._ahead.pop() if self._ahead else next(self._next)
@@ -367,7 +367,7 @@ class LoaderIterator(Iterator[Any]):
             return False
         if options.epochs == "forever" and not self.progress.leg.batches and ended == self._job.start(ended.epoch):
             raise ConfigError(
-                f'epochs="forever" never gives a batch on rank {self._job.rank}, which has none in an epoch; '
+                f'epochs="forever" never gives a batch on rank {self._job.rank}, which has no batch in an epoch; '
                 "make batches or splits smaller"
             )
         behind = next(position.starts_behind(ended.epoch), None)

@@ -40,7 +40,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        StorageError: it is a link, a pipe or something else that is no regular file. To write: it has a second name.
+        StorageError: it is a link, a pipe or something else that is not a regular file. To write: it has a second name.
     """
     folder = _open_folder(path.parent)
     try:
@@ -140,12 +140,12 @@ def check_owned(folder: Path, option: str = "row_store= or TORCH_TABLE_LOADER_CA
         raise _unsafe(folder, _kind(folder))
     if found.st_uid not in (os.geteuid(), 0):
         raise StorageError(
-            f"{str(folder)!r} belongs to user {found.st_uid}, who decides what is in it; remove it, or name a folder "
+            f"{str(folder)!r} belongs to user {found.st_uid}, who controls its contents; remove it, or name a folder "
             f"of your own with {option}"
         )
     if found.st_mode & 0o022:
         raise StorageError(
-            f"others may write to {str(folder)!r} (mode {found.st_mode & 0o7777:04o}), and so decide what is in it; "
+            f"others may write to {str(folder)!r} (mode {found.st_mode & 0o7777:04o}), and so control its contents; "
             f"run `chmod go-w` on it, or name another folder with {option}"
         )
 

@@ -57,7 +57,7 @@ class MapView(torch.utils.data.Dataset[Any]):
                 tensor of positions, for a batch; see `batch`.
 
         Raises:
-            IndexError: a place that the table does not have.
+            IndexError: a position is out of range.
             ConfigTypeError: the index is not a position, such as a bool.
         """
         if isinstance(index, slice):
@@ -78,8 +78,8 @@ class MapView(torch.utils.data.Dataset[Any]):
             indices: at least one position, each in [-len, len); negative ones count from the end.
 
         Raises:
-            IndexError: a place that the table does not have.
-            ConfigError: there is no position.
+            IndexError: a position is out of range.
+            ConfigError: no position is given.
         """
         if not len(indices):
             raise ConfigError("a batch has at least one row, got no place; pass one, or a slice that is not empty")

@@ -57,7 +57,7 @@ class LaneMetrics:
         rows: rows that the worker decoded.
         batches: batches that the worker made.
         num_bytes: bytes of those rows in the output form.
-        seconds_working: time spent reading, decoding and in the caller's functions.
+        seconds_working: time spent reading, decoding, and in the caller's functions.
         seconds_collating: the part of this time in the caller's functions: `decode`, `transforms` and `collate_fn`.
         files: data files of which the trainer took rows that this worker read; None where `Metrics` has none.
         stored_bytes: the share of those files' bytes that the rows are.
@@ -301,6 +301,12 @@ class Progress:
         leg = self.leg
         known = leg.plan.counted and not leg.plan.endless
         return max(0, leg.plan.steps - leg.position.stage.steps - leg.batches) if known else 0
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """How long the trainer waited for batches, and how long ago the iterator began."""
+        earlier = 0.0 if self.leg.earlier is None else self.leg.earlier.seconds_waiting
+        return earlier + self.leg.stats.waited, time.perf_counter() - self._began
 
     def metrics(self) -> Metrics:
         """Return what was done so far."""

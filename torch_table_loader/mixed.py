@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class SourceKeywords(TypedDict, total=False):
-    """Those fields of `LoaderOptions` that sources have in common, and a mixture hands to those that it opens."""
+    """The fields of `LoaderOptions` that all sources share, and that a mixture passes to the sources it opens."""
 
     columns: Sequence[str] | None
     filters: Any
@@ -80,7 +80,7 @@ _HANDED = _OF_SOURCES | {
 
 
 class MixedKeywords(SourceKeywords, total=False):
-    """Those fields of `LoaderOptions` that a mixture has: of the job, of how it is served, and of its sources."""
+    """The fields of `LoaderOptions` that a mixture has: those of the job, of its workers, and of its sources."""
 
     options: Sequence[OptionGroup]
     batch_size: int
@@ -151,7 +151,7 @@ class MixedDataset(RankDataset):
         check_names(options, type(self))
         options = cast("MixedKeywords", flattened(options))
         if wrong := sorted(set(options) - self._takes):
-            raise ConfigError(f"{wrong[0]}= is for the sources of a mixture to say; pass it to each of them")
+            raise ConfigError(f"{wrong[0]}= belongs to the sources of a mixture; pass it to each of them")
         opened = _opened(sources, options)
         jobs = _jobs_of(opened)
         own = {name: value for name, value in options.items() if name not in _OF_SOURCES}
@@ -176,7 +176,7 @@ class MixedDataset(RankDataset):
     def _mixed(self) -> MixedRows:
         mixed = self._mixture
         if isinstance(mixed, MixedStreamJob):
-            raise ConfigError('exclude and include speak of single rows; pass shuffle="rows" to the sources')
+            raise ConfigError('exclude and include work on single rows; pass shuffle="rows" to the sources')
         return mixed
 
     @property
@@ -303,7 +303,9 @@ def _opened(
         said = flattened(source.keywords) if isinstance(source, partial) else {}
         for option in handed.keys() & said.keys():
             if not same(handed[option], said[option]):
-                raise ConfigError(f"{option}= differs in the mixture and its source {name!r}; say it to one of them")
+                raise ConfigError(
+                    f"{option}= differs between the mixture and its source {name!r}; pass it to only one of them"
+                )
         told = {"shuffle": "rows", **handed}
         with warnings.catch_warnings():  # of the steps of a stream alone, of which the mixture takes none
             warnings.filterwarnings("ignore", ".*a job that synchronises each step", UserWarning)
@@ -316,8 +318,8 @@ def _refuse_others(name: str, own: LoaderOptions, handed: Mapping[str, Any]) -> 
     for option in sorted(handed.keys() & _OF_SOURCES):
         if not same(handed[option], getattr(own, option)):
             raise ConfigError(
-                f"{option}= is for the sources of a mixture to say, and source {name!r} is open and was told "
-                "otherwise; pass it to that source, or let the mixture open it, as functools.partial(StructuredDataset,"
+                f"{option}= belongs to the sources of a mixture, but source {name!r} is already open with another "
+                "value; pass it to that source, or let the mixture open it, as functools.partial(StructuredDataset,"
                 " path)"
             )
 
@@ -332,7 +334,7 @@ def _jobs_of(sources: Mapping[str, TableDataset]) -> dict[str, Job]:
             raise ConfigError(f"source {name!r} has a collate_fn, which would never be called; pass it to the mixture")
         if job.options.on_growth is not None:
             raise ConfigError(
-                f"source {name!r} has on_growth, and a mixture stays at the tables of its state; leave it out"
+                f"source {name!r} has on_growth, but a mixture always reads the tables of its state; leave it out"
             )
         jobs[name] = job
     streams = [name for name, job in jobs.items() if isinstance(job, StreamJob)]
@@ -353,7 +355,5 @@ def _common_ranks(jobs: Mapping[str, Job]) -> RankInfo:
     found = {name: (job.rank, job.topology.num_ranks) for name, job in jobs.items()}
     if len(set(found.values())) > 1:
         found_ranks = "; ".join(f"{name!r} is rank {rank} of {ranks}" for name, (rank, ranks) in found.items())
-        raise ConfigError(
-            f"the sources speak of different ranks: {found_ranks}; pass num_ranks= and rank= to the mixture"
-        )
+        raise ConfigError(f"the sources have different ranks: {found_ranks}; pass num_ranks= and rank= to the mixture")
     return RankInfo(*next(iter(found.values())), "the sources")

@@ -51,7 +51,7 @@ class TimeTravel:
         self._open_job = open_job
 
     def __call__(self, job: Job, state: Mapping[str, Any]) -> Job:
-        """Return the job that can go on from a state.
+        """Return the job that can continue from a state.
 
         With ``on_growth="continue"`` this is the job that there is, told which of its files the state's table had;
         else one over the state's snapshot, where the source can travel in time and the caller chose none.
@@ -117,14 +117,18 @@ class TimeTravel:
             raise _unreadable(snapshot_id, error) from error
 
     def _not_grown(self, snapshot_id: int, table: Table, gone: list[str], thinned: list[str]) -> ResumeError:
-        found = [f"{len(gone)} of its files are gone, as {gone[0]!r}"] if gone else []
-        found += [f"rows of {len(thinned)} of its files were deleted since, as of {thinned[0]!r}"] if thinned else []
+        found = [f"{len(gone)} of its files are gone, such as {gone[0]!r}"] if gone else []
+        found += (
+            [f"rows of {len(thinned)} of its files were deleted since, such as those of {thinned[0]!r}"]
+            if thinned
+            else []
+        )
         changes = self._source.changes_since(snapshot_id) if isinstance(self._source, HistorySource) else ()
         happened = f" ({', '.join(changes)})" if changes else ""
         pin = self._source.pin if isinstance(self._source, SnapshotFiles) else "snapshot_id"
         return ResumeError(
-            f"the state is of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it by new "
-            f"files alone{happened}: {' and '.join(found)}; pass {pin}={snapshot_id} and no on_growth to finish "
+            f"the state is of snapshot {snapshot_id}, and snapshot {table.snapshot_id} did not grow from it only by "
+            f"new files{happened}: {' and '.join(found)}; pass {pin}={snapshot_id} and no on_growth to finish "
             "the epoch there, or start a new epoch without the state"
         )
 
@@ -135,7 +139,7 @@ def _unreadable(snapshot_id: int, error: ConfigError) -> ResumeError:
 
 def _deletes(file: DataFile) -> set[tuple[Any, ...]]:
     """Return what tells the deletes of a file from others."""
-    return {(each.kind, each.file.path, each.blob, each.key_ids, each.mask) for each in file.deletes}
+    return {(each.kind, each.file.path, each.blob, each.key_ids, each.mask, each.keeps) for each in file.deletes}
 
 
 def time_travel(source: Source, open_job: Callable[[Any], Job]) -> TimeTravel:
@@ -253,8 +257,8 @@ def last_of(start: Any, end: Any, whole: Any, names: tuple[str, str, str]) -> in
     if start is None or whole is not None:
         beside = f"{names[2]}, which names the same" if start is not None else f"no {names[0]}"
         raise ConfigError(
-            f"{names[1]}={end} ends what {names[0]} begins, and was given beside {beside}; pass {names[2]} alone to "
-            "read a whole snapshot"
+            f"{names[1]}={end} is the end of an interval that {names[0]} begins, got it with {beside}; pass both, or "
+            f"{names[2]} alone to read a whole snapshot"
         )
     return int(end)
 
@@ -265,7 +269,7 @@ def arrow_source(data: Any) -> ArrowSource:
 
 
 def check_source(source: Any, path: Any, format: Any, storage: Any, options: LoaderOptions) -> None:  # noqa: A002
-    """Refuse what is no source, and what a source says by itself.
+    """Refuse what is not a source, and what a source says by itself.
 
     Args:
         source: what the caller gave.
@@ -275,7 +279,7 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
         options: the caller's.
 
     Raises:
-        ConfigTypeError: it is no source.
+        ConfigTypeError: it is not a source.
         ConfigError: something that does not go with it.
     """
     _check_attributes("source", "Source", source, _SOURCE)
@@ -294,10 +298,10 @@ def check_source(source: Any, path: Any, format: Any, storage: Any, options: Loa
 
 
 def check_storage(storage: Any, options: LoaderOptions) -> None:
-    """Refuse what is no storage, and options for another one.
+    """Refuse what is not a storage, and options for another one.
 
     Raises:
-        ConfigTypeError: it is no storage.
+        ConfigTypeError: it is not a storage.
         ConfigError: `storage_options` beside it.
     """
     _check_storage("storage", storage)

@@ -133,8 +133,8 @@ def flattened(keywords: Mapping[str, Any]) -> dict[str, Any]:
         keywords: flat options, and groups under "options".
 
     Raises:
-        ConfigTypeError: something that is no group.
-        ConfigError: an option that is given twice.
+        ConfigTypeError: an entry is not a group.
+        ConfigError: an option is given twice.
 
     >>> flattened({"batch_size": 8, "options": [RowMode(micro_batches=2), Distributed(num_ranks=4, rank=1)]})
     {'batch_size': 8, 'micro_batches': 2, 'num_ranks': 4, 'rank': 1}

@@ -132,7 +132,7 @@ class LoaderOptions:
             "128MiB"; 0 fetches nothing ahead.
         cache_dir: directory of this machine that keeps bytes fetched from an object store, for all its ranks.
         cache_bytes: maximum bytes kept there: int or "64GiB"; the least recently used are removed first.
-        retry_seconds: how long to repeat a request that the store does not serve; 0: one try; see
+        retry_seconds: how long to retry a request that the store does not serve; 0: one try; see
             docs/object-stores.md.
         pack: `Pack(seq_len=...)`: documents of tokens become sequences, which `batch_size` then counts; see
             docs/language-models.md.
@@ -259,7 +259,7 @@ class LoaderOptions:
         self._take_integer("rank", 0)
         if self.num_ranks == "auto" or self.mesh is not None:
             beside = "mesh" if self.mesh is not None else 'num_ranks="auto"'
-            raise ConfigError(f"rank={self.rank} was given beside {beside}, which finds it; leave rank out")
+            raise ConfigError(f"rank={self.rank} was given beside {beside}, which determines it; leave rank out")
         if self.num_ranks == 1 and self.rank:
             raise ConfigError(
                 f"rank={self.rank} needs num_ranks=, which is 1 by default; pass "
@@ -317,7 +317,7 @@ class LoaderOptions:
         if self.split_strategy is None and (self.split_bytes is not None or self.split_rows is not None):
             raise ConfigError(
                 'batch_by="file" splits a table into whole files; leave split_bytes and split_rows out, or pass '
-                'split_strategy="target_size", of whose splits each is then batched by itself'
+                'split_strategy="target_size", which then batches each split by itself'
             )
 
     def _check_vocabulary(self) -> None:
@@ -344,8 +344,8 @@ class LoaderOptions:
                 )
         if rows and self.even_ranks not in (None, "pad"):
             raise ConfigError(
-                f'even_ranks={self.even_ranks!r} is for splits: with shuffle="rows" ranks differ in the last step '
-                'alone; pass even_ranks="pad", or drop_last=True'
+                f'even_ranks={self.even_ranks!r} is for splits: with shuffle="rows" ranks differ only in the last '
+                'step; pass even_ranks="pad", or drop_last=True'
             )
         if self.row_store is not None and (not self.row_store or not isinstance(self.row_store, str | PathLike)):
             raise ConfigTypeError(f'row_store must be "memory", a directory, or a URL, got {self.row_store!r}')

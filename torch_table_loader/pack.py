@@ -151,7 +151,7 @@ class Pack:
         if lengths and self.strategy != "concat":
             raise ConfigError(
                 f"Pack: sequences change their length where documents are cut anywhere, got strategy={self.strategy!r} "
-                'with seq_len_from; leave it out, or take strategy="concat"'
+                'with seq_len_from; leave it out, or use strategy="concat"'
             )
         steps = {integer("Pack: a step of seq_len_from", step, 1, 2**62): length for step, length in lengths.items()}
         found = [(step, integer(f"Pack: seq_len_from[{step}]", steps[step], 1, _MOST_TOKENS)) for step in sorted(steps)]
@@ -204,7 +204,7 @@ class Pack:
         if self.strategy in ("concat", "windows") and self.long_docs != "split":
             raise ConfigError(
                 f"Pack: long_docs={self.long_docs!r} does not work with strategy={self.strategy!r}, which cuts "
-                'documents where a sequence ends; take "best_fit" or "pad"'
+                'documents where a sequence ends; use "best_fit" or "pad"'
             )
         if self.labels is None and self.loss_mask is not None:
             raise ConfigError("Pack: loss_mask hides labels, but labels=None; leave one of them out")
@@ -214,13 +214,14 @@ class Pack:
             named = {"aligned": self.aligned, "spans": self.spans, "loss_mask": self.loss_mask, "lengths": self.lengths}
             if given := [name for name, value in named.items() if value]:
                 raise ConfigError(
-                    f"Pack: {given[0]} refers to tokens that the table has, and a tokenizer makes them of text; leave "
+                    f"Pack: {given[0]} describes tokens of the table, but a tokenizer makes them from text; leave "
                     f"{given[0]} out, or write a table of tokens with torch-table-loader tokenize"
                 )
         if self.lengths is not None and (self.bos_id is not None or self.eos_id is not None):
             raise ConfigError(
-                f"Pack: lengths={self.lengths!r} counts documents without a look at their tokens, and bos_id and "
-                "eos_id are added only where they lack; leave lengths out, or take sep_id, which every document gets"
+                f"Pack: lengths={self.lengths!r} counts documents without reading their tokens, but bos_id and eos_id "
+                "are added only where they are missing; leave lengths out, or use sep_id, which is added to every "
+                "document"
             )
         if self.output == "megatron" and self.labels == "hf":
             object.__setattr__(self, "labels", "shifted")

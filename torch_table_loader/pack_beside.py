@@ -31,7 +31,7 @@ def check_beside_pack(options: Mapping[str, Any]) -> None:
     if options["output_format"] not in ("torch", "numpy"):
         raise ConfigError(
             f"output_format={options['output_format']!r} delivers rows of the table as they are, and pack makes "
-            'sequences of them; leave pack out, or take output_format="torch" or "numpy"'
+            'sequences of them; leave pack out, or use output_format="torch" or "numpy"'
         )
     if options["on_growth"] is not None and options["shuffle"] == "rows":
         raise ConfigError('on_growth and pack go together without shuffle="rows"; leave one of them out')
@@ -43,7 +43,7 @@ def check_beside_pack(options: Mapping[str, Any]) -> None:
     if pack.strategy == "concat" and options["batch_by"] is not None:
         raise ConfigError(
             'strategy="concat" runs sequences on over the ends of files, where batch_by="file" ends batches; leave '
-            'batch_by out, or take strategy="best_fit" or "pad"'
+            'batch_by out, or use strategy="best_fit" or "pad"'
         )
     if uneven := [step for step, _ in pack.schedule if step % options["micro_batches"]]:
         raise ConfigError(
@@ -52,6 +52,6 @@ def check_beside_pack(options: Mapping[str, Any]) -> None:
         )
     if pack.strategy == "concat" and options["shuffle_buffer_size"] is not None:
         raise ConfigError(
-            "shuffle_buffer_size permutes rows, which would be single tokens of sequences; leave it out, or take "
+            "shuffle_buffer_size permutes rows, which would be single tokens of sequences; leave it out, or use "
             'strategy="best_fit" or "pad", or shuffle="rows"'
         )

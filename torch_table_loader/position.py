@@ -110,14 +110,14 @@ class JobPosition:
 
     @property
     def running(self) -> Position | None:
-        """Where the epoch that runs is, or will go on; None if none does."""
+        """Where the epoch that runs is, or will continue; None if none does."""
         if self.newest is not None and self.newest.position.epoch == self.epoch:
             return self.newest.now()
         return self._loaded
 
     @property
     def num_steps(self) -> int:
-        """Batches of this rank in the epoch that comes next, and in those that the same iteration goes on with.
+        """Batches of this rank in the epoch that comes next, and in those that the same iteration continues with.
 
         Raises:
             TypeError: the caller gave the counting pass up, or there is no end.
@@ -142,7 +142,7 @@ class JobPosition:
         return max(0, every - position.stage.steps)
 
     def starts_behind(self, epoch: int) -> Iterator[Position]:
-        """Yield the starts of the epochs that an iteration goes on with behind one; see the option `epochs`."""
+        """Yield the starts of the epochs that an iteration continues with behind one; see the option `epochs`."""
         epochs = self.job.options.epochs
         if epochs is None:
             return
@@ -210,7 +210,7 @@ class JobPosition:
         if self._begun == epoch and self.job.options.shuffle and not self._warned_of_repetition:
             self._warned_of_repetition = True
             again = f"epoch {epoch} is iterated again, in the same order"
-            warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch, or pass epochs=1, to shuffle anew")
+            warn_caller(f"{again}; call loader.set_epoch(epoch) before each epoch, or pass epochs=1, to reshuffle")
         self._begun = epoch
 
     def state(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class JobPosition:
         return self.job.state(self.now)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator go on from a state, on any number of ranks and lanes.
+        """Let the next iterator continue from a state, on any number of ranks and lanes.
 
         Raises:
             ResumeError: it is of another table or other options; names what differs.
@@ -228,7 +228,7 @@ class JobPosition:
         self.newest = None
 
     def load_for_workers(self, state: Mapping[str, Any], lanes: int) -> None:
-        """Go on from a state in a DataLoader of the caller's, whose workers are the lanes.
+        """Continue from a state in a DataLoader of the caller's, whose workers are the lanes.
 
         Raises:
             ResumeError: it does not fit, or is of another number of workers.
@@ -237,7 +237,7 @@ class JobPosition:
         if job.topology.lanes != lanes:
             raise ResumeError(
                 f"the state is of {job.topology.lanes} workers, and this DataLoader reads with {lanes}; load it "
-                "into a loader made by create_dataloader(...), which goes on with any number"
+                "into a loader made by create_dataloader(...), which continues with any number"
             )
         self.restore(job, position)
 
@@ -271,7 +271,7 @@ class JobPosition:
         return self._plan_check.union(own)
 
     def warn_of_uneven_steps(self) -> None:
-        """Warn, once for all processes of the rank, that ranks take unequally many steps."""
+        """Warn, once for all processes of the rank, that ranks take different numbers of steps."""
         worker = get_worker_info()
         if not self._warned_of_uneven_steps and (worker is None or worker.id == 0):
             self._warned_of_uneven_steps.fill_(True)

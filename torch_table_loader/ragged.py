@@ -15,12 +15,12 @@ Side = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pad:
-    """Lists as one rectangle a batch, `Padded(values, lengths)`; `lengths` count what is of the table.
+    """Lists as one rectangle per batch, `Padded(values, lengths)`; `lengths` count the table's own values.
 
     Args:
-        value: what stands beside the values of a short list; of lists of fixed-size lists, in each of their places.
-        length: how long every row is; None is the longest list of the batch.
-        multiple_of: make rows as long as the next multiple of it; with `length`, that must be one.
+        value: the value that fills a short list; for lists of fixed-size lists, it fills each of their places.
+        length: length of every row; None: that of the longest list of the batch.
+        multiple_of: round the length of rows up to a multiple of it; `length` must be a multiple of it too.
         truncate: the side on which lists longer than `length` are cut; None refuses them.
         side: the side on which padding stands.
 
@@ -58,13 +58,13 @@ class Pad:
             low = self.length // self.multiple_of * self.multiple_of
             near = f"{low} or {low + self.multiple_of}" if low else str(self.multiple_of)
             raise ConfigError(
-                f"Pad(length={self.length}) is no multiple of multiple_of={self.multiple_of}; the nearest is {near}, "
-                "or leave one of them out"
+                f"Pad(length={self.length}) is not a multiple of multiple_of={self.multiple_of}; the nearest is "
+                f"{near}, or leave one of them out"
             )
 
     @property
     def longest(self) -> int | None:
-        """The longest list that may come; None where any may."""
+        """The longest list that is allowed; None: any length."""
         return self.length if self.truncate is None else None
 
     def width(self, longest: int) -> int:
@@ -88,7 +88,7 @@ RaggedOption = Layout | Mapping[str, Layout]
 
 
 def check_ragged(given: Any) -> None:
-    """Refuse what is no layout of lists.
+    """Refuse what is not a layout of lists.
 
     Args:
         given: the caller's `ragged`.

@@ -58,7 +58,7 @@ class RowGroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class DataFileInfo:
-    """What a split strategy may know of a data file.
+    """What a split strategy knows of a data file.
 
     Args:
         path: its path relative to the table's root: the same on every rank and machine.
@@ -66,8 +66,8 @@ class DataFileInfo:
         record_count: its rows, before deletes and filters.
         partition: hive or Iceberg partition values by column.
         row_groups: its row groups in file order; one for a format that has none.
-        uri: where it is, as a URL (a path, of files on this machine), without login and query. Another mount or copy
-            of the table has other ones, so that an order must not depend on it.
+        uri: its URL (a path for files on this machine), without login and query. Another mount or copy of the table has
+            other URLs, so an order must not depend on it.
         snapshot_id: the snapshot of the table that is read; None of a table without snapshots.
     """
 
@@ -95,15 +95,15 @@ class Split:
 
 @dataclass(slots=True)
 class Shard:
-    """One worker's splits, read in this order (what a generator strategy returns, one a worker).
+    """One worker's splits, read in this order (a generator strategy returns one for each worker).
 
-    Alone among these values it is not frozen: strategies fill it as they go.
+    Unlike the other values here, it is not frozen: strategies fill it as they go.
 
     Args:
         id: the worker, from 0.
         splits: what it reads.
-        row_count: rows, if the strategy cares to say.
-        size_bytes: bytes, if the strategy cares to say.
+        row_count: number of rows; None if the strategy does not say.
+        size_bytes: number of bytes; None if the strategy does not say.
     """
 
     id: int
@@ -230,6 +230,8 @@ class DeleteFile:
         blob: of a vector, its offset and length in the file, in bytes.
         everywhere: of an equality delete, whether it applies to all partitions.
         mask: of a mask, a bit for each row, the lowest first, set where it is deleted; compressed by zlib.
+        keeps: whether of the data file only those rows are read that this and others that keep delete, as a changelog
+            reads them; never of equality deletes.
     """
 
     file: DataFile
@@ -239,6 +241,7 @@ class DeleteFile:
     blob: tuple[int, int] | None = None
     everywhere: bool = False
     mask: bytes = field(default=b"", repr=False)
+    keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +275,11 @@ class DataFile:
     reader: Any = field(default=None, repr=False, compare=False)
     sidecars: tuple[DataFile, ...] = field(default=(), repr=False)
     tail_bytes: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def keeps_deleted(self) -> bool:
+        """Whether only rows are read that some of its deletes name: see `DeleteFile.keeps`."""
+        return any(delete.keeps for delete in self.deletes)
 
 
 class LeftOut(NamedTuple):

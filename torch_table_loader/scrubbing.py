@@ -12,7 +12,7 @@ _SECRET_NAMES = re.compile(
 )
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://([^/]*)")
 _OPEN_LOGIN = re.compile(r"(?!\[)[^@:]*:(?!\d*$).*")
-"""A login that a bare "/" in its password ends early: what comes after ":" is no port."""
+"""A login that a bare "/" in its password ends early: what comes after ":" is not a port."""
 
 _WHOLE_KEYS = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "az", "abfs", "abfss", "hdfs", "memory", "file", "local"})
 """Protocols of which a path may hold "?" and "#": they have no query and no fragment."""

@@ -17,7 +17,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def whole(value: Any) -> int | None:
-    """Return an integer of any kind, numpy's too, as an int; None of what is no integer.
+    """Return an integer of any kind, numpy's too, as an int; None of what is not an integer.
 
     >>> whole(3), whole(3.0), whole(True)
     (3, None, None)
@@ -44,7 +44,7 @@ def parse_bytes(value: int | str, name: str = "a size") -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", value.lower())
         if match is None or match[2] not in _UNITS:
-            raise ConfigError(f"{name} must read like '128MiB', '512mb' or '4096', got {value!r}")
+            raise ConfigError(f"{name} must look like '128MiB', '512mb' or '4096', got {value!r}")
         num_bytes = int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
     else:
         given = whole(value)
@@ -68,7 +68,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
         most: the most.
 
     Raises:
-        ConfigTypeError: it is no integer.
+        ConfigTypeError: it is not an integer.
         ConfigError: it is out of range.
     """
     number = whole(value)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch_table_loader.engine.work.lane_work import LaneClock, LaneWork
     from torch_table_loader.engine.workers.lane_merger import LaneMerger
     from torch_table_loader.fetch.fetch_stats import FetchStats
-    from torch_table_loader.metrics import Metrics, Progress
+    from torch_table_loader.metrics import Progress
     from torch_table_loader.options import LoaderOptions
 
 T = TypeVar("T")
@@ -114,21 +114,21 @@ class Watch:
         self._warn_of_waiting(progress)
 
     def _warn_of_waiting(self, progress: Progress) -> None:
-        if not self._has_warned and waits_for_data(metrics := progress.metrics()):
+        if not self._has_warned and waits_for_data(*progress.seconds):
             self._has_warned = True
-            warn_caller(metrics.advice())
+            warn_caller(progress.metrics().advice())
 
 
-def waits_for_data(metrics: Metrics) -> bool:
+def waits_for_data(waiting: float, total: float) -> bool:
     """Return whether training waits for data so long that it should be told.
 
-    A loop that does nothing with its batches waits all the time, and is no training.
+    A loop that does nothing with its batches waits all the time, and does not train.
 
-    >>> from torch_table_loader.metrics import Metrics
-    >>> waits_for_data(Metrics(0, 100, 800, seconds_waiting=40.0, seconds_total=100.0, workers=()))
-    True
-    >>> waits_for_data(Metrics(0, 100, 800, seconds_waiting=99.0, seconds_total=100.0, workers=()))
-    False
+    Args:
+        waiting: seconds that it waited.
+        total: seconds since it began.
+
+    >>> waits_for_data(40.0, 100.0), waits_for_data(99.0, 100.0)
+    (True, False)
     """
-    long_enough = metrics.seconds_total >= _SECONDS
-    return long_enough and _WAITS <= metrics.share_waiting <= 1 - _TRAINS
+    return total >= _SECONDS and _WAITS * total <= waiting <= (1 - _TRAINS) * total

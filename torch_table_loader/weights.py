@@ -43,9 +43,7 @@ class Weights:
                 f"column={self.column!r} and balance={self.balance!r}"
             )
         if self.column is None and self.balance is None and self.samples is None:
-            raise ConfigError(
-                "Weights says nothing; name a column= of weights, one of classes to balance=, or samples="
-            )
+            raise ConfigError("Weights needs a column= of weights, a column of classes to balance=, or samples=")
         if self.samples is not None:
             object.__setattr__(self, "samples", integer("samples", self.samples, 1, MOST_SAMPLES))
 

@@ -53,7 +53,7 @@ def test_rows_are_those_of_the_array(tmp_path: Path, name: str) -> None:
 
 
 class _Cycle:
-    """Garbage whose finalizer runs Python code, so that a collection lets another thread go on."""
+    """Garbage whose finalizer runs Python code, so that a collection lets another thread continue."""
 
     def __init__(self) -> None:
         self.itself = self

@@ -178,7 +178,7 @@ def test_coverage_is_what_counting_each_row_says(cut: tuple[TableLayout, list[Sp
         ([], r"leaves out rows \[0, 10\) of '0.parquet'"),
         ([("0.parquet", None), ("0.parquet", (3, 2)), ("1.parquet", None)], r"more than once rows \[3, 5\) of '0.pa"),
         ([("0.parquet", None), ("1.parquet", None), ("1.parquet", (6, 1))], r"more than once rows \[6, 7\) of '1.pa"),
-        ([("2.parquet", None)], r"a split of '2.parquet', which is no file of the table"),
+        ([("2.parquet", None)], r"a split of '2.parquet', which is not a file of the table"),
         ([("0.parquet", (8, 3))], r"rows \[8, 11\) of '0.parquet', which has 10 rows"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.listed_files import ListedFiles, packed
 from torch_table_loader.read.footers import estimated_groups, estimated_layout
-from torch_table_loader.records import DataFile, DeleteFile, FileVersion, LocalVersion
+from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, LocalVersion
 
 
 class Made:
@@ -95,8 +95,11 @@ def data_files(draw: st.DrawFn) -> DataFile:
         split_offsets=tuple(draw(st.lists(st.integers(0, 1 << 40), max_size=3))),
         tail_bytes=draw(st.sampled_from([None, 9])),
     )
+    columns = draw(st.one_of(st.none(), st.builds(FileColumns, st.none())))
+    file = replace(file, reader=draw(st.sampled_from([None, "reader"])), columns=columns)
+    sidecars = (file,) * draw(st.integers(0, 1))
     deletes = tuple(DeleteFile(file, "mask", 1, mask=b"m") for _ in range(draw(st.integers(0, 1))))
-    return replace(file, deletes=deletes)
+    return replace(file, deletes=deletes, sidecars=sidecars)
 
 
 @given(files=st.lists(data_files(), max_size=6))
@@ -104,10 +107,11 @@ def test_packed_files_are_the_files_they_were_made_of(files: list[DataFile]) -> 
     found = packed(files)
     for again in (found, pickle.loads(pickle.dumps(found))):  # noqa: S301 - our own
         assert list(again) == files
+        names = {each.name for each in fields(DataFile)} - ({"columns"} if again is not found else set())
+        for name in names:
+            assert [getattr(file, name) for file in again] == [getattr(file, name) for file in files]
         assert [repr(file.partition) for file in again] == [repr(file.partition) for file in files]
-        assert [(file.version.local, file.tail_bytes) for file in again] == [
-            (file.version.local, file.tail_bytes) for file in files
-        ]
+        assert [file.version.local for file in again] == [file.version.local for file in files]
         assert again.num_bytes.tolist() == [file.version.num_bytes for file in files]
         assert again.deleted.tolist() == [at for at, file in enumerate(files) if file.deletes]
     if all(file.num_rows is not None for file in files):
@@ -136,7 +140,7 @@ def test_packed_files_take_little_more_than_their_paths() -> None:
 
 
 def test_files_of_unknown_rows_are_refused() -> None:
-    with pytest.raises(TableError, match="how many rows 1 has, and does not"):
+    with pytest.raises(TableError, match="how many rows 1 has, but does not"):
         estimated_layout(listed([(10, 3), (20, -1)]))
 
 

@@ -377,7 +377,7 @@ ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "files": (list, "must return splits, got DataFileInfo"),
     "a gap": (lambda files: whole(files[1:]), r"leaves out rows \[0, 10\) of '0.parquet'"),
     "an overlap": (lambda files: [*whole(files), Split(files[1], RowRange(2, 3))], r"rows \[2, 5\) of '1.parquet'"),
-    "an unknown file": (lambda files: [Split(DataFileInfo("x.parquet"))], "'x.parquet', which is no file"),
+    "an unknown file": (lambda files: [Split(DataFileInfo("x.parquet"))], "'x.parquet', which is not a file"),
     "too many rows": (lambda files: [Split(files[1], RowRange(0, 8))], r"rows \[0, 8\) of '1.parquet', which has 7"),
 }
 

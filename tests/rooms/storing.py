@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_table_loader.arrow.arrays import encoded
+from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.store.builder import build_memory
@@ -58,9 +58,10 @@ class MemoryTable:
         """Hold what a store gathers against the table."""
         places = np.asarray(places, dtype=np.int64)
         found = rows.gather(places)
-        for entry, plain in zip(self.batch.schema, found, strict=True):
-            assert plain.type == plain_type(entry.type)
-            array = encoded(plain, entry.type)
+        for entry, gathered in zip(self.batch.schema, found, strict=True):
+            gathered.validate(full=True)
+            assert plain(gathered).type == plain_type(entry.type)
+            array = encoded(plain(gathered), entry.type)
             array.validate(full=True)
             assert array.type == entry.type
             column = self.batch.column(entry.name).to_pylist()
@@ -106,6 +107,8 @@ def everything(rows: int) -> pa.RecordBatch:
             some([{"a": i, "b": str(i)} for i in r]), pa.struct([("a", pa.int32()), ("b", pa.string())])
         ),
         "dictionary": pa.array(some([str(i % 5) for i in r])).dictionary_encode(),
+        "word": pa.array(some([f"word {i % 9}" for i in r])),
+        "blob": pa.array([bytes(i % 3) for i in r], pa.large_binary()),
         "bytes": pa.array(some([b"abc"] * rows), pa.binary(3)),
         "time": pa.array(some(list(r)), pa.timestamp("us", "UTC")),
         "null": pa.nulls(rows),

@@ -89,7 +89,7 @@ def test_null_fixed_size_lists() -> None:
 @pytest.mark.parametrize(
     ("nulls", "message"),
     [
-        ({"colour": 0}, r"nulls names 'colour', which is no column here; the nearest are 'color'"),
+        ({"colour": 0}, r"nulls names 'colour', which is not a column here; the nearest are 'color'"),
         ({"color": 1.5}, r"'color': 1\.5.* does not fit the column's type int8"),
         ({"color": 300}, r"does not fit the column's type int8"),
         ({"color": "red"}, r"does not fit"),

@@ -224,7 +224,7 @@ def test_codes_with_and_without_vocabulary() -> None:
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.large_string()), pa.list_(pa.string(), 2)])
 def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
     lists = pa.array([["a", "q"], None, ["b", None]], kind)
-    with pytest.raises(ConfigError, match="want a vocabulary"):
+    with pytest.raises(ConfigError, match="need a vocabulary"):
         _one(lists, strings="codes")
     policy: dict[str, Any] = {"strings": "codes", "vocabulary": {"x": ["a", "b"]}, "ragged": "offsets"}
     assert _one(lists.slice(2), **policy).values.tolist() == [1, -1]
@@ -239,11 +239,11 @@ def test_lists_of_strings_become_lists_of_codes(kind: pa.DataType) -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "message"),
     [
-        ({"y": ["a"]}, "no column here; the nearest are 'x'"),
+        ({"y": ["a"]}, "not a column here; the nearest are 'x'"),
         ({"n": ["a"]}, "'n', which is a number"),
         ({"x": "abc"}, "must be a list"),
-        ({"x": ["a", "a"]}, "each value once"),
-        ({"x": ["a", None]}, "not None"),
+        ({"x": ["a", "a"]}, "must not repeat a value"),
+        ({"x": ["a", None]}, "or contain None"),
         ({"x": [1]}, "does not fit"),
     ],
 )
@@ -311,7 +311,7 @@ _UNION = pa.UnionArray.from_sparse(pa.array([0, 1, 0], pa.int8()), [pa.array([1,
 )
 @pytest.mark.parametrize("form", ["torch", "numpy"])
 def test_what_has_no_form_comes_as_python_values_if_asked(array: pa.Array, form: str) -> None:
-    with pytest.raises(ConfigError, match=r"'x.*has no form as a tensor.*unsupported="):
+    with pytest.raises(ConfigError, match=r"'x.*cannot become a tensor.*unsupported="):
         _one(array, output_format=form)
     assert _one(array, output_format=form, unsupported="list") == array.to_pylist()
     inside = pa.StructArray.from_arrays([array, pa.array([1, 2, 3])], ["v", "n"])

@@ -15,6 +15,8 @@ from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 from torch_table_loader.read.tensorproto import TensorProtoReader, TensorProtoWriter
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 SHAPES = [(), (3,), (2, 3), (0, 2), (2, 0)]
 
 
@@ -66,7 +68,7 @@ def test_a_table_of_days_becomes_shards_of_some_columns(tmp_path: Path, capsys: 
         pq.write_table(pa.table(columns), tmp_path / f"t/day={day}/part.parquet")
     given = ["convert", str(tmp_path / "t"), str(tmp_path / "out"), "--partitioning", "hive"]
     assert main(given) == 2
-    assert "column 'words' is of type string, which a tensor shard does not carry" in capsys.readouterr().err
+    assert "column 'words' is of type string, which a tensor shard cannot hold" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main([*given, "--columns", "x,n,day", "--filter", "day > 1"]) == 0
     found = table_of(tmp_path / "out", "tensorproto")
@@ -77,7 +79,7 @@ def test_a_table_of_days_becomes_shards_of_some_columns(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"x": pa.array([1, None], pa.int32())}, "column 'x' has a null, which a tensor does not carry"),
+        ({"x": pa.array([1, None], pa.int32())}, "column 'x' has a null, which a tensor cannot hold"),
         ({"x": pa.array([[1], [None]], pa.list_(pa.int32()))}, "column 'x' has a null"),
         ({"x": pa.array([[1], None], pa.list_(pa.int32(), 1))}, "column 'x' has a null"),
         ({"x": pa.array([[[1]], [[2], [3]]], pa.list_(pa.list_(pa.int32())))}, "lists inside lists"),
@@ -100,10 +102,10 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "out").mkdir()
     given = ["convert", str(source), str(tmp_path / "out"), "--format", "tensorproto"]
     assert main(given) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert list((tmp_path / "out").iterdir()) == []
     assert main([*given[:2], "s3://bucket/out", *given[3:]]) == 2
-    assert "OUT must be a folder of this machine" in capsys.readouterr().err
+    assert "OUT must be a local folder" in capsys.readouterr().err
     assert main([*given, "--to", "tensorproot"]) == 2
     assert "--to must be one of parquet, tensorproto" in capsys.readouterr().err
 

@@ -14,6 +14,8 @@ import pytest
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 DAYS, ROWS, GROUP = 5, 70, 30
 
 
@@ -107,7 +109,7 @@ def test_a_filter_prunes_and_counts(table: Path, capsys: pytest.CaptureFixture[s
 def test_without_counting_nothing_is_claimed(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(table), "--filter", "label < 10", "--no-count"]) == 0
     output = capsys.readouterr().out
-    assert "these are the most there can be" in output
+    assert "these are upper bounds" in output
     assert re.search(r"0 +5 +150 +[\d.,]+ \w+ +\?", output.split("\nsteps", 1)[1])
 
 

@@ -9,6 +9,8 @@ import pytest
 from torch_table_loader import StructuredDataset
 from torch_table_loader.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 
 def test_the_sample_is_the_same_each_time_and_can_be_trained_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -26,5 +28,5 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "mine").write_text("kept")
     for out in (tmp_path, tmp_path / "mine"):
         assert main(["sample", str(out)]) == 2
-    assert capsys.readouterr().err.count("OUT must be a folder that is not there or empty") == 2
+    assert capsys.readouterr().err.count("OUT must be a new or empty folder") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

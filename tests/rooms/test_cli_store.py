@@ -20,6 +20,8 @@ from torch_table_loader.cli.main import main
 from torch_table_loader.dataset import table_rows
 from torch_table_loader.engine.ray_cluster import _build_share
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 
 @pytest.fixture
 def table(tmp_path: Path) -> str:
@@ -100,9 +102,9 @@ def test_a_store_is_built_behind_a_url(
     assert ": 500 rows" in capsys.readouterr().out
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "another"))
     assert main(["store", "build", table, "--store", url]) == 0
-    assert ": is there already" in capsys.readouterr().out
+    assert ": already exists" in capsys.readouterr().out
     assert main(["store", "list", "--store", url]) == 2
-    assert "list, verify and prune read a directory" in capsys.readouterr().err
+    assert "list, verify and prune need a directory" in capsys.readouterr().err
 
 
 def test_ranks_of_a_launcher_are_not_warned_that_they_plan_the_whole_table(

@@ -16,6 +16,8 @@ from pyiceberg.utils.config import Config
 
 from torch_table_loader.cli.main import main, make_parser
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 ROWS = pa.table({"x": range(100), "day": ["mon", "tue"] * 50, "f": [0.5, None] * 50})
 
 
@@ -142,10 +144,10 @@ def test_plan_says_what_a_rank_reads(files: list[str], capsys: pytest.CaptureFix
     [
         (["head"], "name one table: PATH, or --table with the --catalog that has it"),
         (["head", "{files}", "--table", "db.t"], "name one table"),
-        (["head", "{files}", "--branch", "main"], "--branch is for tables of Iceberg and Delta Lake"),
-        (["head", "{delta}", "--branch", "main"], "--branch is for Iceberg tables, and this is one of Delta Lake"),
-        (["head", "{delta}", "--catalog", "lake", "--format", "delta"], "not of the format 'delta'"),
-        (["head", "{delta}", "{files}", "--format", "delta"], "one table is read at a time, and 2 paths were given"),
+        (["head", "{files}", "--branch", "main"], "--branch is for Iceberg and Delta Lake tables"),
+        (["head", "{delta}", "--branch", "main"], "--branch is for Iceberg tables, but this is a Delta Lake table"),
+        (["head", "{delta}", "--catalog", "lake", "--format", "delta"], "name an Iceberg table, got --format delta"),
+        (["head", "{delta}", "{files}", "--format", "delta"], "expected the path of one table, got 2 paths"),
         (["head", "{delta}", "--partitioning", "hive"], "partitioning= is for tables of plain files"),
         (["head", "{delta}", "--rows", "-1"], "--rows must be at least 0"),
         (["head", "{delta}", "--snapshot-id", "7"], "version 7 cannot be read"),
@@ -168,7 +170,7 @@ def test_help_shows_examples_that_parse(command: str, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         main([command, "--help"])
     _, _, shown = capsys.readouterr().out.partition("\nexamples:\n")
-    lines = shown.splitlines()
+    lines = shown.replace(" \\\n", " ").splitlines()
     assert len(lines) >= 2
     for line in lines:
         program, *typed = shlex.split(line)

@@ -18,6 +18,8 @@ from pyiceberg.utils.config import Config
 from tests.rooms.word_tokenizers import STOP_FILE, words
 from torch_table_loader.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 NAME = "tests.rooms.word_tokenizers"
 TEXTS = [f"w{row} w{row % 7}" + " late" * (row == 150) for row in range(200)]
 
@@ -83,12 +85,12 @@ def test_ranks_by_option_and_by_launcher_write_one_folder(
         monkeypatch.setenv("RANK", rank)
         assert main(given("launcher")) == 0
     said = capsys.readouterr()
-    assert f"{tmp_path / 'launcher'} will be there when the other ranks are done" in said.out
+    assert f"{tmp_path / 'launcher'} will appear when the other ranks are done" in said.out
     assert said.out.splitlines()[-1] == f"{tmp_path / 'launcher'} is whole"
     assert said.err == ""
     assert contents(tmp_path / "options") == contents(tmp_path / "launcher") == contents(tmp_path / "whole")
     assert main([*given("half"), "--rank", "1"]) == 2
-    assert "--rank and --num-ranks are given together" in capsys.readouterr().err
+    assert "pass --rank and --num-ranks together" in capsys.readouterr().err
 
 
 def test_a_table_of_a_catalog(
@@ -109,9 +111,9 @@ def test_a_table_of_a_catalog(
     made.append(rows)
     given = ["tokenize", "db.docs", str(tmp_path / "out"), "--tokenizer", f"{NAME}:words", "--workers", "1"]
     assert main([*given, "--snapshot-id", str(first.snapshot_id)]) == 2
-    assert "name its --catalog or its --format" in capsys.readouterr().err
+    assert "pass --catalog or --format" in capsys.readouterr().err
     assert main([*given, "--catalog", "lake", "--format", "json"]) == 2
-    assert "name an Iceberg table, which is not of the format 'json'" in capsys.readouterr().err
+    assert "name an Iceberg table, got --format json" in capsys.readouterr().err
     assert main([*given, "--catalog", "lake", "--snapshot-id", str(first.snapshot_id)]) == 0
     assert read(tmp_path / "out")["input_ids"].to_pylist() == words(TEXTS)
 

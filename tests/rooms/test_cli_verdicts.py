@@ -15,6 +15,8 @@ from torch_table_loader import StructuredDataset, TableLoaderError
 from torch_table_loader.cli.inspect import REFUSED, UNLESS_NULL
 from torch_table_loader.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("wide_output")
+
 SOME = [1, None, 3, None]
 ALL = [1, 2, 3, 4]
 
@@ -125,7 +127,9 @@ def test_what_refuses_columns_together_is_told(tmp_path: Path, capsys: pytest.Ca
     assert main(["inspect", str(tmp_path / "a.parquet"), "--nulls", "mask"]) == 0
     assert re.search(r"note: the loader refuses this: .*'two_valid'", capsys.readouterr().out)
     assert main(["inspect", str(tmp_path / "a.parquet"), "--nulls", "too=1"]) == 0
-    assert re.search(r"note: the loader refuses this: nulls names 'too', which is no column", capsys.readouterr().out)
+    assert re.search(
+        r"note: the loader refuses this: nulls names 'too', which is not a column", capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ def test_what_refuses_columns_together_is_told(tmp_path: Path, capsys: pytest.Ca
         (["--output-format", "numpy", "--ragged", "nested"], "is a torch layout"),
         (["--output-format", "arrow", "--decimals", "float64"], "shapes tensors and arrays"),
         (["--nulls", "mask", "--nulls", "x=1"], "exclude each other"),
-        (["--nulls", "zero"], "must read mask or COLUMN=VALUE, got 'zero'"),
+        (["--nulls", "zero"], "expected mask or COLUMN=VALUE, got 'zero'"),
     ],
 )
 def test_options_that_the_loader_refuses_are_refused(

@@ -138,7 +138,7 @@ def test_time_travel_by_version_and_time(tmp_path: Path) -> None:
         same(uri, expected, version=version)
         same(uri, expected, timestamp=when)
         same(uri, expected, timestamp=when.astimezone(dt.timezone(dt.timedelta(hours=5))).isoformat())
-    with pytest.raises(ConfigError, match=r"had no version at 1970-01-10T.*its first is younger"):
+    with pytest.raises(ConfigError, match=r"had no version at 1970-01-10T.*its first version is newer"):
         read(uri, timestamp=dt.datetime(1970, 1, 10, tzinfo=dt.UTC))
     with pytest.raises(ConfigError, match="version 3 cannot be read"):
         read(uri, version=3)
@@ -154,7 +154,7 @@ def test_time_travel_by_the_times_that_commits_hold(tmp_path: Path) -> None:
         os.utime(tmp_path / "t" / "_delta_log" / f"{version:020}.json", (5_000_000,) * 2)
     for seconds, rows in ((1_000, 1), (1_999.9, 1), (2_000, 2), (9_000, 3)):
         assert read(table.uri, timestamp=dt.datetime.fromtimestamp(seconds, dt.UTC)).num_rows == rows
-    with pytest.raises(ConfigError, match=r"the first is of 1970-01-01T00:16:40\+00:00: pass version="):
+    with pytest.raises(ConfigError, match=r"the first is from 1970-01-01T00:16:40\+00:00: pass version="):
         read(table.uri, timestamp=dt.datetime.fromtimestamp(999, dt.UTC))
 
 
@@ -431,7 +431,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"version": -1}, "version must be 0 or more, got -1"),
     ({"version": True}, "version must be a whole number, got bool"),
     ({"version": 0, "timestamp": "2020-01-01T00:00:00Z"}, "version and timestamp each choose"),
-    ({"timestamp": "yesterday"}, "timestamp must read like"),
+    ({"timestamp": "yesterday"}, "timestamp must look like"),
     ({"timestamp": dt.datetime(2020, 1, 1)}, "timestamp must say its time zone"),  # noqa: DTZ001
     ({"timestamp": 3}, "timestamp must be a datetime or ISO text, got int"),
     ({"schema": pa.schema([])}, "schema= is for tables of plain files; a Delta Lake table has its own"),

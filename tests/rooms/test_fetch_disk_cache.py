@@ -427,7 +427,7 @@ def test_a_full_disk_ends_writing_with_one_warning(tmp_path: Path) -> None:
     count, first, said = run_with_small(str(tmp_path), "1m", FULL, str(tmp_path)).split(maxsplit=2)
     assert 8 <= int(count) < 16
     assert first == "True"
-    assert said.count("the disk cache cannot be written and stays as it is; reading goes on") == 1
+    assert said.count("the disk cache cannot be written and stays as it is; reading continues") == 1
     assert "No space left" in said
 
 
@@ -462,8 +462,8 @@ def test_a_disk_that_refuses_is_no_error(
             assert cache.get(key(number)) is None
             put(cache, number + 10)
     assert sorted(record.getMessage().partition(":")[0] for record in caplog.records) == [
-        "the disk cache cannot be read, and those bytes are fetched",
-        "the disk cache cannot be written and stays as it is; reading goes on",
+        "the disk cache cannot be read, so its bytes are fetched again",
+        "the disk cache cannot be written and stays as it is; reading continues",
     ]
     put(cache, 2)
     assert cache.get(key(2)) is None

@@ -85,7 +85,7 @@ def test_columns_take_forms_of_their_own(tmp_path: Any) -> None:
         ("hash", r"strings must be one of 'list', 'codes' or a Hash\(buckets=...\).*pass strings=Hash\(buckets=...\)"),
         ({"s": "hash"}, r"strings\['s'\] must be one of .*, got 'hash'; pass strings=Hash"),
         (Hash, r"pass strings=Hash\(buckets=...\)"),
-        ({"t": Hash(5)}, "strings names 't', which is no column here; the nearest are 's'"),
+        ({"t": Hash(5)}, "strings names 't', which is not a column here; the nearest are 's'"),
         ({"n": Hash(5)}, "strings names 'n', which is a number; it is for: 's'"),
     ],
 )

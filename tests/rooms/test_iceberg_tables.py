@@ -145,7 +145,7 @@ def test_a_folder_with_a_version_hint(tmp_path: Path, table: Table, hint: str, l
 
 def test_folders_whose_version_is_not_known_are_refused(tmp_path: Path, table: Table) -> None:
     folder = _hadoop_folder(tmp_path / "hadoop", table, {2: "v2.metadata.json"})
-    with pytest.raises(ConfigError, match=r"folder that holds metadata/version-hint\.text, and .*hadoop does not"):
+    with pytest.raises(ConfigError, match=r"folder that holds metadata/version-hint\.text, and .*hadoop is neither"):
         read(metadata_location=folder)
     for text in ("7", "", "../v2", "9" * 30, "v2/..", "é"):
         (folder / "metadata" / "version-hint.text").write_text(text)
@@ -182,7 +182,7 @@ def test_snapshots_branches_tags_and_times(tmp_path: Path, table: Table) -> None
         ({"tag": "x"}, "no tag 'x'; the nearest are 'old'"),
         ({"as_of": 5}, "had no snapshot at 1970-01-01"),
         ({"as_of": "2020-01-01"}, "must say its time zone"),
-        ({"as_of": "yesterday"}, "must read like"),
+        ({"as_of": "yesterday"}, "must look like"),
         ({"snapshot_id": first, "tag": "old"}, "snapshot_id and tag each choose"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -279,7 +279,7 @@ def test_what_is_missing_is_named(tmp_path: Path, catalog: Catalog, table: Table
         read("db.clicks", {**where, "name": "other"})
     with pytest.raises(ConfigError, match=r"a name of two or more parts, such as \"db.table\", got 'clicks'"):
         read("clicks", where)
-    with pytest.raises(ConfigError, match="does not make a catalog"):
+    with pytest.raises(ConfigError, match="no catalog can be opened with catalog_config"):
         read("db.clicks", {"type": "squirrel"})
     with pytest.raises(ConfigTypeError, match="name of a catalog"):
         read("db.clicks", 5)

@@ -147,9 +147,9 @@ def test_they_work_where_options_do(table: str) -> None:
 def test_what_a_source_of_a_mixture_says_in_a_group_is_compared(table: str) -> None:
     told = partial(StructuredDataset, table, options=[Types(nulls="mask")])
     MixedDataset({"a": told}, {"a": 1}, nulls="mask")
-    with pytest.raises(ConfigError, match="nulls= differs in the mixture and its source 'a'"):
+    with pytest.raises(ConfigError, match="nulls= differs between the mixture and its source 'a'"):
         MixedDataset({"a": told}, {"a": 1}, options=[Types(nulls={"x": 0})])
-    with pytest.raises(ConfigError, match="split_rows= is for the sources of a mixture to say"):
+    with pytest.raises(ConfigError, match="split_rows= belongs to the sources of a mixture"):
         MixedDataset({"a": told}, {"a": 1}, options=[SplitMode(split_rows=3)])
 
 

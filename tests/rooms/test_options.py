@@ -110,7 +110,7 @@ def test_secrets_are_not_shown() -> None:
         ("split_rows", 0, ConfigError, "split_rows must be at least 1, got 0"),
         ("split_bytes", 0, ConfigError, "split_bytes must be positive, got 0"),
         ("split_bytes", -1, ConfigError, "split_bytes must be positive, got -1"),
-        ("split_bytes", "lots", ConfigError, "split_bytes must read like '128MiB', '512mb' or '4096', got 'lots'"),
+        ("split_bytes", "lots", ConfigError, "split_bytes must look like '128MiB', '512mb' or '4096', got 'lots'"),
         ("split_bytes", 1.5, ConfigTypeError, "split_bytes must be an int or a string"),
         ("shuffle_buffer_size", -1, ConfigError, "shuffle_buffer_size must be at least 0, got -1"),
         ("prefetch_batches", 0, ConfigError, "prefetch_batches must be at least 1, got 0"),

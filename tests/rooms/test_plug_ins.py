@@ -123,7 +123,7 @@ FAULTY = {
     "nonsense:gone": "format reader 'bad' is installed as nonsense:gone but cannot be loaded .*reinstall",
     f"{PLUGS}:nowhere": "cannot be loaded .*no attribute 'nowhere'",
     f"{PLUGS}:CannotBeMade": r"installed as 'bad' could not be made \(RuntimeError: no licence\)",
-    f"{PLUGS}:other_name": "installed as 'bad' must have this name, and calls itself 'figures'",
+    f"{PLUGS}:other_name": "installed as 'bad' must have this name, but calls itself 'figures'",
     f"{PLUGS}:no_open": "installed as 'bad' must be a FormatReader, but NoOpen has no method open",
     f"{PLUGS}:just_a_number": "must be a FormatReader, but int has no method inspect, prune, null_columns, open",
 }

@@ -37,8 +37,8 @@ def read(columns: dict[str, pa.Array], **policy: Any) -> dict[str, Any]:
         ({"length": 0}, ConfigError, r"Pad\(length=\) must be at least 1, got 0"),
         ({"length": 2.5}, ConfigTypeError, r"Pad\(length=\) must be an int, got float 2.5"),
         ({"multiple_of": -8}, ConfigError, r"Pad\(multiple_of=\) must be at least 1, got -8"),
-        ({"length": 20, "multiple_of": 8}, ConfigError, "no multiple of multiple_of=8; the nearest is 16 or 24"),
-        ({"length": 5, "multiple_of": 8}, ConfigError, "no multiple of multiple_of=8; the nearest is 8, or leave one"),
+        ({"length": 20, "multiple_of": 8}, ConfigError, "not a multiple of multiple_of=8; the nearest is 16 or 24"),
+        ({"length": 5, "multiple_of": 8}, ConfigError, "not a multiple of multiple_of=8; the nearest is 8, or"),
         ({"truncate": "right"}, ConfigError, "not at what length; pass length= too"),
         ({"length": 4, "truncate": "middle"}, ConfigError, "must be one of None, 'left', 'right', got 'middle'"),
         ({"length": 4, "truncate": True}, ConfigError, "must be one of None, 'left', 'right', got True"),
@@ -95,7 +95,7 @@ def test_each_column_has_its_own_layout_and_the_others_the_default() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("y", "ragged names 'y', which is no column here; the nearest are 'x'"),
+        ("y", "ragged names 'y', which is not a column here; the nearest are 'x'"),
         ("n", "ragged names 'n', which is a number; it is for: 'x'"),
         ("s", "ragged names 's', which is a list of strings, where null comes as None"),
     ],

@@ -237,7 +237,7 @@ def test_what_a_file_lacks() -> None:
     }
     with pytest.raises(TableError, match="f lacks the column 'part'"):
         plan(empty, columns)
-    with pytest.raises(TableError, match="says 'x'; mend the table"):
+    with pytest.raises(TableError, match="says 'x'; fix the table"):
         plan(empty, columns, constants={1: "x"})
 
 
@@ -268,7 +268,7 @@ def test_lineage_is_counted_where_the_file_does_not_say() -> None:
     ("kind", "target", "said"),
     [
         (pa.string(), "int", "value that does not fit"),
-        (pa.list_(pa.int32()), "int", "never becomes it"),
+        (pa.list_(pa.int32()), "int", "cannot be promoted to it"),
         (pa.int64(), "int", "value that does not fit"),
     ],
 )

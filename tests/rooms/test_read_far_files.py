@@ -160,7 +160,7 @@ def test_a_file_that_changed_since_it_was_listed_is_named(tmp_path: Path, rows: 
     with pytest.raises((TableError, OSError), match=r"x\.parquet"):
         inspect_file(store, file, None)
     if rows > 1000 and not tags:  # where the store checks nothing, it is asked once reading fails
-        with pytest.raises(TableError, match="changed under us: size in bytes was"):
+        with pytest.raises(TableError, match="changed while it was in use: size in bytes was"):
             inspect_file(store, file, None)
 
 

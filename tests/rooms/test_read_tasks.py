@@ -227,9 +227,9 @@ def test_a_file_that_changed_is_named_with_what_changed(tmp_path: Path) -> None:
     stream = reader.read(whole_task(meta))
     next(stream)
     _touch(tmp_path / "x.parquet")
-    with pytest.raises(TableError, match=r"x.parquet changed under us: mtime in ns was \d+ and is \d+"):
+    with pytest.raises(TableError, match=r"x.parquet changed while it was in use: mtime in ns was \d+ and is \d+"):
         list(stream)
-    with pytest.raises(TableError, match=r"x.parquet changed under us"):
+    with pytest.raises(TableError, match=r"x.parquet changed while it was in use"):
         list(reader.read(whole_task(meta)))
 
 
@@ -239,7 +239,7 @@ def test_a_file_that_changed_is_told_when_the_last_row_to_take_is_out(tmp_path: 
     assert next(stream).num_rows == 5
     assert next(stream).num_rows == 2
     _touch(tmp_path / "x.parquet")
-    with pytest.raises(TableError, match=r"x.parquet changed under us"):
+    with pytest.raises(TableError, match=r"x.parquet changed while it was in use"):
         next(stream)
 
 
@@ -248,7 +248,7 @@ def test_a_change_explains_a_failure_better_than_the_failure(tmp_path: Path) -> 
     stream = _reader([(file, meta)], max_rows=5).read(whole_task(meta))
     next(stream)
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(100))
-    with pytest.raises(TableError, match=r"x.parquet changed under us: size in bytes"):
+    with pytest.raises(TableError, match=r"x.parquet changed while it was in use: size in bytes"):
         list(stream)
 
 

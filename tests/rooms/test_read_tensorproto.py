@@ -73,7 +73,7 @@ TORN: dict[str, tuple[bytes, str]] = {
         framed(Tensor("x", "FLOAT", (3,), b"12345678").message(), ID),
         "feature 0: it has 8 bytes of values, and FLOAT of the shape [3] has 12",
     ),
-    "no protobuf": (framed(b"\xff\xff\xff", ID), "feature 0: it is no onnx.TensorProto"),
+    "no protobuf": (framed(b"\xff\xff\xff", ID), "feature 0: it is not an onnx.TensorProto"),
     "values elsewhere": (framed(external(), ID), "feature 0: its values are in another file (external data)"),
     "a long feature": (struct.pack("<II", 9, 99) + b"12345", "feature 0 says 99 bytes, and 5 remain"),
     "a cut length": (struct.pack("<I", 2) + b"12", "feature 0: its length is cut off"),
@@ -149,11 +149,11 @@ def test_what_is_left_out_is_part_of_a_state(tmp_path: Path) -> None:
     state = first.state_dict()
     same.load_state_dict(state)
     assert begun + ids(same) == list(range(8))
-    with pytest.raises(ResumeError, match="left out 1 damaged parts, and here it leaves out 1, or others"):
+    with pytest.raises(ResumeError, match="left out 1 damaged parts, but here it leaves out 1, or others"):
         other.load_state_dict(state)
     shard(tmp_path / "one/a.pb", samples)
     sound, _ = make(tmp_path / "one", on_error="skip")
-    with pytest.raises(ResumeError, match="left out 1 damaged parts, and here it leaves out 0"):
+    with pytest.raises(ResumeError, match="left out 1 damaged parts, but here it leaves out 0"):
         sound.load_state_dict(state)
 
 

@@ -298,14 +298,14 @@ def ends(*values: int) -> bytes:
     [
         ({"x.ds.index": ends(2, 1, 5)}, r"x\.ds\.index says that document 1 ends at 1, before it begins"),
         ({"x.ds.index": ends(2, 2, 5)[:-1]}, r"x\.ds\.index has 23 bytes"),
-        ({"x.ds.index": ends(2, 2, 6)}, r"x\.ds\.index says 6 tokens of 2 or 4 bytes, and it has 10 bytes"),
+        ({"x.ds.index": ends(2, 2, 6)}, r"x\.ds\.index says that 6 tokens of 2 or 4 bytes lie in 10 bytes"),
         ({"x.ds.index": ends(2, (1 << 64) - 1)}, "which no file has"),
-        ({"x.ds.index": b""}, "has 10"),
-        ({"x.ds": bytes(8)}, "it has 8 bytes"),
-        ({"x.ds": bytes(40)}, "it has 40 bytes"),
+        ({"x.ds.index": b""}, "lie in 10 bytes"),
+        ({"x.ds": bytes(8)}, "lie in 8 bytes"),
+        ({"x.ds": bytes(40)}, "lie in 40 bytes"),
         ({"x.ds.loss": bytes(4)}, r"x\.ds\.loss has 4 bytes for 5 tokens"),
-        ({"x.ds.metadata": b"t|4\n5"}, r"x\.ds\.metadata says 4 bytes a token, and there are 2"),
-        ({"x.ds.metadata": b"t|2\n6"}, r"x\.ds\.metadata says 6 tokens, and there are 5"),
+        ({"x.ds.metadata": b"t|4\n5"}, r"x\.ds\.metadata says 4 bytes a token instead of 2"),
+        ({"x.ds.metadata": b"t|2\n6"}, r"x\.ds\.metadata says 6 tokens instead of 5"),
         ({"x.ds.metadata": bytes(1 << 17)}, r"x\.ds\.metadata has 131072 bytes"),
     ],
 )
@@ -394,7 +394,7 @@ def test_a_file_without_its_index_and_an_index_without_its_file_are_errors(tmp_p
         listed(f"{tmp_path}/*.idx", "megatron")
     (tmp_path / "b.idx").rename(tmp_path / "kept")
     for path in (str(tmp_path), f"{tmp_path}/b.bin", f"{tmp_path}/*.bin"):
-        with pytest.raises(MissingFileError, match=r"b\.bin cannot be read without .*b\.idx, which is not there"):
+        with pytest.raises(MissingFileError, match=r"b\.bin cannot be read without .*b\.idx, which is missing"):
             listed(path, "megatron")
     (tmp_path / "kept").rename(tmp_path / "b.idx")
     (tmp_path / "b.bin").unlink()
@@ -430,7 +430,7 @@ def test_a_sidecar_that_changes_after_planning_is_found(tmp_path: Path, form: st
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), form, num_workers=0, ragged="offsets")
     path = tmp_path / f"x{suffix}"
     os.utime(path, ns=(1, 1))
-    with pytest.raises(TableError, match=rf"x{suffix} changed under us: mtime"):
+    with pytest.raises(TableError, match=rf"x{suffix} changed while it was in use: mtime"):
         list(loader)
     path.unlink()
     loader.set_epoch(0)
@@ -447,7 +447,7 @@ def test_a_loss_file_of_a_far_store_is_the_one_that_was_listed(tmp_path: Path) -
     (tmp_path / "x.ds.loss").write_bytes(bytes(sum(map(len, DOCUMENTS))))
     handle = reader.open(store, file, meta)
     assert next(handle.batches(range(1), [TOKENS], 7)).num_rows
-    with pytest.raises(TableError, match=r"x\.ds\.loss changed under us: .*etag"):
+    with pytest.raises(TableError, match=r"x\.ds\.loss changed while it was in use: .*etag"):
         next(handle.batches(range(1), ["loss_mask"], 7))
     (tmp_path / "x.ds.index").write_bytes(ends(1))
     with pytest.raises(TableError, match="no longer that version"):

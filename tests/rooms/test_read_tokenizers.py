@@ -105,7 +105,7 @@ def test_a_folder_or_file_without_a_tokenizer_is_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="the folder of a fast tokenizer has a"):
         load_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"is no tokenizer\.json that tokenizers can read"):
+    with pytest.raises(ConfigError, match=r"is not a tokenizer\.json that tokenizers can read"):
         load_tokenizer(str(tmp_path))
     with pytest.raises(ConfigTypeError, match="a tokenizer must be 'bytes'"):
         load_tokenizer(7)  # type: ignore[arg-type]

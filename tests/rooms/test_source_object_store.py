@@ -86,7 +86,7 @@ def test_silence_is_a_timeout(server: Server, answer: str) -> None:
 )
 def test_other_bytes_than_were_asked_for(server: Server, answer: str) -> None:
     server.answer = answer
-    with pytest.raises(StorageError, match="s3://bucket/a: the store did not do what was asked"):
+    with pytest.raises(StorageError, match="s3://bucket/a: the request to the store failed"):
         storage(server).read_range("bucket/a", 0, 8)
 
 

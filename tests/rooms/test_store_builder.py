@@ -173,7 +173,7 @@ def test_a_disk_that_fills_up_is_named_and_nothing_half_built_is_used(
         return real(file, data, at)
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StorageError, match=r"the disk is full .* goes on there"):
+    with pytest.raises(StorageError, match=r"the disk is full .* continues from there"):
         build_files(tmp_path, made.spec, made.read, 2)
     assert open_store(tmp_path, made.spec, 1) is None
     monkeypatch.undo()

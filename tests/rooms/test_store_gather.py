@@ -93,3 +93,35 @@ def test_a_type_that_cannot_be_gathered_is_refused() -> None:
     kind = pa.list_(pa.string_view())
     with pytest.raises(ConfigError, match="column 'v' is of type list<item: string_view>, which cannot be gathered"):
         check_storable(pa.schema([("x", pa.int32()), ("v", kind)]))
+
+
+WORDS = st.one_of(st.none(), st.sampled_from(["", "a", "b", "long" * 9]), st.text(max_size=3))
+
+
+@settings(max_examples=100)
+@given(
+    chunks=st.lists(st.lists(st.tuples(WORDS, WORDS), max_size=12), min_size=1, max_size=4),
+    read_rows=st.integers(1, 5),
+    data=st.data(),
+)
+def test_strings_come_back_whether_they_are_kept_as_codes_or_not(
+    chunks: list[list[tuple[str | None, str | None]]], read_rows: int, data: st.DataObject
+) -> None:
+    rows = [row for chunk in chunks for row in chunk]
+    words = pa.array([row[0] for row in rows], pa.string())
+    blobs = pa.array([None if row[1] is None else row[1].encode() for row in rows], pa.large_binary())
+    bounds = np.cumsum([0, *map(len, chunks)]).tolist()
+    table = MemoryTable(pa.record_batch({"words": words, "blobs": blobs}), bounds, read_rows=read_rows)
+    table.check(in_memory(table), data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else [])
+
+
+def test_strings_that_repeat_are_kept_once_until_a_chunk_differs() -> None:
+    often = [f"word {number % 3}" for number in range(60)]
+    seldom = [*often[:40], *map(str, range(20))]
+    table = MemoryTable(pa.record_batch({"often": often, "seldom": seldom}), [0, 20, 40, 60], read_rows=7)
+    stored = in_memory(table, threads=1)
+    assert stored.strings is not None
+    assert stored.strings.columns == (0,)
+    assert [len(words) for words in stored.strings.dictionaries] == [3]
+    assert stored.heap[0].schema.types == [pa.string()], "what differs is kept as it is, from the first chunk on"
+    table.check(stored, np.random.default_rng(0).integers(0, 60, 500))

@@ -205,7 +205,8 @@ def test_a_store_that_does_not_fit_is_refused_before_a_row_is_read() -> None:
 
 
 def test_strings_that_are_longer_than_was_guessed_end_the_build_before_they_fill_memory() -> None:
-    made = MemoryTable(pa.record_batch({"s": ["x" * 10_000] * 200}), [*range(0, 200, 10), 200])
+    strings = [f"{number:10000}" for number in range(200)]
+    made = MemoryTable(pa.record_batch({"s": strings}), [*range(0, 200, 10), 200])
     read = Counting(made)
     with pytest.raises(OutOfMemoryError, match=r"needs about [345]\d\d,\d\d\d bytes of memory, and 300,000 are free"):
         build_memory(made.spec, read, 1, room=300_000)
@@ -217,7 +218,7 @@ def test_an_allocation_that_fails_is_ours_with_the_remedy(fault: MemoryError) ->
     def read(chunk: int) -> Any:
         raise fault
 
-    with pytest.raises(OutOfMemoryError, match=r"that is not there \(no\); pass row_store= a directory") as raised:
+    with pytest.raises(OutOfMemoryError, match=r"which it did not get \(no\); pass row_store= a directory") as raised:
         build_memory(table().spec, read, 2)
     assert isinstance(raised.value, StorageError)
     assert isinstance(raised.value, MemoryError)
@@ -245,7 +246,7 @@ def test_rows_that_do_not_fit_memory_are_named(monkeypatch: pytest.MonkeyPatch, 
     rows = build_memory(table().spec, table().read, 1)
     monkeypatch.setattr(gather, "Arena", none)
     with pytest.raises(
-        OutOfMemoryError, match=r"too little memory for 300 rows of the row store \(no\); take a smaller"
+        OutOfMemoryError, match=r"too little memory for 300 rows of the row store \(no\); use a smaller"
     ):
         rows.gather(np.arange(300))
 

@@ -50,7 +50,7 @@ def test_a_file_swapped_after_planning_is_refused(tmp_path: Path, worker_type: A
     write(tmp_path / "a.parquet", first=0)
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), num_workers=1, worker_type=worker_type)
     swap(tmp_path / "a.parquet")
-    with pytest.raises(TableError, match=r"a\.parquet changed under us: inode was \d+ and is \d+"):
+    with pytest.raises(TableError, match=r"a\.parquet changed while it was in use: inode was \d+ and is \d+"):
         list(loader)
 
 
@@ -76,7 +76,7 @@ def test_a_file_swapped_between_the_look_and_the_opening_delivers_no_row(
 
     monkeypatch.setattr(FileStorage, "open", open_late)
     batches = iter(loader)
-    with pytest.raises(TableError, match=r"changed under us: ctime in ns was \d+ and is \d+"):
+    with pytest.raises(TableError, match=r"changed while it was in use: ctime in ns was \d+ and is \d+"):
         next(batches)
     assert swapped
 

@@ -214,7 +214,7 @@ def history(tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("told", "start", "message"),
     [
-        (lambda since: [], None, "must say that it is no ancestor, got"),
+        (lambda since: [], None, "must say that it is not an ancestor, got"),
         (lambda since: ["it was compacted"], None, r"must be empty, since that is its own snapshot, got \['it was"),
         (lambda since: "it is no ancestor", None, "must give a list of texts, got 'it is no ancestor'"),
         (lambda since: [7], None, r"must give a list of texts, got \[7\]"),

@@ -161,7 +161,7 @@ def test_a_process_that_dies_is_named_and_the_work_goes_on(
     stop = tmp_path / "stop"
     stop.touch()
     monkeypatch.setenv(STOP_FILE, str(stop))
-    with pytest.raises(WorkerError, match=r"ended before its work did.*Run again, and the work goes on"):
+    with pytest.raises(WorkerError, match=r"ended before its work did.*Run again to continue"):
         tokenize_table(opened(table), tmp_path / "out", f"{NAME}:dying", workers=2)
     stop.unlink()
     assert tokenize_table(opened(table), tmp_path / "out", f"{NAME}:dying", workers=2).finished

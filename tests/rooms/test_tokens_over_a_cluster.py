@@ -78,7 +78,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(table: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--address", "head:6379"], "--address is of a Ray cluster; pass --engine ray too"),
+        (["--address", "head:6379"], "--address names a Ray cluster; also pass --engine ray"),
         (["--engine", "ray", "--workers", "2"], "leave --workers out"),
         (["--engine", "ray", "--num-ranks", "2", "--rank", "0"], "leave --num-ranks out"),
     ],

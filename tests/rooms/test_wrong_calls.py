@@ -69,16 +69,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"path": pa.table({"x": [1]})}, "path must be a string, an os.PathLike, or a list of them, got Table"),
     ({"device": "cuda:99"}, "device='cuda:99' must be one of the .* CUDA devices"),
     ({"device": "gpu"}, "device must be one that torch knows, such as 'cuda:0', got 'gpu'"),
-    ({"split_bytes": "-1"}, "split_bytes must read like '128MiB', '512mb' or '4096', got '-1'"),
+    ({"split_bytes": "-1"}, "split_bytes must look like '128MiB', '512mb' or '4096', got '-1'"),
     ({"split_bytes": 1.5}, "split_bytes must be an int or a string such as '128MiB', got float 1.5"),
-    ({"split_bytes": "lots"}, "split_bytes must read like '128MiB'"),
+    ({"split_bytes": "lots"}, "split_bytes must look like '128MiB'"),
     ({"split_rows": "many"}, "split_rows must be an int, got str 'many'"),
     ({"strings": "codes", "vocabulary": ["a"]}, r"vocabulary must be \{column: values\}, got list"),
     ({"strings": "codes", "vocabulary": {"s": "abc"}}, r"vocabulary\['s'\] must be a list of values, got 'abc'"),
     ({"strings": "codes", "vocabulary": {"s": None}}, r"vocabulary\['s'\] must be a list of values, got None"),
-    ({"strings": "codes", "vocabulary": {"t": ["a"]}}, "vocabulary names 't', which is no column here"),
+    ({"strings": "codes", "vocabulary": {"t": ["a"]}}, "vocabulary names 't', which is not a column here"),
     ({"vocabulary": {"s": ["a"]}}, 'vocabulary is for strings="codes"'),
-    ({"nulls": {"y": 0}}, "nulls names 'y', which is no column here; the nearest are"),
+    ({"nulls": {"y": 0}}, "nulls names 'y', which is not a column here; the nearest are"),
     ({"nulls": {"x": "a"}}, "does not fit the column's type int64"),
     ({"nulls": 0}, r"nulls must be None, 'mask' or \{column: fill\}, got 0"),
     ({"schema": {"x": "int64"}}, r"schema must be a pyarrow Schema such as pa.schema.*got dict"),
@@ -87,7 +87,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"num_ranks": 2}, "num_ranks=2 needs rank="),
     ({"rank": 1}, "rank=1 needs num_ranks=.*pass num_ranks=dist.get_world_size"),
     ({"num_ranks": "two"}, "num_ranks must be an int, got str 'two'"),
-    ({"num_ranks": "auto", "rank": 0}, 'rank=0 was given beside num_ranks="auto", which finds it; leave rank out'),
+    ({"num_ranks": "auto", "rank": 0}, 'rank=0 was given beside num_ranks="auto", which determines it; leave rank out'),
     ({"mesh": "dp"}, "mesh must be a DeviceMesh.*got str 'dp'"),
     ({"storage_options": ["anon"]}, "storage_options must be a mapping of names to values, got list"),
     ({"files": []}, "no data file"),
@@ -153,7 +153,7 @@ def test_it_is_taken(table: str, options: dict[str, Any], as_path: type) -> None
 def test_a_strategys_sizes_are_read_as_split_bytes_are() -> None:
     assert TargetSizeStrategy("128MiB") == TargetSizeStrategy(128 << 20)
     assert SizeBalancedStrategy("1KiB").target_bytes == 1024
-    with pytest.raises(ConfigError, match="TargetSizeStrategy: target_bytes must read like '128MiB'"):
+    with pytest.raises(ConfigError, match="TargetSizeStrategy: target_bytes must look like '128MiB'"):
         TargetSizeStrategy("big")
     with pytest.raises(ConfigTypeError, match="RowBalancedStrategy: target_rows must be an int, got str '5'"):
         RowBalancedStrategy("5")  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ CALLS = {"StructuredDataset": of_files, "IcebergDataset": of_iceberg, "MixedData
 @pytest.mark.parametrize("word", [*WORDS, *OF_TABLES])
 def test_an_unknown_keyword_is_told_what_it_is_here(call: str, word: str) -> None:
     if call == "MixedDataset" and word == "buffer_size":
-        with pytest.raises(TypeError, match="= is for the sources of a mixture to say: pass it to each of them"):
+        with pytest.raises(TypeError, match="= belongs to the sources of a mixture: pass it to each of them"):
             of_mixture(**{word: 1})
         return
     said = (WORDS | OF_TABLES)[word].replace("{call}", call).replace("{{", "{").replace("}}", "}")
@@ -259,7 +259,7 @@ def test_a_word_means_what_the_dataset_takes(call: str, word: str, said: str) ->
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        ({"a": 0, "b": 0}, "weights are all 0, so that no source gives a row.*give at least one"),
+        ({"a": 0, "b": 0}, "weights are all 0, so no source gives a row.*give at least one"),
         ({"a": -1, "b": 1}, "weights must be numbers by source name, at least 0"),
         ({"a": "1", "b": 1}, "weights must be numbers by source name"),
         ([1, 2], r"weights must be numbers by name of their source, got \[1, 2\]"),

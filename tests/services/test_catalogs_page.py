@@ -95,7 +95,7 @@ def test_what_is_no_iceberg_table_in_glue_is_refused_by_name(
     client.create_table(DatabaseName="shop", TableInput={"Name": "other", "Parameters": parameters})
     try:
         with pytest.raises(
-            ConfigError, match=r"'shop\.other' is in the catalog, and is no Iceberg table .*a view has no"
+            ConfigError, match=r"'shop\.other' is in the catalog, but is not an Iceberg table .*a view has no"
         ):
             IcebergDataset("shop.other", glue)
     finally:

@@ -102,7 +102,7 @@ def test_no_secret_is_shown(table: tuple[str, DeltaWriter], s3_options: dict[str
 
 def test_errors_say_what_is_wrong(table: tuple[str, DeltaWriter], s3_options: dict[str, Any]) -> None:
     uri, _ = table
-    with pytest.raises(MissingPathError, match="has no log of one"):
+    with pytest.raises(MissingPathError, match="but has no log"):
         DeltaDataset(f"{uri}/nothing", storage_options=s3_options)
     with pytest.raises(ConfigError, match="such as deltalake and this library both take"):
         DeltaDataset(uri, storage_options={**s3_options, "version_aware": True})

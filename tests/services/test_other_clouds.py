@@ -213,7 +213,7 @@ def test_a_bucket_that_is_missing(whole_cloud: Cloud) -> None:
 def test_a_file_that_changed_is_named(table: str, cloud: Cloud) -> None:
     loader, _ = StructuredDataset.create_dataloader(table, storage_options=cloud.options, num_workers=0)
     cloud.put(f"t/{NAMES[4]}", parquet(7, 7, 7, 7, 8))
-    with pytest.raises(TableError, match=r"z\.parquet changed under us"):
+    with pytest.raises(TableError, match=r"z\.parquet changed while it was in use"):
         list(loader)
 
 
@@ -229,7 +229,7 @@ def test_a_request_refuses_a_file_that_changed(whole_cloud: Cloud) -> None:
         assert bytes(storage.read_range(path, 0, 6)) == b"behind"
         reads: list[Callable[[], Any]] = [lambda: storage.read_range(path, 0, 6, version), lambda: file.read_at(3, 1)]
         for read in reads:
-            with pytest.raises(TableError, match=r"://.*/t/a changed under us.*etag"):
+            with pytest.raises(TableError, match=r"://.*/t/a changed while it was in use.*etag"):
                 read()
 
 

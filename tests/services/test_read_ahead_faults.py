@@ -204,7 +204,8 @@ def test_a_file_that_changes_in_the_middle_of_an_epoch_is_named(
         else:
             write_file(tmp_path / "t", 9, first=100_000)
         with pytest.raises(
-            TableError, match=r"9\.parquet: expected a file, found none" if deleted else r"9\.parquet changed under us"
+            TableError,
+            match=r"9\.parquet: expected a file, found none" if deleted else r"9\.parquet changed while it was in use",
         ) as caught:
             for _ in batches:
                 pass

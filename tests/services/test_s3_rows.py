@@ -69,7 +69,7 @@ def test_a_store_that_is_written_anew_meanwhile_is_refused(
     ]
     body = s3_client.get_object(Bucket=bucket, Key=key)["Body"].read()
     s3_client.put_object(Bucket=bucket, Key=key, Body=bytes(len(body)))
-    with pytest.raises(TableError, match=rf"{RECORDS} changed under us"):
+    with pytest.raises(TableError, match=rf"{RECORDS} changed while it was in use"):
         view[1]
 
 

@@ -24,8 +24,8 @@ PAGES = sorted([*(page.stem for page in (ROOT / "docs").glob("*.md")), "changelo
 
 
 def build(folder: Path) -> None:
-    """Build the site, as ``make docs`` does."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    """Build the site, as ``make docs`` does: ``--quiet`` would hide warnings from ``--strict`` too."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     made = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=100, check=False)
     assert made.returncode == 0, made.stdout + made.stderr

@@ -24,7 +24,7 @@ SCHEMA = pa.schema([("x", pa.int64()), ("k", pa.int32()), ("f", pa.float64())])
 SUFFIX = {"parquet": "parquet", "orc": "orc", "csv": "csv", "json": "jsonl", "arrow": "arrow"}
 
 _MEANT = (
-    "ranks take unequally many steps",
+    "ranks take different numbers of steps",
     "under a row filter each of",
     "This DataLoader will create",
     "epoch . is iterated again",

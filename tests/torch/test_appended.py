@@ -109,8 +109,8 @@ def test_the_start_must_be_an_ancestor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"end_snapshot_id": 1004}, "beside no start_snapshot_id"),
-        ({"start_snapshot_id": 1003, "end_snapshot_id": 1004, "snapshot_id": 1004}, "beside snapshot_id"),
+        ({"end_snapshot_id": 1004}, "got it with no start_snapshot_id"),
+        ({"start_snapshot_id": 1003, "end_snapshot_id": 1004, "snapshot_id": 1004}, "got it with snapshot_id"),
         ({"start_snapshot_id": "1003"}, "start_snapshot_id must be an int"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_commit_that_only_says_that_it_appends_is_found_out(
     table.append(some(50, 60))
     table.commit()
     with pytest.raises(
-        TableError, match=r"after 1005 up to 1006 say that they append, and 1 (files are gone|delete files)"
+        TableError, match=r"after 1005 up to 1006 say that they append, but 1 (files are gone|delete files)"
     ):
         make(table.metadata, start_snapshot_id=1005)
 

@@ -223,7 +223,7 @@ def test_the_explanation_counts_rows_and_steps_of_every_rank(tmp_path: Path) -> 
         ({"batch_by": "row"}, "batch_by must be one of None, 'file'"),
         ({"split_rows": 3}, "leave split_bytes and split_rows out"),
         ({"count_filtered": False}, "leave count_filtered=True, or batch_by out"),
-        ({"pack": Pack(seq_len=4)}, 'take strategy="best_fit" or "pad"'),
+        ({"pack": Pack(seq_len=4)}, 'use strategy="best_fit" or "pad"'),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(tmp_path: Path, options: dict[str, Any], told: str) -> None:

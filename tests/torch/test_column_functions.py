@@ -280,8 +280,8 @@ def test_an_error_in_a_map_names_the_column(table: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"transforms": {"agee": halved}}, "transforms names 'agee', which is no column of a batch; .*'age'"),
-        ({"decode": {"imag": len}}, "decode names 'imag', which is no column here; the nearest are 'image'"),
+        ({"transforms": {"agee": halved}}, "transforms names 'agee', which is not a column of the batches; .*'age'"),
+        ({"decode": {"imag": len}}, "decode names 'imag', which is not a column here; the nearest are 'image'"),
         ({"decode": {"x": len}}, "decode names 'x', which is a number; it is for: 'image', 'blob'"),
         ({"transforms": {"x": halved}, "output_format": "arrow"}, "transforms=.* delivers every column as it is"),
         ({"decode": {"image": len}, "output_format": "dict"}, "decode=.* delivers every column as it is"),

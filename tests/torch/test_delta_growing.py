@@ -202,7 +202,7 @@ def test_files_that_were_compacted_come_as_they_were_appended(tmp_path: Path) ->
     rows = sorted((x, y) for batch in loader for x, y in zip(batch["x"], batch["y"], strict=True))
     assert [x for x, _ in rows] == list(range(10, 35))
     assert [y for _, y in rows] == [None] * 20 + [0.5] * 5
-    assert any("of versions 3, which replace files" in note for note in notes_of(loader))
+    assert any("from versions 3, which replace files" in note for note in notes_of(loader))
 
 
 @pytest.mark.parametrize("vectors", [False, True])
@@ -228,8 +228,11 @@ def test_deletes_in_between_are_refused_by_their_version(tmp_path: Path, vectors
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"end_version": 1}, "end_version=1 ends what start_version begins, and was given beside no start_version"),
-        ({"start_version": 0, "end_version": 1, "version": 1}, "beside version, which names the same"),
+        (
+            {"end_version": 1},
+            "end_version=1 is the end of an interval that start_version begins, got it with no start_version",
+        ),
+        ({"start_version": 0, "end_version": 1, "version": 1}, "got it with version, which names the same"),
         ({"start_version": "0"}, "start_version must be an int"),
         ({"start_version": 2, "end_version": 1}, "version 2 of .* must be one of 0 to 1"),
         ({"start_version": -1}, "version -1 of .* must be one of 0 to 2"),

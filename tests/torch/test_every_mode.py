@@ -263,7 +263,7 @@ def test_ranks_without_a_group_cannot_gather_and_one_rank_need_not(mode: RowMode
     alone.include(mode.mask(alone, [5]), gather=True)
     assert mode.excluded(alone) == [3]
     of_two: Any = mode.make(tables, num_ranks=2, rank=0).dataset
-    with pytest.raises(ConfigError, match=r"gather=True joins the rows of 2 ranks, and no process group has as many"):
+    with pytest.raises(ConfigError, match=r"gather=True joins the rows of 2 ranks, but no process group has that many"):
         of_two.exclude(mode.mask(of_two, [3]), gather=True)
     assert mode.excluded(of_two) == []
 
@@ -356,7 +356,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (NO_MEANING, {"split_strategy": "row_balanced"}, "split_strategy='row_balanced' does not work"),
     (NO_MEANING, {"filters": pc.field("x") > 3, "count_filtered": False}, "count_filtered=False does not work"),
     (ROW_MODES, {"row_store": ""}, 'row_store must be "memory", a directory, or a URL'),
-    (ROW_MODES, {"row_store_memory": "much"}, "row_store_memory must read like"),
+    (ROW_MODES, {"row_store_memory": "much"}, "row_store_memory must look like"),
     (
         [ROWS, LAKE],
         {"row_store": "memory", "worker_type": "process", "multiprocessing_context": "spawn"},
@@ -365,7 +365,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (
         [MIXTURE],
         {"worker_type": "process", "multiprocessing_context": "forkserver"},
-        "source 'a' keeps its rows in memory.*pass row_store=",
+        "source 'a' keeps its rows in memory.*as row_store=",
     ),
 ]
 
@@ -428,7 +428,7 @@ def test_uneven_steps_are_said_once(mode: Mode, tables: Path) -> None:
         warnings.simplefilter("always")
         loader = mode.make_loudly(tables, **options)
         assert len(list(loader)) == len(loader) == 2
-    assert ["ranks take unequally many steps: 2, 1" in str(entry.message) for entry in said] == [True]
+    assert ["ranks take different numbers of steps: 2, 1" in str(entry.message) for entry in said] == [True]
 
 
 SAID = {

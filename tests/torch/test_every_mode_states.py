@@ -23,6 +23,7 @@ from tests.torch.modes import (
     ROWS,
     SOME,
     SPLITS,
+    STREAMS,
     UNEVEN,
     Mode,
     RowMode,
@@ -176,14 +177,18 @@ def test_a_state_under_other_options_is_refused_by_name(
 @pytest.mark.parametrize(
     ("saved", "loads", "message"),
     [
-        (ROWS, SPLITS, "shuffle was 'rows' and is True"),
-        (SPLITS, ROWS, "shuffle was True and is 'rows'"),
+        (ROWS, SPLITS, "saved under other options: shuffle was 'rows' and is True; give"),
+        (SPLITS, ROWS, "saved under other options: shuffle was True and is 'rows'; give"),
         (ROWS, LAKE, "another table"),
         (LAKE, ROWS, "another table"),
         (ROWS, MIXTURE, "state is of one table"),
         (SPLITS, MIXTURE, "state is of one table"),
         (MIXTURE, ROWS, "state is of a mixture"),
         (MIXTURE, SPLITS, "state is of a mixture"),
+        (SPLITS, STREAMS, "state is of one table"),
+        (STREAMS, SPLITS, "state is of a mixture"),
+        (STREAMS, MIXTURE, 'mixture of streams, and this is a mixture of rows; pass the shuffle= .*shuffle="rows"'),
+        (MIXTURE, STREAMS, 'mixture of rows, and this is a mixture of streams; pass the shuffle= .*shuffle="rows"'),
     ],
     ids=str,
 )

@@ -177,7 +177,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(table: Path, monkeypatch:
     batches = iter(make(table, num_workers=1, prefetch_batches=1))
     next(batches)
     os.utime(table / "000.parquet", ns=(1, 1))
-    with pytest.raises(TableError, match=r"000\.parquet changed under us: mtime"):
+    with pytest.raises(TableError, match=r"000\.parquet changed while it was in use: mtime"):
         list(batches)
 
 

@@ -196,7 +196,7 @@ def test_unequal_steps_are_said_with_the_remedy_in_the_callers_line(seen: Seen) 
     steps = ", ".join(str(each["steps"]) for each in values(seen["plain"]))
     for rank in seen["plain"]:
         assert len(rank["warnings"]) == 1
-        assert rank["warnings"][0].startswith("stage.py: ranks take unequally many steps: " + steps)
+        assert rank["warnings"][0].startswith("stage.py: ranks take different numbers of steps: " + steps)
         assert 'even_ranks="balance"' in rank["warnings"][0]
 
 

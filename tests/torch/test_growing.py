@@ -393,7 +393,7 @@ def test_rows_that_nobody_counted_are_refused(tmp_path: Path) -> None:
     loader = make(tmp_path, batch_size=3, filters=FILTER, count_filtered=False)
     take(loader, 1)
     folder.grow([[5]])
-    with pytest.raises(ResumeError, match="count_filtered=False, so that nobody knows"):
+    with pytest.raises(ResumeError, match="count_filtered=False, so it is unknown"):
         make(tmp_path, batch_size=3, filters=FILTER, count_filtered=False).load_state_dict(loader.state_dict())
 
 

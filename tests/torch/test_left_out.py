@@ -83,7 +83,7 @@ def taken(loaders: list[TableLoader], steps: int | None = None) -> Counter[int]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:ranks take unequally many steps")
+@pytest.mark.filterwarnings("ignore:ranks take different numbers of steps")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", TABLES)
 def test_what_is_sound_comes_once_on_any_number_of_ranks(tmp_path: Path, kind: str, mode: str) -> None:
@@ -116,11 +116,11 @@ def test_a_state_is_bound_to_what_was_left_out(tmp_path: Path, kind: str) -> Non
     torn(damaged.parent / next(each.name for each in damaged.parent.glob("*.parquet") if each.name != damaged.name))
     with pytest.warns(UserWarning, match="leaves out 2 damaged parts"):
         [other] = jobs(make, 1)
-    with pytest.raises(ResumeError, match="left out 1 damaged parts, and here it leaves out 2"):
+    with pytest.raises(ResumeError, match="left out 1 damaged parts, but here it leaves out 2"):
         other.load_state_dict(state)
 
 
-@pytest.mark.filterwarnings("ignore:ranks take unequally many steps")
+@pytest.mark.filterwarnings("ignore:ranks take different numbers of steps")
 @pytest.mark.parametrize("kind", TABLES)
 def test_counts_under_a_filter_leave_it_out_too(tmp_path: Path, kind: str) -> None:
     make, rows, _ = TABLES[kind](tmp_path / "t")

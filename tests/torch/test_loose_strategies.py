@@ -154,7 +154,9 @@ def test_a_generator_goes_on_in_its_own_shape_alone(table: Path) -> None:
     loader = make(table, Sampled(), batch_size=4, num_workers=2)
     next(iter(loader))
     [other, *_] = jobs(table, Sampled(), 3, batch_size=4, num_workers=2)
-    with pytest.raises(ResumeError, match=r"only a job of the same shape goes on .*Topology\(num_ranks=1.* was saved"):
+    with pytest.raises(
+        ResumeError, match=r"only a job of the same shape can continue .*Topology\(num_ranks=1.* was saved"
+    ):
         other.load_state_dict(loader.state_dict())
     assert list(loader)
     other.load_state_dict(loader.state_dict())  # no rank has a step left, so that nothing is dealt anew

@@ -37,8 +37,8 @@ def test_ranks_of_data_parallel_dimensions_read_the_table_once_together(seen: Se
     [
         ("no_dimension_is_data_parallel", "mesh has the dimensions ('batch', 'tp'), of which none is data-parallel"),
         ("a_dimension_that_is_not", "mesh has the dimensions ('tp',), of which none is data-parallel"),
-        ("mesh_and_rank", "rank={rank} was given beside mesh, which finds it; leave rank out"),
-        ("auto_and_rank", 'rank={rank} was given beside num_ranks="auto", which finds it; leave rank out'),
+        ("mesh_and_rank", "rank={rank} was given beside mesh, which determines it; leave rank out"),
+        ("auto_and_rank", 'rank={rank} was given beside num_ranks="auto", which determines it; leave rank out'),
     ],
 )
 def test_what_cannot_be_meant_is_refused_on_every_rank(seen: Seen, scene: str, said: str) -> None:

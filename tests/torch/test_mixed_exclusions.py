@@ -178,7 +178,7 @@ def test_exclusions_of_which_one_is_wrong_change_nothing(tables: Path) -> None:
     assert loader.state_dict() == before
 
 
-UNDONE = "the state that was loaded brings its own exclusions"
+UNDONE = "the loaded state replaces the exclusions"
 
 
 def test_a_state_that_undoes_what_was_excluded_here_says_so(tables: Path) -> None:
@@ -188,8 +188,8 @@ def test_a_state_that_undoes_what_was_excluded_here_says_so(tables: Path) -> Non
     with pytest.warns(UserWarning, match=UNDONE) as said:
         loader.load_state_dict(older)
     assert [str(entry.message).partition(": ")[2].partition(";")[0] for entry in said] == [
-        "3 rows of source 'a' that were excluded here are in again",
-        "1 rows of source 'b' that were excluded here are in again",
+        "3 rows of source 'a' that were excluded here come back",
+        "1 rows of source 'b' that were excluded here come back",
     ]
     assert all(Path(entry.filename) == Path(__file__) for entry in said)
     loader.set_epoch(1)
@@ -202,7 +202,9 @@ def test_a_state_that_undoes_what_was_included_here_says_so(tables: Path) -> Non
     dataset.exclude({"a": [1, 2, 3]})
     older = loader.state_dict()
     dataset.include({"a": [2]})
-    with pytest.warns(UserWarning, match=f"{UNDONE}: 1 rows of source 'a' that were included again here are out again"):
+    with pytest.warns(
+        UserWarning, match=f"{UNDONE}: 1 rows of source 'a' that were included again here are excluded again"
+    ):
         loader.load_state_dict(older)
     dataset.include({"a": [2]})
     dataset.exclude({"a": [2]})
@@ -227,6 +229,6 @@ def test_row_mode_says_it_as_a_mixture_does(tables: Path) -> None:
     loader, dataset = StructuredDataset.create_dataloader(str(tables / "a.parquet"), shuffle="rows", batch_size=8)
     older = loader.state_dict()
     dataset.exclude([1, 2, 3])
-    with pytest.warns(UserWarning, match=f"{UNDONE}: 3 rows that were excluded here are in again; call exclude"):
+    with pytest.warns(UserWarning, match=f"{UNDONE}: 3 rows that were excluded here come back; call exclude"):
         loader.load_state_dict(older)
     assert sum(len(batch["x"]) for batch in loader) == 100

@@ -82,11 +82,13 @@ def test_contradictions_are_refused_by_name(paths: dict[str, str]) -> None:
         ("filters", pc.field("id") < 7, pc.field("id") < 8),
         ("columns", ["id"], ["x"]),
     ):
-        message = f"^{option}= differs in the mixture and its source 'a'; say it to one of them"
+        message = f"^{option}= differs between the mixture and its source 'a'; pass it to only one of them"
         refused(message, to_open(paths, **{option: one}), **{option: other})
     open_ones = {name: StructuredDataset(path, shuffle="rows", row_id=True) for name, path in paths.items()}
-    refused("^row_store= is for the sources .* source 'a' is open and was told otherwise", open_ones, row_store="x")
+    refused(
+        "^row_store= belongs to the sources .* source 'a' is already open with another value", open_ones, row_store="x"
+    )
     MixedDataset(open_ones, EVEN, row_id=True, check_plan=False)
     refused("'b' is a stream, and 'a' has", to_open(paths) | to_open({"b": paths["b"]}, shuffle=True))
     refused("'a' must be a dataset of one table", {"a": dict, "b": dict})
-    refused("split_bytes= is for the sources", to_open(paths), split_bytes=10)
+    refused("split_bytes= belongs to the sources", to_open(paths), split_bytes=10)

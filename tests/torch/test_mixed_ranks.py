@@ -18,12 +18,12 @@ from tests.iceberg import IcebergWriter
 from torch_table_loader import IcebergDataset, MixedDataset, StructuredDataset, TableLoader
 
 RANKS: dict[str, Any] = {"num_ranks": 2, "rank": 0, "check_plan": False}
-UNEVEN = "ranks take unequally many steps: 2, 1"
+UNEVEN = "ranks take different numbers of steps: 2, 1"
 
 
 @pytest.fixture
 def tables(tmp_path: Path) -> dict[str, str]:
-    """Tables of 61 rows and of 40: in batches of 30, two ranks take unequally many steps of the first alone."""
+    """Tables of 61 rows and of 40: in batches of 30, two ranks take different numbers of steps of the first alone."""
     for name, rows in (("odd", 61), ("even", 40)):
         (tmp_path / name).mkdir()
         pq.write_table(pa.table({"x": range(rows)}), tmp_path / name / "0.parquet")

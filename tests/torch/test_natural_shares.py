@@ -144,9 +144,7 @@ def test_an_epoch_without_end_goes_round_by_natural_shares(tables: Tables) -> No
 
 
 def test_explain_says_what_holds(tables: Tables) -> None:
-    assert "after every row, but for less than one, each source has its share" in " ".join(
-        make(tables)[1].explain().notes
-    )
+    assert "after every row each source has its share, to within one row" in " ".join(make(tables)[1].explain().notes)
 
 
 def test_states_of_other_orders_and_weights(tables: Tables) -> None:
@@ -165,7 +163,7 @@ def test_states_of_other_orders_and_weights(tables: Tables) -> None:
 @pytest.mark.parametrize(
     ("weights", "options", "error", "message"),
     [
-        ("all", {}, ConfigTypeError, 'the words that there are, "rows" and "tokens"'),
+        ("all", {}, ConfigTypeError, 'or "rows" or "tokens" to take all'),
         (
             "tokens",
             {},
@@ -174,7 +172,7 @@ def test_states_of_other_orders_and_weights(tables: Tables) -> None:
         ),
         ("rows", {"unit": "tokens"}, ConfigError, 'unit="tokens" counts tokens.*divided by the mean tokens of'),
         ("rows", {"unit": "bytes"}, ConfigError, 'unit must be "rows" or "tokens"'),
-        ("rows", {"block": 256}, ConfigError, 'weights="rows" holds at every row, which no block=256'),
+        ("rows", {"block": 256}, ConfigError, 'weights="rows" holds after every row and needs no block, got block=256'),
         ({"a": 1, "b": 1, "c": 1}, {"block": -1}, ConfigError, "block must be an int"),
     ],
 )
@@ -187,7 +185,7 @@ def test_shares_that_cannot_be_meant_are_refused(
 
 def test_natural_shares_in_blocks_are_refused_at_run_time(tables: Tables) -> None:
     _, dataset = make(tables, {"a": 1, "b": 1, "c": 1})
-    with pytest.raises(ConfigError, match='weights="rows" holds at every row, which no block=256'):
+    with pytest.raises(ConfigError, match='weights="rows" holds after every row and needs no block, got block=256'):
         dataset.set_weights("rows")
 
 

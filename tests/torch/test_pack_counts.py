@@ -202,7 +202,7 @@ def test_a_length_that_is_wrong_is_an_error(tmp_path: Path, strategy: Any, shuff
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lengths": "num_tokens", "eos_id": 2}, "added only where they lack"),
+        ({"lengths": "num_tokens", "eos_id": 2}, "added only where they are missing"),
         ({"lengths": "input_ids"}, "named twice"),
         ({"lengths": "n_tokens"}, "no column 'n_tokens'"),
         ({"lengths": "title"}, "column of integers"),

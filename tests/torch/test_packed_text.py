@@ -106,8 +106,8 @@ def test_a_tokenizer_that_fails_is_named(table: Path, tokenizer: Any, error: typ
         ({"tokenizer": "bytes", "tokens": "ids"}, {}, "must be text for a tokenizer"),
         ({"tokenizer": "bytes", "tokens": "id"}, {}, "must be text for a tokenizer"),
         ({"tokenizer": "none:such"}, {}, "cannot be imported"),
-        ({"tokenizer": "bytes", "aligned": ["ids"]}, {}, "aligned refers to tokens"),
-        ({"tokenizer": "bytes", "lengths": "id"}, {}, "lengths refers to tokens"),
+        ({"tokenizer": "bytes", "aligned": ["ids"]}, {}, "aligned describes tokens"),
+        ({"tokenizer": "bytes", "lengths": "id"}, {}, "lengths describes tokens"),
         ({}, {}, "is text.*tokenize, and read that, or pass tokenizer="),
     ],
 )

@@ -43,7 +43,7 @@ def ids(batches: Iterator[Any]) -> list[list[int]]:
     return [batch["id"].tolist() for batch in batches]
 
 
-@pytest.mark.filterwarnings("ignore:ranks take unequally many steps:UserWarning")
+@pytest.mark.filterwarnings("ignore:ranks take different numbers of steps:UserWarning")
 @pytest.mark.parametrize("window", [None, 77])
 def test_state_of_rank_0_resumes_every_rank_on_other_topologies(table: str, window: int | None) -> None:
     seen: list[int] = []

@@ -13,7 +13,7 @@ import torch
 
 from tests.torch.tables import write_table
 from torch_table_loader import StructuredDataset, TableLoader, watching
-from torch_table_loader.metrics import Metrics
+from torch_table_loader.metrics import Progress
 
 ROWS = 24
 
@@ -127,8 +127,35 @@ def test_training_that_waits_is_told_once(table: Path, monkeypatch: pytest.Monke
 )
 def test_who_waits_for_data(waited: float, total: float, expected: bool) -> None:
     """A short run says nothing, and a loop that does nothing but wait is no training."""
-    metrics = Metrics(0, 10, 100, seconds_waiting=waited, seconds_total=total, workers=())
-    assert watching.waits_for_data(metrics) == expected
+    assert watching.waits_for_data(waited, total) == expected
+
+
+def test_a_look_at_who_waits_costs_no_metrics(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed from the plan of all steps taken, which takes longer than many small batches."""
+    monkeypatch.setattr("torch_table_loader.loader.LOOKS", 2)
+    computed, metrics = [], Progress.metrics
+
+    def counted(progress: Progress) -> Any:
+        computed.append(progress)
+        return metrics(progress)
+
+    monkeypatch.setattr(Progress, "metrics", counted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader_of(table, batch_size=1))
+    assert not computed
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_seconds_are_those_of_the_metrics(table: Path, epochs: int) -> None:
+    loader = loader_of(table, epochs=epochs)
+    list(loader)
+    progress = loader._position.newest
+    assert progress is not None
+    waiting, total = progress.seconds
+    metrics = progress.metrics()
+    assert waiting == metrics.seconds_waiting
+    assert 0 < waiting < total < metrics.seconds_total
 
 
 def test_profilers_find_the_time_that_data_takes(table: Path) -> None:

@@ -276,7 +276,7 @@ def test_samples_alone_are_the_first_rows_of_the_order_and_others_each_epoch(tab
     loader.set_epoch(5)
     loader.dataset.exclude(range(90))
     assert sorted(ids(loader)) == list(range(90, 100))
-    with pytest.raises(ConfigError, match="samples=101 of a table of 100 live rows, which come once each"):
+    with pytest.raises(ConfigError, match="samples=101 of a table of 100 live rows, which are drawn once each"):
         make(table, weights=Weights(samples=101))
     assert not reads
 
@@ -395,7 +395,7 @@ def test_what_cannot_be_drawn_is_refused(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "Weights says nothing"),
+        ({}, "Weights needs a column="),
         ({"column": "w", "balance": "kind"}, "takes column= or balance=, not both"),
         ({"column": 3}, "column of Weights must be the name of a column, got 3"),
         ({"balance": ""}, "balance of Weights must be the name of a column"),
@@ -416,14 +416,18 @@ def broken(at: int, value: Any, fill: Any) -> pa.Array:
 @pytest.mark.parametrize(
     ("columns", "weights", "said"),
     [
-        ({"w": broken(40, None, 1.0)}, "w", "row 0 of '1.parquet' has None in column 'w'; a weight is a finite number"),
-        ({"w": broken(99, -0.5, 1.0)}, "w", "row 58 of '3.parquet' has -0.5 in column 'w'; a weight is a finite"),
+        (
+            {"w": broken(40, None, 1.0)},
+            "w",
+            "row 0 of '1.parquet' has None in column 'w'; a weight must be a finite number",
+        ),
+        ({"w": broken(99, -0.5, 1.0)}, "w", "row 58 of '3.parquet' has -0.5 in column 'w'; a weight must be a finite"),
         ({"w": broken(7, float("nan"), 1.0)}, "w", "row 7 of '0.parquet' has nan in column 'w'"),
         ({"w": broken(7, float("inf"), 1.0)}, "w", "row 7 of '0.parquet' has inf in column 'w'"),
         (
             {"k": broken(7, None, "a")},
             Weights(balance="k"),
-            "row 7 of '0.parquet' has None in column 'k'; a class is not",
+            "row 7 of '0.parquet' has None in column 'k'; a class must not",
         ),
         ({"k": broken(7, float("nan"), 1.0)}, Weights(balance="k"), "row 7 of '0.parquet' has nan in column 'k'"),
     ],
@@ -498,7 +502,7 @@ def test_what_crosses_to_a_process_leaves_the_sums_in_their_file(table: str, tmp
     assert len(reads) == 1
     taken = crossed(items.weights)
     sums_in(tmp_path)[0].unlink()
-    with pytest.raises(StorageError, match="were taken away or replaced; run again"):
+    with pytest.raises(StorageError, match="were removed or replaced; run again"):
         taken.sums  # noqa: B018 it is mapped when it is asked for
     held = crossed(make(table).dataset.job.items.weights)
     assert np.array_equal(held.sums.cells, weights.sums.cells)

@@ -31,7 +31,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def decoded_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a dictionary's values; of what is no dictionary, the type itself."""
+    """Return the type of a dictionary's values; of what is not a dictionary, the type itself."""
     return kind.value_type if pt.is_dictionary(kind) else kind
 
 

@@ -22,6 +22,9 @@ POSITION_FIELD = 2147483545
 
 ROW_ID_FIELD = 2147483540
 LAST_UPDATED_FIELD = 2147483539
+CHANGE_TYPE_FIELD = 2147483543
+CHANGE_ORDINAL_FIELD = 2147483542
+COMMIT_SNAPSHOT_FIELD = 2147483541
 
 DOCUMENTS = "documents"
 """The column of packed rows that says which parts of documents lie under them; see `arrow.token_rows`."""

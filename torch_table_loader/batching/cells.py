@@ -37,7 +37,7 @@ def refuse_null(path: str, nulls: NDArray[np.bool_]) -> RowError:
     where = f"value {int(nulls.argmax())} of the lists" if inside else f"row {int(nulls.argmax())}"
     remedy = f"pass nulls={{{path!r}: fill}}" + ("" if inside else ' or nulls="mask"')
     return RowError(
-        f"column {column!r} has a null at {where} of this batch, and its type has no value for it; {remedy}",
+        f"column {column!r} has a null at {where} of this batch, but its type cannot hold one; {remedy}",
         None if inside else int(nulls.argmax()),
     )
 
@@ -58,8 +58,8 @@ def refuse_long_lists(path: str, offsets: NDArray[Any], most: int) -> None:
         return
     row = int((lengths > most).argmax())
     raise RowError(
-        f"column {path!r} has a list of {lengths[row]} values at row {row} of this batch, and Pad(length={most}) takes "
-        f'no longer one; pass truncate="right" (or "left") to cut it, a greater length, or filter such rows out',
+        f"column {path!r} has a list of {lengths[row]} values at row {row} of this batch, and Pad(length={most}) is "
+        f'shorter; pass truncate="right" (or "left") to cut it, a greater length, or filter such rows out',
         row,
     )
 

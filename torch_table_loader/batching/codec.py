@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 from pyarrow.types import is_dictionary
 
-from torch_table_loader.arrow.arrays import encoded
+from torch_table_loader.arrow.arrays import encoded, plain
 from torch_table_loader.arrow.buffers import Arena, aligned
 from torch_table_loader.arrow.token_rows import columns_of_parts
 from torch_table_loader.batching import outputs
@@ -183,7 +183,11 @@ class TensorCodec(RowsCodec[TensorRows]):
         return _dicts(self.shapes, cuts, 1)[0]
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> TensorRows:
-        """View columns in their plain types as rows."""
+        """View columns in their plain types as rows; strings may come as dictionaries."""
+        columns = [
+            array if name in self._coded else plain(array)
+            for name, array in zip(self._schema.names, columns, strict=True)
+        ]
         return self._decode(columns, len(columns[0]) if columns else 0)
 
     def _decode(self, columns: Sequence[pa.Array], num_rows: int) -> TensorRows:
@@ -292,8 +296,8 @@ def _as_python(batch: pa.RecordBatch) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = batch.to_pydict()
     except (ValueError, OverflowError) as error:
         raise TableError(
-            f"each value must have a Python object for it, which output_format='dict' gives, got {error} in columns "
-            f"{_without_objects(batch)}; mend the values, leave the columns out, or take output_format='arrow'"
+            f"output_format='dict' needs a Python object for each value, got {error} in columns "
+            f"{_without_objects(batch)}; fix the values, leave the columns out, or use output_format='arrow'"
         ) from error
     return found
 
@@ -345,7 +349,7 @@ class ArrowCodec(RowsCodec[ArrowRows]):
 
     def decode_plain(self, columns: Sequence[pa.Array]) -> ArrowRows:
         """Return columns in their plain types as the schema has them."""
-        arrays = [encoded(array, entry.type) for array, entry in zip(columns, self._schema, strict=True)]
+        arrays = [encoded(plain(array), entry.type) for array, entry in zip(columns, self._schema, strict=True)]
         return ArrowRows(pa.RecordBatch.from_arrays(arrays, schema=self._schema), python=self._python)
 
     def concat(self, parts: Sequence[ArrowRows]) -> ArrowRows:
@@ -390,7 +394,9 @@ def _check_columns(came: pa.Schema, expected: pa.Schema, encoded: Container[str]
         TableError: names the first column that differs.
     """
     if came.names != expected.names:
-        raise TableError(f"expected the columns {expected.names}, got {came.names}; was the file rewritten?")
+        raise TableError(
+            f"expected the columns {expected.names}, got {came.names}; if the file was rewritten, make the loader again"
+        )
     for entry, wanted in zip(came, expected, strict=True):
         kind = entry.type.value_type if entry.name in encoded and is_dictionary(entry.type) else entry.type
         if kind != wanted.type:

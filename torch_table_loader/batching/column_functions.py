@@ -111,7 +111,7 @@ def _keys(
 def _place(option: str, name: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     if name not in known:
         raise ConfigError(
-            f"{option} names {name!r}, which is no column of a batch; {the_nearest(name, known, spare=5)}"
+            f"{option} names {name!r}, which is not a column of the batches; {the_nearest(name, known, spare=5)}"
         )
     return known[name]
 

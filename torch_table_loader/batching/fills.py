@@ -80,7 +80,7 @@ def list_fill(path: str, given: Any, item: Cell) -> NDArray[Any]:
         item: decodes the column's values.
 
     Raises:
-        ConfigError: it is no list, or its values are of another type or shape.
+        ConfigError: it is not a list, or its values are of another type or shape.
     """
     _refuse_none(path, given)
     kind = item.kind
@@ -147,13 +147,13 @@ def vocabulary_array(path: str, given: Any, wide: pa.DataType) -> pa.Array:
     """Check a vocabulary and make it an Arrow array.
 
     Raises:
-        ConfigError: it is no list, holds another type, or a value twice, or None.
+        ConfigError: it is not a list, holds another type, or a value twice, or None.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Sequence | np.ndarray | pa.Array):
         raise ConfigError(f"vocabulary[{path!r}] must be a list of values, got {given!r}")
     values = _typed("vocabulary", path, given, wide, lambda: pa.array(given, wide))
     if values.null_count or len(values.unique()) != len(values):
-        raise ConfigError(f"vocabulary[{path!r}] must hold each value once, and not None; null is −1 anyway")
+        raise ConfigError(f"vocabulary[{path!r}] must not repeat a value or contain None; null is always −1")
     return values
 
 
@@ -176,7 +176,7 @@ def check_names(option: str, names: Mapping[str, Any], known: Mapping[str, str],
         if name in known:
             raise ConfigError(f"{option} names {name!r}, which is a {known[name]}; it is for: {_few(usable)}")
         near = the_nearest(name, usable, spare=5)
-        raise ConfigError(f"{option} names {name!r}, which is no column here; {near}")
+        raise ConfigError(f"{option} names {name!r}, which is not a column here; {near}")
 
 
 def _few(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The outputs that are no plain tensor, and how a column is cut into batches.
+"""The outputs that are not plain tensors, and how a column is cut into batches.
 
 Every function named ``cut_…`` takes a column of rows and a batch size and gives one output a batch.
 """
@@ -90,7 +90,7 @@ def numpy_dtype(element: str) -> np.dtype[Any]:
     except ImportError as error:
         raise MissingExtraError(
             f"numpy has no {element}, and ml_dtypes, which adds it, is not installed; pip install "
-            "'torch-table-loader[onnx]', or take output_format=\"torch\""
+            "'torch-table-loader[onnx]', or use output_format=\"torch\""
         ) from error
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, element))
     return found

@@ -270,8 +270,8 @@ class Sequences:
             counts = np.bincount(layout.at // layout.seq_len, minlength=rows)
             if counts.max(initial=0) > most:
                 raise TableError(
-                    f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; make it larger, or "
-                    'take strategy="best_fit", which heeds it'
+                    f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; increase it, or "
+                    'use strategy="best_fit", which respects it'
                 )
         firsts = np.searchsorted(found, bounds)
         longest = np.maximum.reduceat(np.diff(found), firsts[:-1]).tolist()
@@ -375,7 +375,7 @@ def _fill(
         at = layout.at[parts]
         if not len(at):
             continue
-        begin = int(at[0])  # what is before it is padding, and a part is taken to go on until the next one begins
+        begin = int(at[0])  # what is before it is padding, and a part is taken to continue until the next one begins
         counts = np.empty_like(at)
         np.subtract(at[1:], at[:-1], out=counts[:-1])
         counts[-1] = stop - at[-1]

@@ -67,8 +67,8 @@ class TypePolicy:
         for name in self.decode or {}:
             if (form := self.strings_by_column.get(name, "list")) != "list":
                 raise ConfigError(
-                    f"decode[{name!r}] is called with strings or bytes, and strings={{{name!r}: {form!r}}} makes "
-                    "numbers of them; name the column in one of the two"
+                    f"decode[{name!r}] is called with strings or bytes, and strings={{{name!r}: {form!r}}} turns them "
+                    "into numbers; name the column in only one of the two"
                 )
         if self.output_format == "numpy" and "nested" in (self.ragged, *self.ragged_by_column.values()):
             raise ConfigError(

@@ -196,6 +196,8 @@ class RowsCodec(ABC, Generic[R]):
     def decode_plain(self, columns: Sequence[pa.Array]) -> R:
         """View columns in their plain types (`arrow.datatypes.plain_type`), as a row store gathers them, as rows.
 
+        Strings may come as dictionaries of their plain type.
+
         Raises:
             TableError: a null in a column that may have none.
         """

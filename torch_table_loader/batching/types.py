@@ -92,7 +92,7 @@ _CUTS: Mapping[tuple[str, str], Cut] = {
 
 _PADDED_CUTS = {"torch": outputs.cut_padded_tensors, "numpy": outputs.cut_padded_arrays}
 
-_LEAVE_OUT = 'leave it out with columns=[...], or take output_format="arrow"'
+_LEAVE_OUT = 'leave it out with columns=[...], or use output_format="arrow"'
 _AS_VALUES = f'take it as Python values with unsupported="list", {_LEAVE_OUT}'
 
 _FILLABLE = {"number", "fixed-size list", "list", "string", "list of codes"}
@@ -169,7 +169,7 @@ def check_keys(columns: Sequence[Decoder], where: str) -> None:
         if names.count(name) > 1:
             hint = "the mask of another column" if name.endswith(MASK_SUFFIX) else "another column"
             raise ConfigError(
-                f"{where} has a column {name!r}, and {hint} would come under the same name; "
+                f"{where} has a column {name!r}, and {hint} would have the same name; "
                 "rename one, or leave one out with columns=[...]"
             )
 
@@ -286,7 +286,7 @@ class Chooser:
         coder = self._coder(form, path, wide)
         if coder is None:
             raise ConfigError(
-                f"column {path!r} holds lists of strings, whose codes want a vocabulary; pass "
+                f"column {path!r} holds lists of strings, which need a vocabulary to become codes; pass "
                 f"vocabulary={{{path!r}: [...]}}, strings={{{path!r}: Hash(buckets=...)}}, or leave it out with "
                 "columns=[...]"
             )
@@ -328,7 +328,7 @@ class Chooser:
             if self.policy.decimals is None:
                 raise unsupported(path, kind, f'pass decimals="float64" to take it as doubles, {_AS_VALUES}')
             return FlatCell(path, _FLOAT64, _FLOAT64, cast=True)
-        remedy = f"say what type it has with schema=, {_AS_VALUES}" if pt.is_null(kind) else _AS_VALUES
+        remedy = f"give its type with schema=, {_AS_VALUES}" if pt.is_null(kind) else _AS_VALUES
         raise unsupported(path, kind, remedy)
 
     def _element(self, element: str, path: str) -> FlatCell:
@@ -337,7 +337,7 @@ class Chooser:
             outputs.numpy_dtype(element)
         elif not hasattr(torch, element):
             raise unsupported(
-                path, element, f"torch {torch.__version__} has none of it: take a newer one, {_LEAVE_OUT}"
+                path, element, f"torch {torch.__version__} does not support it: use a newer one, {_LEAVE_OUT}"
             )
         return FlatCell(path, dtype, dtype)
 
@@ -352,7 +352,7 @@ def _opened(kind: pa.DataType) -> pa.DataType:
 
 def unsupported(path: str, kind: object, remedy: str) -> ConfigError:
     """Return an error that names the column, its type and the remedy."""
-    return ConfigError(f"column {path!r} is of type {kind}, which has no form as a tensor; {remedy}")
+    return ConfigError(f"column {path!r} is of type {kind}, which cannot become a tensor; {remedy}")
 
 
 def _has_tensor_form(kind: pa.DataType, *, decimals: bool) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
@@ -57,13 +58,13 @@ def storage_option(text: str) -> tuple[str, Any]:
     """
     name, equals, value = text.partition("=")
     if not equals or not name.rstrip(":"):
-        raise argparse.ArgumentTypeError("must read NAME=TEXT or NAME:=JSON (the value is not shown)")
+        raise argparse.ArgumentTypeError("expected NAME=TEXT or NAME:=JSON (the value is not shown)")
     if not name.endswith(":"):
         return name, value
     try:
         return name[:-1], json.loads(value)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{name[:-1]} must be JSON behind := (the value is not shown)") from error
+        raise argparse.ArgumentTypeError(f"{name[:-1]} must be JSON after := (the value is not shown)") from error
 
 
 def null_fill(text: str) -> tuple[str, Any]:
@@ -76,7 +77,7 @@ def null_fill(text: str) -> tuple[str, Any]:
     if not equals and text == "mask":
         return "", text
     if not equals or not name:
-        raise argparse.ArgumentTypeError(f"must read mask or COLUMN=VALUE, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected mask or COLUMN=VALUE, got {text!r}")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -84,6 +85,7 @@ def null_fill(text: str) -> tuple[str, Any]:
 
 
 _EXAMPLES = "examples:"
+_AT_SPACES: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 _WHOLE = {"type": int, "metavar": "N"}
 _TEXT = {"metavar": "NAME"}
 _SWITCH = {"action": "store_true"}
@@ -97,35 +99,37 @@ TABLE = (
         "a directory, glob or file, or several; a table's folder or metadata.json; with --catalog a table's name",
         {"nargs": "+", "metavar": "PATH"},
     ),
-    Argument("--format", "format", "of the files (default: what their names end with)"),
+    Argument("--format", "format", "format of the files (default: from their names)"),
     Argument("--columns", "columns", "what to deliver, in this order (default: all)", _LIST),
     Argument("--filter", "filters", 'such as "day >= 2026-01-03"; given more than once, all must hold', _MANY),
-    Argument("--partitioning", "partitioning", "how paths carry columns: key=value", {"choices": ["hive"]}),
+    Argument("--partitioning", "partitioning", "how paths hold columns: key=value folders", {"choices": ["hive"]}),
     Argument(
         "--storage-option",
         "storage_options",
-        "for the file system: NAME=TEXT or NAME:=JSON; never printed",
+        "option of the file system: NAME=TEXT or NAME:=JSON; never printed",
         {"action": "append", "type": storage_option, "metavar": "NAME=TEXT"},
     ),
     Argument(
         "--retry-seconds",
         "retry_seconds",
-        "how long to try a request that the store does not serve (default: 120)",
+        "how long to retry a request that fails (default: 120)",
         {"type": float, "metavar": "S"},
     ),
     Argument("--raw-files", "raw_files", "read an Iceberg, Delta Lake or Hudi table's files as they are", _SWITCH),
-    Argument("--on-error", "on_error", "skip: leave out what is damaged, and say so", {"choices": get_args(OnError)}),
+    Argument("--on-error", "on_error", "skip: leave damaged parts out, and warn", {"choices": get_args(OnError)}),
     Argument("--plan-cache", "plan_cache", "a directory that keeps footers and counts", {"metavar": "DIR"}),
-    Argument("--batch-size", "batch_size", "rows of a batch (default: 1024)", _WHOLE),
-    Argument("--workers", "num_workers", "workers (lanes) of a rank", _WHOLE),
+    Argument("--batch-size", "batch_size", "rows per batch (default: 1024)", _WHOLE),
+    Argument("--workers", "num_workers", "workers (lanes) per rank", _WHOLE),
     Argument("--worker-type", "worker_type", "threads or processes", {"choices": get_args(WorkerType)}),
-    Argument("--ranks", "num_ranks", "ranks of the job (default: 1)", _WHOLE),
+    Argument("--ranks", "num_ranks", "ranks in the job (default: 1)", _WHOLE),
     Argument("--shuffle", "shuffle", "permute the splits each epoch", _SWITCH),
     Argument("--seed", "shuffle_seed", "key of the permutations (default: 42)", _WHOLE),
     Argument("--split-bytes", "split_bytes", "target size of a split, such as 128MiB", {"metavar": "SIZE"}),
     Argument("--split-rows", "split_rows", "target rows of a split", _WHOLE),
     Argument("--strategy", "split_strategy", "name of an installed split strategy", _TEXT),
-    Argument("--even-ranks", "even_ranks", "how ranks take equally many steps", {"choices": get_args(EvenRanks)}),
+    Argument(
+        "--even-ranks", "even_ranks", "how to give all ranks equally many steps", {"choices": get_args(EvenRanks)}
+    ),
     Argument("--drop-last", "drop_last", "drop a short last batch", _SWITCH),
     Argument("--no-count", "count_filtered", "do not count the rows that pass a filter", {"action": "store_false"}),
     Argument(
@@ -134,30 +138,35 @@ TABLE = (
     Argument(
         "--nulls",
         "nulls",
-        "what a null becomes: COLUMN=VALUE, as often as needed; or mask, for a validity tensor of each nullable column",
+        "what replaces a null: COLUMN=VALUE, once per column; or mask, for a validity tensor of each nullable column",
         {"action": "append", "type": null_fill, "metavar": "COLUMN=VALUE"},
     ),
-    Argument("--ragged", "ragged", "how lists come (default: nested)", {"choices": get_args(RaggedLayout)}),
-    Argument("--strings", "strings", "how strings come (default: list)", {"choices": get_args(StringLayout)}),
-    Argument("--decimals", "decimals", "take decimals as doubles", {"choices": ["float64"]}),
-    Argument("--unsupported", "unsupported", "take what has no tensor form as Python values", {"choices": ["list"]}),
+    Argument("--ragged", "ragged", "how lists are delivered (default: nested)", {"choices": get_args(RaggedLayout)}),
+    Argument("--strings", "strings", "how strings are delivered (default: list)", {"choices": get_args(StringLayout)}),
+    Argument("--decimals", "decimals", "deliver decimals as doubles", {"choices": ["float64"]}),
+    Argument(
+        "--unsupported", "unsupported", "deliver types without a tensor form as Python values", {"choices": ["list"]}
+    ),
 )
 
 
 CHOSEN = (
     Argument(
-        "--catalog", "catalog", "the catalog of an Iceberg table, as .pyiceberg.yaml or the environment name it", _TEXT
+        "--catalog", "catalog", "the catalog of an Iceberg table: its name in .pyiceberg.yaml or the environment", _TEXT
     ),
     Argument("--table", "table", "the Iceberg table's name in the catalog, such as db.t, in place of PATH", _TEXT),
     Argument(
-        "--snapshot-id", "snapshot_id", "of an Iceberg table; of Delta Lake the version (default: newest)", _WHOLE
+        "--snapshot-id",
+        "snapshot_id",
+        "snapshot of an Iceberg table, or version of a Delta Lake table (default: newest)",
+        _WHOLE,
     ),
     Argument("--branch", "branch", "the newest snapshot of a branch of an Iceberg table", _TEXT),
     Argument("--tag", "tag", "the snapshot that a tag of an Iceberg table names", _TEXT),
     Argument(
         "--as-of",
         "as_of",
-        "what was the newest then: a time with its zone, 2026-01-31T12:00:00+00:00",
+        "the snapshot that was current at a time, such as 2026-01-31T12:00:00+00:00",
         {"metavar": "TIME"},
     ),
 )
@@ -183,7 +192,8 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str], *, b
         if argument.keyword in wanted:
             settings: dict[str, Any] = {"help": argument.text, **argument.settings}
             if argument.keyword == "format":
-                settings["choices"] = [*format_names(), *TABLE_FORMATS]
+                names = [*format_names(), *TABLE_FORMATS]
+                settings |= {"choices": names, "metavar": "NAME", "help": f"{argument.text}: {', '.join(names)}"}
             if argument.keyword == "path" and not beside:
                 settings["nargs"] = "*"
             if argument.flag.startswith("-"):
@@ -192,8 +202,8 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str], *, b
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help, which `Help` leaves as it is."""
-    return "\n  ".join([_EXAMPLES, *lines])
+    """Return the end of a command's help, which `Help` leaves as it is; long lines continue as shells read them."""
+    return "\n  ".join([_EXAMPLES, *(" \\\n      ".join(textwrap.wrap(line, 72, **_AT_SPACES)) for line in lines)])
 
 
 class Help(argparse.HelpFormatter):
@@ -274,14 +284,14 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
     if kind not in TABLE_FORMATS:
         if chosen:
             raise ConfigError(
-                f"{_flag(next(iter(chosen)))} is for tables of Iceberg and Delta Lake, and this is one of plain files; "
-                "name its --catalog or its --format, or leave it out"
+                f"{_flag(next(iter(chosen)))} is for Iceberg and Delta Lake tables, but this is a table of plain "
+                "files; pass --catalog or --format, or leave it out"
             )
         return Asked(StructuredDataset, keywords)
     for name in ("path", "format"):
         keywords.pop(name, None)
     if path is not None and not isinstance(path, str):
-        raise ConfigError(f"one table is read at a time, and {len(path)} paths were given; name one")
+        raise ConfigError(f"expected the path of one table, got {len(path)} paths; name one")
     if kind == "iceberg":
         return Asked(IcebergDataset, keywords | _iceberg(path, chosen))
     return Asked(DeltaDataset, keywords | _delta(path, chosen))
@@ -292,7 +302,7 @@ def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
     named, path = keywords.get("format"), keywords.get("path")
     if "catalog" in chosen or "table" in chosen:
         if named not in (None, "iceberg"):
-            raise ConfigError(f"--catalog and --table name an Iceberg table, which is not of the format {named!r}")
+            raise ConfigError(f"--catalog and --table name an Iceberg table, got --format {named}; leave --format out")
         return "iceberg"
     if named is not None or keywords.get("raw_files") or not isinstance(path, str):
         return named
@@ -312,7 +322,7 @@ def _delta(path: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
     names = {"snapshot_id": "version", "as_of": "timestamp"}
     for name in chosen:
         if name not in names:
-            raise ConfigError(f"{_flag(name)} is for Iceberg tables, and this is one of Delta Lake; leave it out")
+            raise ConfigError(f"{_flag(name)} is for Iceberg tables, but this is a Delta Lake table; leave it out")
     return {"table_uri": path, **{names[name]: value for name, value in chosen.items()}}
 
 

@@ -66,9 +66,9 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add this command to the parser of all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="measure a table on this machine, against pyarrow that decodes and nothing else",
-        description="Reads a table with the loader and with bare pyarrow in turn, and prints rows a second and ratios. "
-        "Every run is a whole epoch: of a large table, name a few files.",
+        help="measure how fast a table is read, beside bare pyarrow",
+        description="Reads a table with the loader and with bare pyarrow in turn, and prints rows per second and "
+        "ratios. Every run reads a whole epoch; of a large table, name only a few files.",
         epilog=examples(
             "torch-table-loader bench clicks/day=2026-01-01 --batch-size 1024,8192",
             "torch-table-loader bench --catalog prod --table db.clicks --columns label,price",
@@ -81,7 +81,7 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
         type=batch_sizes,
         default=[1024, 8192],
         metavar="N,N",
-        help="one or several (default: 1024,8192)",
+        help="one or several batch sizes (default: 1024,8192)",
     )
     workers = "the loader's workers, and pyarrow's threads (default: 2)"
     parser.add_argument("--workers", type=int, default=2, metavar="N", help=workers)
@@ -193,7 +193,7 @@ def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Cal
     if expected != found:
         raise TableError(
             f"the loader delivered {expected:,} rows and pyarrow {found:,}; the table changed while it was measured: "
-            "measure it again, or name files that stay"
+            "run bench again, or name files that do not change"
         )
     rates: dict[Callable[[], int], list[float]] = {ours: [], bare: []}
     waiting.clear()
@@ -213,7 +213,9 @@ def _bare(dataset: TableDataset, threads: int) -> Callable[[], int]:
     apart = {name for file in job.table.files[:1] for name, _ in file.partition}
     columns = [name for name in job.reader.schema.names if name not in apart]
     if not columns:
-        raise ConfigError("all columns that bench was to read come from paths, so that there is nothing to decode")
+        raise ConfigError(
+            "bench has nothing to decode, since all its columns come from paths; name others with --columns"
+        )
     if job.table.files[0].format == "parquet":
         told = dataset.explain()
         deleted = 0 if told.live_rows is None else told.rows - told.live_rows  # which bare decoding does not leave out

@@ -74,8 +74,8 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
         ),
     )
     add_arguments(parser, _KEYWORDS, beside=True)
-    parser.add_argument("out", metavar="OUT", help="the folder to write, which may not be there yet")
-    to = "format to write (default: parquet; of Parquet tensorproto)"
+    parser.add_argument("out", metavar="OUT", help="the folder to write, which must not exist yet")
+    to = "format to write (default: parquet; for Parquet files, tensorproto)"
     parser.add_argument("--to", metavar="NAME", help=to)
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
     parser.set_defaults(run=run)
@@ -168,10 +168,10 @@ def _write(path: Path, writer: FormatWriter, schema: pa.Schema, batches: Iterato
 def _new_folder(out: str) -> Iterator[Path]:
     """Make a folder that has its name when all is in it, and that is removed where something goes wrong."""
     if "://" in out:
-        raise ConfigError("OUT must be a folder of this machine, got a URL; copy the folder that this makes to the URL")
+        raise ConfigError("OUT must be a local folder, got a URL; write to a local folder, and copy it to the URL")
     path = Path(out).expanduser().absolute()
     if path.exists():
-        raise ConfigError(f"{out!r} is there already; name a folder that is not")
+        raise ConfigError(f"{out!r} already exists; name a folder that does not")
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
     try:
         unfinished.mkdir(parents=True)

@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     """Add this command to the parser of all."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "inspect",
-        help="print a table's schema and files, and who reads what of it",
+        help="print a table's schema and files, and what each rank reads",
         description="Prints a table's schema, files, row groups and splits, and what each rank and worker would read.",
         epilog=examples(
             "torch-table-loader inspect clicks --columns label --ranks 8",
@@ -67,7 +67,7 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
         ),
     )
     add_arguments(parser, {argument.keyword for argument in TABLE} - NOT_TAKEN)
-    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="the epoch that is planned (default: 0)")
+    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default: 0)")
     parser.add_argument(
         "--lines",
         type=int,
@@ -91,7 +91,7 @@ def run(typed: argparse.Namespace) -> None:
     own = {"rank": 0} if ranks > 1 else {}
     with warnings.catch_warnings():
         # They speak of what rank 0 knows of the others' steps; here all ranks are planned and shown.
-        warnings.filterwarnings("ignore", "under a row filter each of|ranks take unequally many steps")
+        warnings.filterwarnings("ignore", "under a row filter each of|ranks take different numbers of steps")
         plain = {name: defaults()[name] for name in FORM} | {"output_format": "arrow"}
         _, dataset = open_loader(typed, show_progress=draw, **plain, **own)
     dataset.set_epoch(typed.epoch)
@@ -153,15 +153,15 @@ def tell(
     known = [steps for steps in load.steps if steps is not None]
     if uneven_steps(known) is not None:
         notes.append(
-            f"ranks take {min(known):,} to {max(known):,} steps, and a job that synchronises each step (DDP) hangs "
-            "where they are unequal; --even-ranks evens them"
+            f"ranks take {min(known):,} to {max(known):,} steps, and a job that synchronises each step (DDP) hangs if "
+            "they differ; pass --even-ranks to make them equal"
         )
     numbers = ("files", "row_groups", "rows", "stored_bytes", "memory_bound", "footer_bytes")
     value = {name: getattr(told, name) for name in numbers} | {"counted": load.counted, "notes": notes, "page": None}
     value |= {name: table.records() for name, table in tables.items()}
     first = f"{told.files:,} files, {told.row_groups:,} row groups, {told.rows:,} rows, "
     first += f"{size_text(told.stored_bytes)} stored"
-    memory = f"{size_text(told.memory_bound)} of rows in flight at most on a rank, "
+    memory = f"{size_text(told.memory_bound)} of rows in flight on a rank at most, "
     memory += f"{size_text(told.footer_bytes)} of footers"
     last = "\n".join([f"memory: {memory}", *(f"note: {note}" for note in notes)])
     return value, [first, *tables.values(), last]
@@ -299,8 +299,8 @@ def sizes_table(job: StreamJob, load: Load) -> Printed:
         ("row groups", len(layout.group_rows), *_spread(layout.group_rows), *_spread(layout.group_bytes)),
         ("splits", len(split_rows), *_spread(split_rows), *_spread(split_bytes)),
     ]
-    header = {"of": "", "number": "number", "least_rows": "rows: least", "median_rows": "median", "most_rows": "most"}
-    header |= {"least_bytes": "size: least", "median_bytes": "median", "most_bytes": "most"}
+    header = {"of": "", "number": "number", "least_rows": "rows: min", "median_rows": "median", "most_rows": "max"}
+    header |= {"least_bytes": "size: min", "median_bytes": "median", "most_bytes": "max"}
     title = f"sizes (files as stored; row groups and splits by {job.strategy.name} decoded)"
     return Printed(title, header, rows, sizes=("least_bytes", "median_bytes", "most_bytes"))
 
@@ -314,9 +314,12 @@ def _spread(values: NDArray[np.int64]) -> tuple[int, int, int]:
 def workers_table(job: StreamJob, load: Load, most: int) -> Printed:
     """Show the load of workers."""
     shape = job.topology
-    title = f"load of {shape.num_ranks:,} ranks × {shape.lanes:,} workers, {shape.batch_size:,} rows a batch"
+    ranks, lanes = ("" if number == 1 else "s" for number in (shape.num_ranks, shape.lanes))
+    title = (
+        f"load of {shape.num_ranks:,} rank{ranks} × {shape.lanes:,} worker{lanes}, {shape.batch_size:,} rows a batch"
+    )
     if not load.counted:
-        title += "; rows are not counted, so these are the most there can be"
+        title += "; rows are not counted, so these are upper bounds"
     header = {"rank": "rank", "worker": "worker", "pieces": "pieces", "rows": "rows", "decoded_bytes": "to decode"}
     return Printed(title, header | {"batches": "batches"}, load.workers, (), ("decoded_bytes",), most)
 

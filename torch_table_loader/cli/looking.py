@@ -52,7 +52,7 @@ class Command:
 
 def _add_head(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, (*OF_FILES, "columns"))
-    parser.add_argument("--rows", type=int, default=5, metavar="N", help="how many at most (default: 5)")
+    parser.add_argument("--rows", type=int, default=5, metavar="N", help="rows to print at most (default: 5)")
 
 
 def _head(typed: argparse.Namespace) -> None:
@@ -85,8 +85,8 @@ def _schema(typed: argparse.Namespace) -> None:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, {argument.keyword for argument in TABLE})
-    parser.add_argument("--rank", type=int, default=0, metavar="N", help="whose plan it is (default: 0)")
-    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="which is planned (default: 0)")
+    parser.add_argument("--rank", type=int, default=0, metavar="N", help="rank whose plan to print (default: 0)")
+    parser.add_argument("--epoch", type=int, default=0, metavar="N", help="epoch to plan (default: 0)")
 
 
 def _plan(typed: argparse.Namespace) -> None:
@@ -101,7 +101,7 @@ def _plan(typed: argparse.Namespace) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: bytes in base64, times, decimals and what is no number as text.
+    """Return a value as JSON can hold it: bytes in base64, times, decimals and what is not a number as text.
 
     >>> plain({"a": [b"ab", float("nan"), 1]})
     {'a': ['YWI=', 'nan', 1]}
@@ -132,7 +132,7 @@ _LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_f
 
 head = Command(
     "head",
-    "print a table's first rows, those that deletes and filters leave",
+    "print a table's first rows, after deletes and filters",
     (
         "torch-table-loader head clicks --rows 10",
         "torch-table-loader head --catalog prod --table db.clicks --columns label,price --json",

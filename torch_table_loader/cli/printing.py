@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from torch_table_loader.errors import ConfigError
 from torch_table_loader.report.markup import size_text
+
+_PLAIN_WIDTH = 80
+"""Columns of a pipe or a file, unless the environment says another number."""
+
+_LEAST_WIDTH = 40
+_GAP = 2
+_INDENT = 2
+
+_UPRIGHT = {"row": "row", "column": "column", "value": "value"}
+_LEAST_TEXT = 8
+"""Text is folded into a column of this width at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +85,90 @@ class Table:
           a     1,200
           b         ?
         """
-        header, cells = list(self.columns.values()), self.cells
-        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-        lines = [
-            "  ".join(
-                text.rjust(width) if right else text.ljust(width)
-                for text, width, right in zip(line, widths, self.to_the_right, strict=True)
-            ).rstrip()
-            for line in (header, *cells)
-        ]
+        return self.text(sys.maxsize)
+
+    def text(self, width: int) -> str:
+        """Lay the rows out as plain text of some columns; longer cells are folded, and nothing is cut.
+
+        Args:
+            width: columns that there are.
+        """
+        widths = self._widths(width)
+        if widths is None:
+            return "\n".join(filter(None, (self._as_records().text(width), self.left_out)))
+        right, header = self.to_the_right, list(self.columns.values())
+        lines = [line for row in (header, *self.cells) for line in _folded(row, widths, right)]
         lines += [self.left_out] if self.left_out else []
-        return "\n".join([self.title, *(f"  {line}" for line in lines)])
+        return "\n".join([wrapped(self.title, width), *(f"{' ' * _INDENT}{line}" for line in lines)])
+
+    def fits(self, width: int) -> bool:
+        """Return whether each column finds room beside the others."""
+        return self._widths(width) is not None
+
+    def _as_records(self) -> Table:
+        """Return a table of three columns with a line for each cell: rows that are too wide stand upright."""
+        names = list(self.columns.values())
+        rows: list[Sequence[object]] = []
+        for number, cells in enumerate(self.cells, 1):
+            rows += [
+                (number if at == 0 else "", name, text)
+                for at, (name, text) in enumerate(zip(names, cells, strict=True))
+            ]
+        return Table(self.title, _UPRIGHT, rows)
+
+    def _widths(self, width: int) -> list[int] | None:
+        """Return the width of each column; None where they do not fit."""
+        header, cells = list(self.columns.values()), self.cells
+        widths, least = [], []
+        for name, right, *column in zip(header, self.to_the_right, *cells, strict=True):
+            widths.append(max(map(len, (name, *column))))
+            whole = max((len(text) for text in (*name.split(), *column)), default=0)  # numbers are not folded
+            least.append(min(widths[-1], whole if right else _LEAST_TEXT))
+        room = width - _INDENT - _GAP * (len(widths) - 1)
+        if sum(least) > room and len(header) > len(_UPRIGHT):
+            return None
+        while sum(widths) > room and widths != least:
+            widest = max((at for at in range(len(widths)) if widths[at] > least[at]), key=widths.__getitem__)
+            widths[widest] -= 1
+        return widths
+
+
+def _folded(row: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bool]) -> Iterator[str]:
+    """Yield the lines of a row."""
+    parts = [
+        [text] if len(text) <= width else textwrap.wrap(text, width, break_on_hyphens=False)
+        for text, width in zip(row, widths, strict=True)
+    ]
+    for line in zip_longest(*parts, fillvalue=""):
+        cells = zip(line, widths, to_the_right, strict=True)
+        yield (" " * _GAP).join(text.rjust(size) if right else text.ljust(size) for text, size, right in cells).rstrip()
+
+
+def wrapped(text: str, width: int) -> str:
+    r"""Break lines at spaces; what has none, such as a path, stays whole.
+
+    >>> print(wrapped("note: a job of many ranks\nsplits     7 by TargetSizeStrategy", 20))
+    note: a job of many
+      ranks
+    splits     7 by
+               TargetSizeStrategy
+    """
+    return "\n".join(map(partial(_wrapped_line, width=width), text.split("\n")))
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    label = re.match(r"\s*\S+\s{2,}", line)
+    indent = len(label[0]) if label else len(line) - len(line.lstrip()) + _INDENT
+    further = " " * indent
+    return textwrap.fill(line, width, subsequent_indent=further, break_long_words=False, break_on_hyphens=False)
+
+
+def width_of_output() -> int:
+    """Return how many columns standard output has; a pipe has 80, unless the variable COLUMNS says another number."""
+    if sys.stdout.isatty():
+        return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
+    said = os.environ.get("COLUMNS", "")
+    return max(int(said), _LEAST_WIDTH) if said.isdecimal() and int(said) else _PLAIN_WIDTH
 
 
 def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
@@ -92,13 +182,13 @@ def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
     if typed.json:
         sys.stdout.write(json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n")
         return
-    drawn = sys.stdout.isatty() and find_spec("rich") is not None
+    drawn, width = sys.stdout.isatty() and find_spec("rich") is not None, width_of_output()
     for number, part in enumerate(parts):
         sys.stdout.write("\n" if number else "")
-        if drawn and isinstance(part, Table):
+        if drawn and isinstance(part, Table) and part.fits(width):
             _draw(part)
         else:
-            sys.stdout.write(f"{part}\n")
+            sys.stdout.write(f"{part.text(width) if isinstance(part, Table) else wrapped(part, width)}\n")
 
 
 def _draw(table: Table) -> None:

@@ -115,7 +115,7 @@ def run(typed: argparse.Namespace) -> None:
         said,
         _table("formats", header, rows),
         compressed,
-        _table("formats come from", ("format", "distribution", "state"), where),
+        _table("where formats come from", ("format", "distribution", "state"), where),
         _table("sources", ("source", "distribution", "opened by", "state"), opened),
     )
 

@@ -27,7 +27,7 @@ def write_sample(root: Path) -> int:
     Columns are `label` (int32, 0 or 1), `price` (float) and `ad` (int32). The values are the same every time.
 
     Args:
-        root: a folder that is not there, or empty.
+        root: a new or empty folder.
 
     Returns:
         The rows written.
@@ -36,7 +36,7 @@ def write_sample(root: Path) -> int:
         ConfigError: something is at `root`.
     """
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ConfigError(f"OUT must be a folder that is not there or empty, and something is at {str(root)!r}")
+        raise ConfigError(f"OUT must be a new or empty folder, but {str(root)!r} holds something; name another")
     random = np.random.default_rng(1)
     for day in range(1, DAYS + 1):
         folder = root / f"day=2026-01-0{day}"
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
         description="Writes a small log of clicks as Parquet: the table that the documentation's examples read.",
         epilog=examples("torch-table-loader sample clicks"),
     )
-    parser.add_argument("out", metavar="OUT", help="a folder that is not there, or empty")
+    parser.add_argument("out", metavar="OUT", help="a new or empty folder")
     parser.set_defaults(run=_run)
     return [parser]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.cli.arguments import OF_FILES, Asked, add_arguments, asked_for, examples
-from torch_table_loader.cli.printing import Table, show
+from torch_table_loader.cli.printing import Table, show, width_of_output, wrapped
 from torch_table_loader.dataset import StructuredDataset, table_rows
 from torch_table_loader.engine.machine import usable_cpus
 from torch_table_loader.engine.rank_info import resolve_ranks
@@ -46,21 +46,21 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
         epilog=examples("torch-table-loader store build clicks --store stores", "torch-table-loader store list"),
     )
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    build = _action(
-        actions, "build", "build the store of a table, which later runs then open", "clicks --columns label"
-    )
+    build = _action(actions, "build", "build a table's store, which later runs open", "clicks --columns label")
     add_arguments(build, _KEYWORDS)
     add_builder_arguments(build)
     listing = _action(actions, "list", "list the stores of a folder", "--store stores --json")
     verify = _action(actions, "verify", "read whole stores and compare their checksums", "--store stores")
     prune = _action(actions, "prune", "remove stores", "--damaged --unfinished --older-than 30")
-    prune.add_argument("--damaged", action="store_true", help="those that are damaged")
-    prune.add_argument("--unfinished", action="store_true", help="those whose build was left, and is not going on")
-    prune.add_argument("--older-than", type=float, metavar="DAYS", help="those that were finished so long ago")
-    prune.add_argument("--name", action="append", default=[], metavar="NAME", help="those of this name")
+    prune.add_argument("--damaged", action="store_true", help="remove damaged stores")
+    prune.add_argument("--unfinished", action="store_true", help="remove stores whose build was abandoned")
+    prune.add_argument(
+        "--older-than", type=float, metavar="DAYS", help="remove stores that were finished more than DAYS ago"
+    )
+    prune.add_argument("--name", action="append", default=[], metavar="NAME", help="remove the store of this name")
     for action, run in ((build, _build), (listing, _list), (verify, _verify), (prune, _prune)):
         action.add_argument(
-            "--store", metavar="DIR", help="the folder of stores, for build also a URL (default: the cache directory)"
+            "--store", metavar="DIR", help="folder of the stores; for build also a URL (default: the cache directory)"
         )
         action.set_defaults(run=run)
     return [build, listing, verify, prune]
@@ -82,7 +82,9 @@ def _is_url(typed: argparse.Namespace) -> bool:
 
 def _folder(typed: argparse.Namespace) -> Path:
     if _is_url(typed):
-        raise ConfigError(f"list, verify and prune read a directory, got {typed.store!r}; run them where it is one")
+        raise ConfigError(
+            f"list, verify and prune need a directory, got {typed.store!r}; run them on a local copy of it"
+        )
     return default_folder() if typed.store is None else Path(typed.store).expanduser().absolute()
 
 
@@ -109,7 +111,7 @@ def _verify(typed: argparse.Namespace) -> None:
         found = fault or (None if manifest is None else _fault_of(place, manifest))
         states[place.name] = f"damaged: {found}" if found else "unfinished" if manifest is None else "whole"
         if not typed.json:
-            print(f"{place.name}: {states[place.name]}", flush=True)
+            print(wrapped(f"{place.name}: {states[place.name]}", width_of_output()), flush=True)
         faults += [place.name] if found else []
     if typed.json:
         listed = [{"store": name, "state": state} for name, state in states.items()]
@@ -163,8 +165,10 @@ def _is_going_on(place: Path) -> bool:
 def add_builder_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say who builds."""
     parser.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
-    parser.add_argument("--engine", choices=["ray"], help="build over a cluster (default: this process)")
-    parser.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one that Ray finds)")
+    parser.add_argument("--engine", choices=["ray"], help="build on a cluster (default: in this process)")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="address of the Ray cluster (default: the one that Ray finds)"
+    )
 
 
 def build_store(typed: argparse.Namespace, row_store: str) -> None:
@@ -178,8 +182,8 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
         ConfigError: options that do not fit each other.
     """
     if typed.address is not None and typed.engine is None:
-        raise ConfigError("--address is of a Ray cluster; pass --engine ray too, or leave it out")
-    # Which rows a rank would read is no part of a store; with drop_last no rank is warned of unequal steps.
+        raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
+    # Which rows a rank would read is not part of a store; with drop_last no rank is warned of unequal steps.
     own = {"shuffle": "rows", "num_ranks": "auto", "drop_last": True, "check_plan": False, "output_format": "arrow"}
     asked = asked_for(typed, **own, row_store=row_store)
     began = time.perf_counter()
@@ -201,7 +205,7 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
             **dict.fromkeys(("rows", "bytes", "seconds", "chunks")),
             "builders": [],
         }
-        show(typed, value, f"{store.spec.name}: is there already")
+        show(typed, value, f"{store.spec.name}: already exists")
         return
     seconds, chunks = time.perf_counter() - began, len(manifest.parts)
     if typed.engine is None:
@@ -264,9 +268,9 @@ def _build_over(cluster: RayCluster, store: RowStoreHandle) -> list[str]:
     if store.url is not None or store.place is None:
         raise ConfigError(
             f"--engine ray builds in a folder that all nodes share, got --store {store.url and store.url.shown!r}; "
-            "pass --store DIR, and copy the folder that this makes to the URL"
+            "pass --store DIR, and copy that folder to the URL"
         )
     if read_manifest(store.place) is not None:
-        return ["it was there already"]
+        return ["it already existed"]
     built = build_over_ray(cluster, store, store.place)
     return [f"{node} built {count} of {len(store.spec.chunk_rows)} chunks" for node, count in sorted(built.items())]

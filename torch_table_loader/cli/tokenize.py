@@ -27,14 +27,14 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
         "tokenize",
         help="write a token table from a table with text",
         description="Writes a folder of Parquet files with tokens in place of text, one file for each split of the "
-        "table. It goes on where it was ended, and several ranks write one folder.",
+        "table. A run that was stopped continues, and several ranks can write one folder.",
         epilog=examples(
             "torch-table-loader tokenize stories tokens --tokenizer models/llama",
             "torch-table-loader tokenize db.stories tokens --catalog prod --tokenizer tiktoken:cl100k_base",
         ),
     )
     add_arguments(parser, _KEYWORDS, beside=True)
-    parser.add_argument("out", metavar="OUT", help="the folder to write, which is there when all of it is")
+    parser.add_argument("out", metavar="OUT", help="the folder to write, which appears once it is complete")
     parser.add_argument(
         "--tokenizer",
         required=True,
@@ -45,22 +45,26 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
     parser.add_argument("--column", default="text", metavar="NAME", help="the column with text (default: text)")
     keep = "other columns to keep (default: none)"
     parser.add_argument("--keep", default=[], action="extend", type=comma_separated, metavar="A,B", help=keep)
-    ids = "what the column of tokens is called (default: input_ids)"
+    ids = "name of the column of tokens (default: input_ids)"
     parser.add_argument("--ids", default="input_ids", metavar="NAME", help=ids)
     parser.add_argument("--lengths", metavar="NAME", help="add a column of this name with the number of tokens")
-    dtype = "of a token (default: uint16 if the tokenizer is known to fit, else int32)"
+    dtype = "type of a token (default: uint16 if all ids are known to fit, else int32)"
     parser.add_argument("--dtype", default="auto", choices=["auto", *get_args(IdType)], help=dtype)
-    nulls = "what becomes of rows without text (default: error)"
+    nulls = "what to do with rows without text (default: error)"
     parser.add_argument("--nulls", dest="text_nulls", default="error", choices=get_args(Nulls), help=nulls)
-    special = "have a tokenizer.json add begin and end tokens and their like"
+    special = "let a tokenizer.json add its special tokens, such as begin and end"
     parser.add_argument("--special-tokens", action="store_true", help=special)
-    workers = "processes (default: one for each CPU, over the ranks of this machine)"
+    workers = "processes (default: one per CPU, divided among the ranks of this machine)"
     parser.add_argument("--workers", type=int, metavar="N", help=workers)
     over = "tokenize on the CPUs of a cluster (default: on this machine); every node sees OUT"
     parser.add_argument("--engine", choices=["ray"], help=over)
-    parser.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one that Ray finds)")
-    parser.add_argument("--num-ranks", type=int, metavar="N", help="of the job (default: what torchrun and others say)")
-    parser.add_argument("--rank", type=int, metavar="N", help="which of them this is")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="address of the Ray cluster (default: the one that Ray finds)"
+    )
+    parser.add_argument(
+        "--num-ranks", type=int, metavar="N", help="ranks in the job (default: as torchrun or another launcher says)"
+    )
+    parser.add_argument("--rank", type=int, metavar="N", help="rank of this process")
     parser.add_argument("--quiet", action="store_true", help="draw no progress bar on a terminal (with tqdm)")
     parser.set_defaults(run=run)
     return [parser]
@@ -78,7 +82,7 @@ def run(typed: argparse.Namespace) -> None:
     began = time.perf_counter()
     if typed.engine is None:
         if typed.address is not None:
-            raise ConfigError("--address is of a Ray cluster; pass --engine ray too, or leave it out")
+            raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
         own = max(1, usable_cpus() // ranks_on_this_node())
         share = _tokenize(typed, own if typed.workers is None else typed.workers, None)
     else:
@@ -91,7 +95,7 @@ def run(typed: argparse.Namespace) -> None:
     told = f"{share.written:,} of {share.num_parts:,} files written: {share.documents:,} rows, {share.tokens:,} tokens"
     told += f", {share.dropped:,} rows without text left out" if share.dropped else ""
     seconds = time.perf_counter() - began
-    end = "is whole" if share.finished else "will be there when the other ranks are done"
+    end = "is whole" if share.finished else "will appear when the other ranks are done"
     value = {**asdict(share), "seconds": seconds}
     show(typed, value, f"{told}, {seconds:.1f} s\n{typed.out} {end}")
 
@@ -114,7 +118,7 @@ def _tokenize(typed: argparse.Namespace, workers: int, cluster: RayCluster | Non
 
 def _open(typed: argparse.Namespace) -> TableDataset:
     if (typed.rank is None) != (typed.num_ranks is None):
-        raise ConfigError("--rank and --num-ranks are given together, or none of them")
+        raise ConfigError("pass --rank and --num-ranks together, or neither of them")
     alone = {"num_ranks": 1} if typed.engine else {"num_ranks": "auto"}
     ranks = alone if typed.rank is None else {"num_ranks": typed.num_ranks, "rank": typed.rank}
     # Every row comes once, in any number of steps: nothing is counted, and no rank is warned of unequal steps.

@@ -57,7 +57,7 @@ class MixtureState(_SourcesState):
     Args:
         epoch: which.
         consumed: samples that the job had taken.
-        ended: True where they were counted on a rank that had taken all its batches, while others went on.
+        ended: True where they were counted on a rank that had taken all its batches, while others continued.
         total: samples of the epoch, as the weights then were; `ENDLESS` where it had no end.
         shares: the weights of the running epoch, in the order of the names.
         names: the sources, sorted.
@@ -149,7 +149,7 @@ class StreamsState(_SourcesState):
 def mixture_identity(
     sources: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], unused: tuple[str, ...] = _UNUSED
 ) -> dict[str, Any]:
-    """Return the tables and options that a state of a mixture is bound to; weights are no part of it.
+    """Return the tables and options that a state of a mixture is bound to; weights are not part of it.
 
     Args:
         sources: the identity of each, by name.
@@ -267,16 +267,31 @@ def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
         ResumeError: names what differs.
     """
     if "mixture" not in state:
-        raise ResumeError("the state is of one table, and this is a mixture; load it with the loader of that table")
+        raise ResumeError(
+            "the state is of one table, and this is a mixture; load it with the loader of that table, or start "
+            "without the state"
+        )
     theirs = state["mixture"]
     if not isinstance(theirs, Mapping):
         raise ResumeError(f"the state must say of which mixture it is, got {theirs!r}; pass state_dict() unchanged")
+    kind, saved = _kind(own), _kind(theirs)
+    if kind != saved:
+        raise ResumeError(
+            f"the state is of a mixture of {saved}, and this is a mixture of {kind}; pass the shuffle= of the run that "
+            'was saved to the sources (shuffle="rows" makes a mixture of rows, True or False one of streams), or '
+            "start without its state"
+        )
     if differing := [name for name in own if own[name] != theirs.get(name)]:
         shown = "; ".join(f"{name} was {theirs.get(name)!r} and is {own[name]!r}" for name in differing)
         raise ResumeError(
             f"the state was saved under other options: {shown}; give the mixture the options of the run that was "
             "saved, or start without its state"
         )
+
+
+def _kind(options: Mapping[str, Any]) -> str:
+    """Return what a mixture deals: only rows have a block in which each source has its share."""
+    return "streams" if options.get("block") is None else "rows"
 
 
 def _read_weights(written: Any) -> Weights:

@@ -113,7 +113,7 @@ class PlanCheck:
         if missing := [name for name in wanted if name not in here]:
             self._refuse(
                 f"rank 0 found {len(wanted)} files, of which rank {self._rank} misses {missing[0]!r} and "
-                f"{len(missing) - 1} more; check that the ranks read one and the same place"
+                f"{len(missing) - 1} more; check that all ranks read the same place"
             )
         return tuple(here[name] for name in wanted)
 
@@ -162,7 +162,7 @@ class PlanCheck:
     def check_exclusions(self, epoch: int, digests: Mapping[str, str]) -> None:
         """Compare what is excluded from an epoch with the other ranks, and wait a while for those that come later.
 
-        A rank that has waited `PATIENCE` goes on, and raises for a difference when it begins its next epoch.
+        A rank that has waited `PATIENCE` continues, and raises for a difference when it begins its next epoch.
 
         Args:
             epoch: that begins.
@@ -254,7 +254,7 @@ class PlanCheck:
             if self._num_ranks == 1:
                 return own()
             raise ConfigError(
-                f"gather=True joins the rows of {self._num_ranks} ranks, and no process group has as many; call "
+                f"gather=True joins the rows of {self._num_ranks} ranks, but no process group has that many; call "
                 "init_process_group before, or exclude the same rows on every rank"
             )
         if self._unions is None:

@@ -156,7 +156,7 @@ def _of_mesh(mesh: Any) -> RankInfo:
             )
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise ConfigError("this process is not part of the mesh; make the loader on the mesh's ranks alone")
+        raise ConfigError("this process is not part of the mesh; make the loader only on the ranks of the mesh")
     rank, size = 0, 1
     for dim in dims:
         rank = rank * mesh.size(dim) + coordinate[dim]

@@ -70,7 +70,7 @@ class RayCluster:
                 raise error.cause from error
             except self._ray.exceptions.RayError as error:
                 raise WorkerError(
-                    f"Ray lost a task for good: {error}; run again, and the work goes on where it was"
+                    f"Ray lost a task for good: {error}; run again to continue where it stopped"
                 ) from error
 
 

@@ -307,7 +307,7 @@ class RowStoreHandle:
                 build_files(place, self.spec, self._read, threads, report)
             rows = self._opened(place, threads)
         if rows is None:
-            raise StorageError(f"the row store in {str(place)!r} was taken away while it was built; run again")
+            raise StorageError(f"the row store in {str(place)!r} was removed while it was being built; run again")
         return rows
 
     def _opened(self, place: Path, threads: int) -> StoredRows | None:

@@ -86,7 +86,7 @@ class RowWeights:
 
         Raises:
             ConfigError: there is no such column, or it has another type.
-            TableError: a row has no weight or one that is no number of at least 0, or all weights are 0.
+            TableError: a row has no weight or one that is not a number of at least 0, or all weights are 0.
         """
         rows = int(segments.live.sum())
         if options.weights is None:
@@ -111,7 +111,7 @@ class RowWeights:
             build_sums(place, rows, column.fill)
             found = open_sums(place, rows)
         if found is None:
-            raise StorageError(f"the weights in {str(place)!r} were taken away while they were read; run again")
+            raise StorageError(f"the weights in {str(place)!r} were removed while they were being read; run again")
         return cls(weights, place, *found)
 
     @property
@@ -140,7 +140,7 @@ class RowWeights:
             if self._sums is None:
                 assert self.place is not None  # noqa: S101 only sums in files are left out of a pickle
                 if (found := open_sums(self.place, self._rows)) is None or found[1] != self.digest:
-                    raise StorageError(f"the weights in {str(self.place)!r} were taken away or replaced; run again")
+                    raise StorageError(f"the weights in {str(self.place)!r} were removed or replaced; run again")
                 self._sums = WeightSums(found[0])
             return self._sums
 
@@ -201,8 +201,8 @@ class _Column:
         cumulate(sums)
         if len(cells) and not sums[-1]:
             raise TableError(
-                f"all {len(cells):,} live rows have the weight 0 in column {self._name!r}, so that none can "
-                "be drawn; leave weights out, or change the filter"
+                f"all {len(cells):,} live rows have the weight 0 in column {self._name!r}, so none can be drawn; "
+                "leave weights out, or change the filter"
             )
 
     def _read(self, chunk: int, cells: Ints) -> None:
@@ -260,7 +260,8 @@ class _Column:
         at, layout = pc.index(wrong, True).as_py(), self._table.layout
         row = ids[at].as_py()
         file = int(np.searchsorted(layout.file_starts, row, side="right")) - 1
-        wanted = "a class is not null or NaN" if self._balances else "a weight is a finite number of at least 0"
+        wanted = "a class must not be null or NaN" if self._balances else "a weight must be a finite number of at "
+        "least 0"
         raise TableError(
             f"row {row - int(layout.file_starts[file])} of {layout.files[file].name!r} has {values[at].as_py()!r} in "
             f"column {self._name!r}; {wanted}: leave such rows out with filters=, or name another column"
@@ -270,8 +271,8 @@ class _Column:
 def _check_samples(weights: Weights, rows: int) -> None:
     if weights.samples is not None and weights.samples > rows:
         raise ConfigError(
-            f"weights asks for samples={weights.samples} of a table of {rows} live rows, which come once each without "
-            "column= or balance=; take fewer samples, or epochs= for more of all rows"
+            f"weights asks for samples={weights.samples} of a table of {rows} live rows, which are drawn once each "
+            "without column= or balance=; ask for fewer samples, or pass epochs= for more epochs"
         )
 
 

@@ -56,6 +56,7 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
             "bytes": table.layout.num_bytes,
             **({} if table.snapshot_id is None else {"snapshot_id": table.snapshot_id}),
             **({} if table.start_snapshot_id is None else {"start_snapshot_id": table.start_snapshot_id}),
+            **({"changelog": True} if table.changelog else {}),
             **({"left_out": len(table.left_out)} if table.left_out else {}),
         },
         "options": {
@@ -83,7 +84,7 @@ def write_state(bound: Mapping[str, Any], position: Mapping[str, Any]) -> dict[s
 
 
 def current_version(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Upgrade a state of an older version, and refuse what is no state, or one of a newer release.
+    """Upgrade a state of an older version, and refuse what is not a state, or one of a newer release.
 
     Raises:
         ResumeError: says what came.
@@ -107,7 +108,7 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
     """Refuse a state of another table or other options.
 
     Args:
-        bound: the `identity` of the job that is to go on.
+        bound: the `identity` of the job that is to continue.
         table: its table.
         state: of the current version, written on any rank.
         filters: the job's row filter, or None.
@@ -145,15 +146,15 @@ def bound_by(
 
 
 def refuse_unknown(extents: Collection[Extent], known: Collection[Extent]) -> None:
-    """Refuse to go on from a table of which it is not known what it was.
+    """Refuse to continue from a table of which it is not known what it was.
 
     Raises:
         ResumeError: says where it is known.
     """
     if unknown := [extent for extent in extents if extent not in known]:
         raise ResumeError(
-            f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and which these are "
-            "is not known here; load it into a loader made by create_dataloader(...), in the process that trains"
+            f"the state's epoch began before the table grew, when it had {unknown[0].files} files, and this process "
+            "does not know which; load it into a loader made by create_dataloader(...), in the process that trains"
         )
 
 
@@ -170,32 +171,35 @@ def _compare_tables(table: Table, own: Mapping[str, Any], theirs: Mapping[str, A
     if "snapshot_id" in own and "snapshot_id" in theirs and own["snapshot_id"] != theirs["snapshot_id"]:
         raise ResumeError(
             f"the state is of snapshot {theirs['snapshot_id']}, and this is snapshot {own['snapshot_id']}; "
-            f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to go "
-            "on, or start a new epoch without the state"
+            f"pass snapshot_id={theirs['snapshot_id']} (version={theirs['snapshot_id']} of a Delta Lake table) to "
+            "continue, or start a new epoch without the state"
         )
-    if own.get("start_snapshot_id") != theirs.get("start_snapshot_id"):
-        then, now = (_after(each.get("start_snapshot_id")) for each in (theirs, own))
+    then, now = map(_interval, (theirs, own))
+    if then != now:
         raise ResumeError(
-            f"the state is of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, or "
-            "start a new epoch without the state"
+            f"the state is of {then}, and this is {now}; pass the start_snapshot_id of the run that was saved, and "
+            "its changelog=, or start a new epoch without the state"
         )
     if table.left_out or "left_out" in theirs:
         raise ResumeError(
-            f"the state is of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, and "
-            f"here it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
+            f"the state is of a table of which on_error left out {theirs.get('left_out', 0)} damaged parts, but here "
+            f"it leaves out {len(table.left_out)}, or others; {_REMEDIES['table']}"
         )
     if younger := _files_since(table, theirs):
         shown = ", ".join(map(repr, younger[:5])) + (f" and {len(younger) - 5} more" if len(younger) > 5 else "")
         raise ResumeError(
             f"the table grew since the state was saved: {len(younger)} new files: {shown}; {_REMEDIES['table']}; or "
-            'pass on_growth="continue" to go on with the new rows too'
+            'pass on_growth="continue" to continue with the new rows too'
         )
     counts = "; ".join(f"{name}: {theirs.get(name)} then, {own[name]} now" for name in ("files", "rows", "bytes"))
     raise ResumeError(f"the state is of another table ({counts}); {_REMEDIES['table']}")
 
 
-def _after(start: int | None) -> str:
-    return "a whole snapshot" if start is None else f"the rows after snapshot {start}"
+def _interval(table: Mapping[str, Any]) -> str:
+    start = table.get("start_snapshot_id")
+    if start is None:
+        return "a whole snapshot"
+    return f"the {'changelog' if table.get('changelog') else 'rows'} after snapshot {start}"
 
 
 def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
@@ -219,19 +223,25 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
     return old if restored == digest else None
 
 
+_LABELS = {"stage": "stage (what pack= makes of the rows)"}
+"""What options of a state are called in messages, where the caller knows them by another name."""
+
+
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     differing = [
         name for name in dict.fromkeys((*own, "stage", "weights", "batch_by")) if own.get(name) != theirs.get(name)
     ]
+    if "shuffle" in differing:  # splits matter to streams alone
+        differing = [name for name in differing if not name.startswith("split")]
     if not differing:
         return
     if differing == ["splits"]:
         raise ResumeError(
-            "the state was saved with the table split in another way (the same strategy, with other parameters); "
+            "the state was saved with the table split differently (by the same strategy, with other parameters); "
             + _REMEDIES["options"]
         )
     shown = "; ".join(
-        f"{name} was {_shown(theirs.get(name))} and is {_shown(own.get(name))}"
+        f"{_LABELS.get(name, name)} was {_shown(theirs.get(name))} and is {_shown(own.get(name))}"
         for name in differing
         if name != "splits"
     )

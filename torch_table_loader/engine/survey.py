@@ -114,8 +114,8 @@ def survey(
     files, metas, left_out = _salvage(files, inspect) if skip else (files, _inspect(files, inspect), [])
     if not files and given is None and snapshot is None:
         raise ConfigError(
-            "the table has no data file (only hidden, empty or ignored ones), so that its columns are not known; "
-            "pass schema= to read it as an empty table"
+            "the table has no data file (only hidden, empty or ignored ones), so its columns are unknown; pass "
+            "schema= to read it as an empty table"
         )
     schema = _schema(source, files, metas, given) if snapshot is None else snapshot.schema
     kept: list[Sequence[bool]] | None = None
@@ -177,6 +177,7 @@ def _snapshot_table(
         snapshot.description,
         tuple(snapshot.notes),
         getattr(snapshot, "start_snapshot_id", None),
+        getattr(snapshot, "changelog", False),
     )
 
 
@@ -212,10 +213,11 @@ def _live(file: DataFile, group_rows: NDArray[np.int64], deletes: Deletes) -> Se
     if len(positions) and not 0 <= positions[0] <= positions[-1] < group_rows.sum():
         raise TableError(
             f"the deletes of {file.name} must lie in its {group_rows.sum()} rows, got rows {positions[0]} to "
-            f"{positions[-1]}; the table's metadata does not fit its files"
+            f"{positions[-1]}; the table's metadata does not match its files: write the deletes again"
         )
     edges = np.concatenate(([0], np.cumsum(group_rows)))
-    found: list[int] = (np.diff(edges) - np.diff(np.searchsorted(positions, edges))).tolist()
+    named = np.diff(np.searchsorted(positions, edges))
+    found: list[int] = (named if file.keeps_deleted else np.diff(edges) - named).tolist()
     return found
 
 

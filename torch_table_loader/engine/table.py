@@ -42,6 +42,7 @@ class Table:
         description: what the source says of itself.
         notes: what planning has to say.
         start_snapshot_id: where only the rows are read that were appended after another snapshot, that one.
+        changelog: whether the rows are those that came or went after that snapshot.
         left_out: damaged parts that ``on_error="skip"`` leaves out.
     """
 
@@ -55,6 +56,7 @@ class Table:
     description: str = ""
     notes: tuple[str, ...] = ()
     start_snapshot_id: int | None = None
+    changelog: bool = False
     left_out: tuple[LeftOut, ...] = ()
 
     @property
@@ -143,8 +145,8 @@ class Table:
                 found |= columns - set(meta.schema.names) - {name for name, _ in file.partition}
             if found:
                 raise TableError(
-                    f"column {min(found)!r} has nulls in {file.name!r} (its metadata says so), and a tensor of ints "
-                    f'or bools has no place for them; pass nulls={{{min(found)!r}: fill}}, nulls="mask", or filter '
+                    f"column {min(found)!r} has nulls in {file.name!r} (its metadata says so), but a tensor of ints "
+                    f'or bools cannot hold them; pass nulls={{{min(found)!r}: fill}}, nulls="mask", or filter '
                     "them out"
                 )
 

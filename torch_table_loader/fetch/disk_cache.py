@@ -119,7 +119,7 @@ class DiskCache:
             most_bytes: of all ranges together.
 
         Raises:
-            ConfigError: others decide what is in the folder, or it is no folder.
+            ConfigError: others decide what is in the folder, or it is not a folder.
         """
         self._root = Path(root).expanduser().resolve()
         self._most = most_bytes
@@ -150,7 +150,7 @@ class DiskCache:
             if found is None and (parts := covering(self.ranges(key), key.start, key.stop)):
                 found = self._joined(key, parts, new)
         except OSError as error:
-            self._warn("read", f"the disk cache cannot be read, and those bytes are fetched: {error}")
+            self._warn("read", f"the disk cache cannot be read, so its bytes are fetched again: {error}")
             return None
         return found
 
@@ -226,7 +226,7 @@ class DiskCache:
         finally:
             os.close(file)
         if damaged:
-            self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched anew: {path}")
+            self._warn("torn", f"a range of the disk cache was torn or damaged, and is fetched again: {path}")
         return found
 
     def _joined(self, key: RangeKey, parts: Iterable[tuple[int, int]], new: NewBlock) -> memoryview | None:
@@ -292,7 +292,7 @@ class DiskCache:
 
     def _stop_writing(self, error: OSError) -> None:
         self._writes = False
-        self._warn("write", f"the disk cache cannot be written and stays as it is; reading goes on: {error}")
+        self._warn("write", f"the disk cache cannot be written and stays as it is; reading continues: {error}")
 
     def _warn(self, what: str, message: str) -> None:
         if what not in self._warned:

@@ -234,7 +234,7 @@ class Fetcher:
 
     def _check_open(self, requests: Requests | None = None) -> None:
         if self._closed or (requests is not None and requests.is_over):
-            raise StorageError("the epoch was left while its bytes were fetched; iterate the loader again")
+            raise StorageError("the epoch was abandoned while its bytes were being fetched; iterate the loader again")
 
     def _grow(self) -> None:
         """Start a thread where all are at work."""
@@ -286,7 +286,7 @@ class Fetcher:
         try:
             needs = task.read.find()
         except Exception as error:  # noqa: BLE001 the lane does the same when it reads, and raises it
-            _log.debug("what a read needs could not be found: %s", type(error).__name__)
+            _log.debug("could not find out which bytes a read needs: %s", type(error).__name__)
         storage = task.read.storage
         requests = None if needs is None else Requests(needs, storage=storage, held=self._held(needs.file, storage))
         with self._wanted:
@@ -325,7 +325,7 @@ class Fetcher:
                 self._writing.add(threading.get_ident())
             self._arrived.notify_all()
             self._wanted.notify()
-        _log.debug("%s: bytes %d to %d asked for", file.name, request.start, request.stop)
+        _log.debug("%s: requested bytes %d to %d", file.name, request.start, request.stop)
         if keeps:
             self._keep(key, data)
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class ResumeOnAnyRanks(Callback):
-    """Lets a checkpoint of the middle of an epoch go on with every row that is left, on any number of ranks.
+    """Lets a run resume inside an epoch with exactly the rows that are left, on any number of ranks.
 
     Lightning counts batches of the epoch, and ends it at the length of the loader. On more ranks a batch of all ranks
     is larger, so that the batches counted so far are too many, and rows are left over; on fewer ranks they are too few.
     This callback counts them anew from the rows that are left. On as many ranks as before it changes nothing.
 
-    Put it into ``Trainer(callbacks=[ResumeOnAnyRanks()])`` of the run that goes on; in every run it does no harm.
+    Pass it to the run that continues: ``Trainer(callbacks=[ResumeOnAnyRanks()])``; it does no harm in other runs.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 Lightning's

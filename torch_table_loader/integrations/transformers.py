@@ -34,7 +34,7 @@ class TableLoaderState(TrainerCallback, ExportableState):
 
 @dataclass(frozen=True, slots=True)
 class _Resumed:
-    """Where a run goes on inside an epoch.
+    """Where a run continues inside an epoch.
 
     Args:
         epoch: which.
@@ -48,11 +48,11 @@ class _Resumed:
 
 
 class TableTrainerMixin:
-    """Gives a Trainer class the rows of a table; write it before that class among the bases.
+    """Gives a Trainer class the rows of a table; put it before that class among the bases.
 
-    A checkpoint goes on at the next row, on any number of ranks, and nothing that was trained is read again. Another
-    number of ranks takes another number of steps: unless ``max_steps`` is given, the run then ends, and its
-    learning-rate schedule with it, after the steps that were made and those that are left.
+    A run resumes at the next row, on any number of ranks, and no row is read twice. Another number of ranks takes
+    another number of steps: unless ``max_steps`` is given, the run and its learning-rate schedule then end after the
+    steps that were taken and those that are left.
     """
 
     def __init__(self, *args: Any, make_loader: Callable[[], TableLoader], **options: Any) -> None:
@@ -92,7 +92,7 @@ class TableTrainerMixin:
         return super().num_examples(dataloader) if rows is None else rows  # type: ignore[misc]
 
     def set_initial_training_values(self, args: Any, dataloader: TableLoader) -> tuple[Any, ...]:
-        """Return what the Trainer counts with; where a run goes on, with the steps that are left.
+        """Return what the Trainer counts with; where a run continues, with the steps that are left.
 
         Args:
             args: of the Trainer.

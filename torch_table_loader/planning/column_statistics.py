@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ColumnStatistics:
-    """What `dataset.statistics` says of a column of numbers; of a column of lists, of the values in them.
+    """What `dataset.statistics` returns for a column of numbers, or for the values in a column of lists.
 
     Args:
-        count: values that are neither null nor NaN; all below is of these.
-        nulls: how many are null.
-        nans: how many are NaN.
-        mean: rounded once; NaN where there is no value, None where bounds alone were asked for.
+        count: number of values that are neither null nor NaN; all fields below describe these.
+        nulls: number of nulls.
+        nans: number of NaNs.
+        mean: rounded once; NaN if there is no value, None with `bounds_only`.
         std: the standard deviation of the population, likewise.
-        min: the least value; None where there is none.
+        min: the least value; None if there is none.
         max: the greatest value.
-        quantiles: by share, the least value that so many of all do not exceed; empty where bounds alone were asked for.
+        quantiles: for each share, the least value that this share of the values does not exceed; empty with
+            `bounds_only`.
     """
 
     count: int
@@ -50,9 +51,9 @@ class ColumnStatistics:
         return cls(sums.count, sums.nulls, sums.nans, sums.mean, sums.std, sums.low, sums.high, quantiles)
 
     def standardize(self, values: Any) -> Any:
-        """Return values less the mean, over the standard deviation: a function for ``transforms=``.
+        """Subtract the mean and divide by the standard deviation: a function for ``transforms=``.
 
-        Floats keep their width, and integers become floats. Where all values are equal, zeros come out.
+        Floats keep their width, and integers become floats. If all values are equal, the result is zeros.
 
         Args:
             values: a tensor or an array.

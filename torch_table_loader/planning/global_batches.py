@@ -72,8 +72,8 @@ class GlobalBatches:
             raise ConfigError(f"rank must be in [0, {self.topology.num_ranks}), got {self.rank}")
         if self.topology.even_ranks not in (None, "pad"):
             raise ConfigError(
-                f"even_ranks={self.topology.even_ranks!r} is for splits: in row mode ranks differ in the last step "
-                'alone; pass even_ranks="pad", or drop_last=True'
+                f"even_ranks={self.topology.even_ranks!r} is for splits: in row mode ranks differ only in the last "
+                'step; pass even_ranks="pad", or drop_last=True'
             )
 
     @property
@@ -96,7 +96,7 @@ class GlobalBatches:
         """The place at which the epoch ends; rows that do not fill a step of the optimizer are dropped, if any are.
 
         Such steps begin at the epoch's start, or, after a stage with batches of other sizes, as near to it as the
-        batches of this stage would: a job that goes on in the middle of one ends where it would have ended.
+        batches of this stage would: a job that continues in the middle of one ends where it would have ended.
         """
         if not self.topology.drop_last:
             return self.total

@@ -79,7 +79,7 @@ def derive_key(seed: int, epoch: int, purpose: str) -> Key:
         The key, the same on every machine and Python version.
 
     Raises:
-        ConfigTypeError: The seed or epoch is no integer, or the purpose no string.
+        ConfigTypeError: The seed or epoch is not an integer, or the purpose is not a string.
         ConfigError: The epoch is negative.
 
     >>> derive_key(1, 0, "rows") == derive_key(0, 1, "rows")

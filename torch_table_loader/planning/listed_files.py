@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.records import DataFile, FileVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
-
-    from torch_table_loader.records import DataFile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,13 +140,18 @@ class _Unpacking:
         if self.splits is not None:
             flat, starts = self.splits
             offsets = tuple(flat[starts[place] : starts[place + 1]].tolist())
-        sizes, rows = self.told
-        made: DataFile = replace(
-            example,
-            path=path.decode("utf-8", "surrogatepass"),
-            name=name,
-            version=replace(example.version, num_bytes=int(sizes[place])),
-            num_rows=None if rows[place] < 0 else int(rows[place]),
-            split_offsets=offsets,
+        like, num_rows = example.version, int(self.told[1][place])
+        return DataFile(
+            path.decode("utf-8", "surrogatepass"),
+            name,
+            FileVersion(int(self.told[0][place]), like.mtime_ns, like.etag, like.immutable, like.local),
+            example.format,
+            example.partition,
+            example.columns,
+            example.deletes,
+            None if num_rows < 0 else num_rows,
+            offsets,
+            example.reader,
+            example.sidecars,
+            example.tail_bytes,
         )
-        return made

@@ -348,7 +348,7 @@ def _permutation(rows: int, seed: int, epoch: int, name: str, wrap: int) -> Perm
 
 
 def _first(over: Any) -> int:
-    """Find the first number for which something holds that then holds for ever."""
+    """Find the first number for which something holds that then holds forever."""
     low, high = 0, 1
     while not over(high):
         high *= 2
@@ -371,8 +371,7 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
     shares = [_exact(weights[name]) for name in names]
     if shares and not any(share is None or share for share in shares):
         raise ConfigError(
-            f"weights are all 0, so that no source gives a row, got {dict(weights)!r}; "
-            "give at least one a weight above 0"
+            f"weights are all 0, so no source gives a row, got {dict(weights)!r}; give at least one a weight above 0"
         )
     if None in shares or not any(shares) or min(shares, default=0) < 0:  # type: ignore[operator, type-var]
         raise ConfigError(
@@ -399,7 +398,7 @@ def natural_shares(rows: Mapping[str, int]) -> dict[str, int]:
     {'a': 7, 'b': 3}
     """
     if not any(rows.values()):
-        raise ConfigError(f"no source has a row in this epoch, so that nothing can be mixed, got {dict(rows)!r}")
+        raise ConfigError(f"no source has a row in this epoch, so nothing can be mixed, got {dict(rows)!r}")
     return smallest(rows)
 
 

@@ -49,7 +49,7 @@ class Permutation:
         key: From ``derive_key``.
 
     Raises:
-        ConfigTypeError: n is no integer.
+        ConfigTypeError: n is not an integer.
         ConfigError: n is outside its range.
 
     >>> from torch_table_loader.planning.keys import derive_key
@@ -104,7 +104,7 @@ class Permutation:
             A new int64 array of shape [stop - start], each in [0, n).
 
         Raises:
-            ConfigTypeError: start or stop is no integer.
+            ConfigTypeError: start or stop is not an integer.
             ConfigError: Not 0 <= start <= stop <= n.
 
         >>> from torch_table_loader.planning.keys import derive_key
@@ -118,7 +118,7 @@ class Permutation:
                 "cut the last block at n"
             )
         positions = np.arange(stop - start, dtype=np.int64)
-        if start < stop:  # an empty slice may start at 2**63, which is no int64
+        if start < stop:  # an empty slice may start at 2**63, which is not an int64
             positions += np.int64(start)
         return self._network.forward(positions)
 
@@ -209,7 +209,7 @@ class _Feistel:
         self._keys = tuple(u32(word) for word in key.rounds)
         self._swap = key.swap
         excess = (b << left_bits) - n
-        # No bound where the domain is exactly [0, n): nothing walks, and n = 2**63 is no int64.
+        # No bound where the domain is exactly [0, n): nothing walks, and n = 2**63 is not an int64.
         self._n = np.int64(n) if excess else None
         self._tables: tuple[U32, ...] = ()
         self._sent = 0

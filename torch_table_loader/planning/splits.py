@@ -65,7 +65,7 @@ class SplitTable(Sequence[Split]):
                 raise ConfigTypeError(f"{who} must return splits, got {type(split).__name__} {split!r}")
             number = index.get(split.file.path)
             if number is None:
-                raise ConfigError(f"{who} returned a split of {split.file.path!r}, which is no file of the table")
+                raise ConfigError(f"{who} returned a split of {split.file.path!r}, which is not a file of the table")
             part = split.row_range
             start, length = (0, int(rows[number])) if part is None else (_row(part.offset, who), _row(part.length, who))
             stop = start + length

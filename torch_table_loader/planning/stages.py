@@ -108,7 +108,7 @@ class Position(ABC):
     Args:
         epoch: from 0.
         stage: the newest stage.
-        ended: True on a rank that has taken all its batches while others may go on.
+        ended: True on a rank that has taken all its batches while others may continue.
     """
 
     epoch: int
@@ -149,7 +149,7 @@ class StreamPosition(Position):
         stage: the newest stage.
         past: the stages before it, oldest first.
         ended: see `Position`.
-        rank: only where rows are not counted: the one rank that can go on from here.
+        rank: only where rows are not counted: the one rank that can continue from here.
     """
 
     past: tuple[Stage, ...] = ()
@@ -199,7 +199,7 @@ class StreamPosition(Position):
     def to_state(self) -> dict[str, Any]:
         """Write as ints, strings and lists, under the same keys always.
 
-        A stage is the fields of its `Topology` in order, then its steps; an earlier one goes on with what the table
+        A stage is the fields of its `Topology` in order, then its steps; an earlier one continues with what the table
         was, if it has grown since, and the newest with `ended` and `rank` where they say something. All that may differ
         between ranks is in that one list, because ``torch.distributed.checkpoint`` may keep one rank's value of one key
         and another rank's of the next.
@@ -409,7 +409,7 @@ class SampleCount:
 
 
 def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:
-    """Refuse to go on from the state of a rank that had ended while others went on.
+    """Refuse to continue from the state of a rank that had ended while others continued.
 
     Raises:
         ResumeError: says what the others may still take.

@@ -73,7 +73,9 @@ def step_at(
     if file is not None:
         return file()
     if sample is not None and samples_of_a_step is None:
-        raise ConfigError('with batch_by="file" steps have unequally many samples; pass step=, fraction= or file=')
+        raise ConfigError(
+            'with batch_by="file" steps have different numbers of samples; pass step=, fraction= or file='
+        )
     chosen = integer("step", 0 if step is None else step, 0)
     if sample is not None and samples_of_a_step is not None:
         chosen = integer("sample", sample, 0) // samples_of_a_step

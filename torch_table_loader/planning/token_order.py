@@ -1,7 +1,7 @@
 """The tokens of documents in an order of the documents, which need not be known before: it is walked block by block.
 
 What is walked is remembered as one number a block, the tokens before it. A position in a saved state gives such a
-number too, so that an epoch goes on in its middle without walking to it.
+number too, so that an epoch continues in its middle without walking to it.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def between(first: Ints, last: Ints, bounds: Callable[[Ints], tuple[Ints, Ints]]
 
 
 def in_order(parts: list[Slices], sequences: list[Ints], count: int) -> Slices:
-    """Join slices of some sequences, each of which may go on in a later entry.
+    """Join slices of some sequences, each of which may continue in a later entry.
 
     Args:
         parts: in the order in which tokens follow one another.

@@ -105,7 +105,7 @@ class ValueSums:
         above: values that are infinity.
         total: the sum of the finite values, in units of 2^-1126.
         squares: the sum of their squares, in units of 2^-2252.
-        low: the least value; None where there is none.
+        low: the least value; None if there is none.
         high: the greatest value.
         histogram: how often each value comes.
     """

@@ -87,7 +87,7 @@ class IdConformer(FileConformer):
         if source.refuse_nulls and array.null_count:
             raise TableError(
                 f"column {field.name!r} must hold no null, as the table's schema says, got {array.null_count} among "
-                f"{len(array)} rows of {self.name}; mend the file"
+                f"{len(array)} rows of {self.name}; fix the file"
             )
         if source.convert is None:
             return array
@@ -96,7 +96,7 @@ class IdConformer(FileConformer):
         except pa.ArrowException as error:
             raise TableError(
                 f"column {field.name!r} must be read as {field.type}, but {self.name} holds it as {array.type} with "
-                f"a value that does not fit ({first_line(error)}); mend the file"
+                f"a value that does not fit ({first_line(error)}); fix the file"
             ) from error
 
 
@@ -164,14 +164,14 @@ def _absent(column: Column, columns: FileColumns, name: str) -> _Source:
     if value is None and column.required:
         raise TableError(
             f"{name} lacks the column {column.name!r}, which the table's schema says is never null and for which it "
-            "has no default; mend the table"
+            "has no default; fix the table"
         )
     try:
         constant = _scalar(value, column.type)
     except (pa.ArrowException, TypeError, ValueError, ArithmeticError) as error:
         raise TableError(
             f"column {column.name!r} must be {column.type}, but {'the partition' if in_partition else 'the default'} "
-            f"of {name} says {value!r}; mend the table"
+            f"of {name} says {value!r}; fix the table"
         ) from error
     return _Source(-1, None, None, constant, None, refuse_nulls=False)
 
@@ -194,7 +194,7 @@ def _converter(field: pa.Field, column: Column, names: NamedIds | None, where: s
         return lambda array: array.storage if stored is None else stored(array.storage)
     shape = _shape(kind)
     if shape != _shape(column.type):
-        raise TableError(f"{where}: expected {column.type}, got {kind}, which never becomes it; mend the file")
+        raise TableError(f"{where}: expected {column.type}, got {kind}, which cannot be promoted to it; fix the file")
     if shape != "value":
         return (_struct if shape == "struct" else _repeated)(kind, column, names, where)
     if kind.equals(column.type):

@@ -100,7 +100,7 @@ class Conformer(FileConformer):
         if step.refuse_nulls and array.null_count:
             raise TableError(
                 f"column {field.name!r} must hold no null, as schema= says, got {array.null_count} among "
-                f"{len(array)} rows of {self.name}; make the field nullable, or mend the file"
+                f"{len(array)} rows of {self.name}; make the field nullable, or fix the file"
             )
         if not step.cast:
             return array

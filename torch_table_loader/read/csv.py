@@ -75,8 +75,8 @@ def _inspected(storage: Storage, file: DataFile, schema: pa.Schema | None) -> Fi
         if "straddl" not in str(error):
             raise
         raise TableError(
-            f"{file.name} must have rows of at most {_BLOCK_BYTES} bytes, got a longer one, or a quote that does not "
-            "end; write such rows as Parquet or JSON lines"
+            f"{file.name} must have rows of at most {_BLOCK_BYTES} bytes, got a longer one, or an unclosed quote; "
+            "write such rows as Parquet or JSON lines"
         ) from error
 
 

@@ -107,10 +107,10 @@ def _parse(name: str, data: pa.Buffer) -> tuple[NDArray[np.uint64], int]:
     """Return the lengths of documents, and how many tokens they have together.
 
     Raises:
-        ValueError: the ends are no ends.
+        ValueError: an end is before its beginning.
     """
     if data.size % 8:
-        raise ValueError(f"{name} has {data.size} bytes, which are no integers of 8 bytes")
+        raise ValueError(f"{name} has {data.size} bytes, which is not a multiple of 8")
     ends = np.frombuffer(data, "<u8")
     falls = ends[1:] < ends[:-1]
     if falls.any():
@@ -125,16 +125,16 @@ def _width(num_bytes: int, tokens: int, index: str) -> int:
     """Return the bytes of a token, of which there are as many as the index says."""
     width = num_bytes // tokens if tokens else 2
     if width not in _TYPES or width * tokens != num_bytes:
-        raise ValueError(f"{index} says {tokens} tokens of 2 or 4 bytes, and it has {num_bytes} bytes")
+        raise ValueError(f"{index} says that {tokens} tokens of 2 or 4 bytes lie in {num_bytes} bytes")
     return width
 
 
 def _check_note(note: DataFile, storage: Storage, tokens: int, width: int) -> None:
-    """Compare what the note says with the files; what is no number says nothing."""
+    """Compare what the note says with the files; what is not a number says nothing."""
     if note.version.num_bytes > _MOST_METADATA:
-        raise ValueError(f"{note.name} has {note.version.num_bytes} bytes, which is no note")
+        raise ValueError(f"{note.name} has {note.version.num_bytes} bytes, which is too long for a note")
     lines = [*bytes(read_whole(storage, note)).decode("utf-8", "replace").split("\n"), "", ""]
     said = {"bytes a token": (lines[0].rpartition("|")[2], width), "tokens": (lines[1], tokens)}
     for what, (text, found) in said.items():
         if text.strip().isdecimal() and "|" in lines[0] and int(text) != found:
-            raise ValueError(f"{note.name} says {int(text)} {what}, and there are {found}")
+            raise ValueError(f"{note.name} says {int(text)} {what} instead of {found}")

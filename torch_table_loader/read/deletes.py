@@ -91,17 +91,17 @@ class Deletes:
             file: which.
 
         Returns:
-            int64 positions, ascending, each once.
+            int64 positions, ascending, each once; where `keeps_deleted`, of the rows that are not deleted.
 
         Raises:
             TableError: a delete file is gone, torn, or does not say what it must.
             StorageError: the store failed.
         """
-        parts = [self._positions(delete, file.path) for delete in file.deletes if delete.kind != "equality"]
-        parts = [part for part in parts if len(part)]
-        if not parts:
-            return np.empty(0, dtype=np.int64)
-        return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))
+        deleted = self._named([delete for delete in file.deletes if not delete.keeps], file.path)
+        if not file.keeps_deleted:
+            return deleted
+        kept = self._named([delete for delete in file.deletes if delete.keeps], file.path)
+        return np.setdiff1d(kept, deleted, assume_unique=True)
 
     def equality(self, file: DataFile) -> list[EqualityKeys]:
         """Return the keys whose rows are deleted from a data file.
@@ -116,6 +116,14 @@ class Deletes:
                 alike.setdefault((tuple(sorted(delete.key_ids)), delete.everywhere), []).append(delete)
         after = _commit_of(file)
         return [EqualityKeys(ids, self._keys(ids, deletes), after) for (ids, _), deletes in alike.items()]
+
+    def _named(self, deletes: Sequence[DeleteFile], path: str) -> NDArray[np.int64]:
+        """Return the rows that deletes name by position, ascending, each once."""
+        parts = [self._positions(delete, path) for delete in deletes if delete.kind != "equality"]
+        parts = [part for part in parts if len(part)]
+        if not parts:
+            return np.empty(0, dtype=np.int64)
+        return parts[0] if len(parts) == 1 else distinct(np.concatenate(parts))
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
         if delete.kind == "mask":
@@ -146,7 +154,7 @@ class Deletes:
                 named = paths.is_valid()
                 paths, positions = paths.filter(named), positions.filter(named)
             if positions.null_count:
-                raise TableError(f"{delete.file.name} must say a position in each row, and does not; write it again")
+                raise TableError(f"{delete.file.name} must give a position in each row, but has nulls; write it again")
             encoded = paths if pa.types.is_dictionary(paths.type) else paths.dictionary_encode()
             codes = encoded.indices.to_numpy(zero_copy_only=False)
             rows = positions.cast(pa.int64()).to_numpy(zero_copy_only=False)

@@ -21,7 +21,7 @@ _last_columns: tuple[Any, pa.Schema, frozenset[str]] | None = None
 
 
 def check_filter(filters: Any, schema: pa.Schema) -> None:
-    """Refuse a filter that is no boolean expression over a schema.
+    """Refuse a filter that is not a boolean expression over a schema.
 
     Args:
         filters: what the caller passed.
@@ -49,7 +49,7 @@ def check_filter(filters: Any, schema: pa.Schema) -> None:
         raise ConfigError(_misfit(filters, schema, error)) from error
     if not pa.types.is_boolean(kind):
         raise ConfigError(
-            f"filters must say true or false of each row, but {filters} gives {kind}; compare it with something"
+            f"filters must give true or false for each row, but {filters} gives {kind}; compare it with something"
         )
 
 

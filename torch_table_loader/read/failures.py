@@ -94,7 +94,7 @@ def as_reading_error(
     reason = f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, MemoryError):
         return OutOfMemoryError(
-            f"there is too little memory to read {where} ({reason}); take fewer workers, fewer columns=[...] or a "
+            f"there is too little memory to read {where} ({reason}); use fewer workers, fewer columns=[...] or a "
             "smaller batch_size, or give the process more memory; if the file is small, it is damaged: write it again"
         )
     if is_store_failure(error, is_local=is_local):
@@ -136,7 +136,7 @@ def changed_error(file: DataFile, now: FileVersion) -> TableError:
     if len(changes) == 1 and changes[0].startswith("ctime"):
         changes[0] += " (its permissions or hard links changed, or its content with mtime set back)"
     return TableError(
-        f"{file.name} changed under us: {'; '.join(changes)}; build the loader again on the table as it is "
+        f"{file.name} changed while it was in use: {'; '.join(changes)}; build the loader again on the table as it is "
         "now, and let writers add new files instead of writing over old ones"
     )
 

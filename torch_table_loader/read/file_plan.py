@@ -44,11 +44,12 @@ class FilePlan(NamedTuple):
         conformer: makes its batches the table's.
         filters: None where every row passes.
         empty: whether partition values let no row pass.
-        positions: deleted rows of the file, ascending.
+        positions: deleted rows of the file, ascending; where `keeps_deleted`, those that are not.
         keys: equality deletes.
         chooser: makes the table's columns by whose values rows are chosen: those of the filter and of `keys`; None
             where there is neither.
         encoded: columns of the file that may come as dictionaries.
+        keeps_deleted: whether only the rows at `positions` live: see `DataFile.keeps_deleted`.
     """
 
     file: DataFile
@@ -61,11 +62,16 @@ class FilePlan(NamedTuple):
     keys: Sequence[_Keys]
     chooser: FileConformer | None
     encoded: frozenset[str]
+    keeps_deleted: bool
 
     @property
     def masks(self) -> bool:
         """Whether rows are left out."""
-        return self.filters is not None or bool(len(self.positions)) or bool(self.keys)
+        return self.filters is not None or self._by_position or bool(self.keys)
+
+    @property
+    def _by_position(self) -> bool:
+        return bool(len(self.positions)) or self.keeps_deleted
 
     @property
     def knows_live(self) -> bool:
@@ -86,7 +92,7 @@ class FilePlan(NamedTuple):
         if self.conformer.counts_rows or not reads:
             return False
         if self.chooser is None:
-            return bool(len(self.positions))
+            return self._by_position
         return 0 < len(self.chooser.reads) < len(reads)
 
     def live_bits(self, start: int, stop: int) -> pa.BooleanArray:
@@ -97,7 +103,8 @@ class FilePlan(NamedTuple):
     def positions_in(self, start: int, stop: int) -> int:
         """Count the rows `start` to `stop` of the file that a position deletes."""
         low, high = np.searchsorted(self.positions, (start, stop))
-        return int(high - low)
+        named = int(high - low)
+        return stop - start - named if self.keeps_deleted else named
 
     def mask(self, batch: pa.RecordBatch, row: int) -> NDArray[np.bool_] | None:
         """Return which rows of a batch live.
@@ -126,10 +133,11 @@ class FilePlan(NamedTuple):
 
     def _not_at_positions(self, start: int, stop: int) -> NDArray[np.bool_] | None:
         low, high = np.searchsorted(self.positions, (start, stop))
-        if low == high:
+        others_live = not self.keeps_deleted
+        if low == high and others_live:
             return None
-        live = np.ones(stop - start, dtype=np.bool_)
-        live[self.positions[low:high] - start] = False
+        live = np.full(stop - start, others_live)
+        live[self.positions[low:high] - start] = not others_live
         return live
 
 
@@ -181,9 +189,9 @@ def plan_file(
     starts = [0, *accumulate(meta.group_rows)]
     left = {conformer.source_of(name) for name in encoded if name in columns} if encoded else set()
     left -= {None, *(chooser.reads if chooser is not None else ())}
-    return FilePlan(
-        file, meta, starts, conformer, row_filter, empty, positions, keys, chooser, frozenset(filter(None, left))
-    )
+    by_dictionary = frozenset(filter(None, left))
+    known = (file, meta, starts, conformer, row_filter, empty, positions, keys, chooser, by_dictionary)
+    return FilePlan(*known, file.keeps_deleted)
 
 
 def as_bits(mask: NDArray[np.bool_]) -> pa.BooleanArray:

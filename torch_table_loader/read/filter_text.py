@@ -133,7 +133,7 @@ class _Text:
         elif self._is("like"):
             found = pc.match_like(column, self._string())
         elif negated:
-            self._fail(f"expected in, between or like behind not, got {self._shown()}")
+            self._fail(f"expected in, between or like after not, got {self._shown()}")
         else:
             return column
         return ~found if negated else found
@@ -168,7 +168,7 @@ class _Text:
     def _string(self) -> str:
         value = self._value()
         if not isinstance(value, str):
-            self._fail(f"expected a string in quotes behind like, got {value!r}")
+            self._fail(f"expected a string in quotes after like, got {value!r}")
         return value
 
     def _next(self) -> str | None:

@@ -146,7 +146,7 @@ def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
         TableError: the metadata does not say how many rows the file has.
     """
     if file.num_rows is None:
-        raise TableError(f"the table's metadata must say how many rows {file.name} has, and does not; read footers")
+        raise TableError(f"the table's metadata must say how many rows {file.name} has, but does not; read footers")
     size = file.version.num_bytes
     if size <= _PART_BYTES and not file.split_offsets:  # of tables of very many files most are one part
         return (file.num_rows,), (max(size, 1),)

@@ -81,7 +81,7 @@ def reader_for(given: Any, path: Any = None, *, verify_checksums: bool = True) -
 
     Raises:
         ConfigError: there is none of that name (those that exist are named), or it cannot be loaded.
-        ConfigTypeError: it is no format reader.
+        ConfigTypeError: it is not a format reader.
 
     >>> reader_for("parquet").name
     'parquet'
@@ -138,7 +138,7 @@ def inspect_file(storage: Storage, file: DataFile, schema: pa.Schema | None) -> 
 
 
 def _unknown(given: Any, path: Any) -> ConfigError:
-    """Return the error of what names no format and is no reader."""
+    """Return the error of what names no format and is not a reader."""
     names = format_names()
     first = path[0] if isinstance(path, list | tuple) and path else path
     ending = _SUFFIXES.get(str(first).rpartition(".")[2].lower()) if isinstance(first, str | os.PathLike) else None
@@ -164,7 +164,7 @@ def _installed(name: str) -> FormatReader:
     who = f"the format reader that is installed as {name!r}"
     _check_reader(found, who)
     if found.name != name:
-        raise ConfigError(f"{who} must have this name, and calls itself {found.name!r}; correct one of them")
+        raise ConfigError(f"{who} must have this name, but calls itself {found.name!r}; correct one of them")
     return found  # type: ignore[no-any-return]
 
 

@@ -37,9 +37,9 @@ def part_of(columns: str | Sequence[str], shares: Mapping[Any, float], part: Has
 
     Args:
         columns: a column, or several; of types that pyarrow casts to strings.
-        shares: how much each part gets, by name, in any unit; their order matters.
+        shares: the share of each part, by name, in any unit; their order matters.
         part: which one to keep.
-        seed: another one deals the values anew; from 0 to 2^64 − 1.
+        seed: another seed divides the values differently; from 0 to 2^64 − 1.
 
     Returns:
         A pyarrow compute Expression for ``filters=``, to be joined with others by ``&``; ``~`` keeps the other parts.
@@ -48,8 +48,9 @@ def part_of(columns: str | Sequence[str], shares: Mapping[Any, float], part: Has
         ConfigError: there is no such part or no column, or a share is not a number of at least 0.
 
     >>> rows = pa.table({"user": range(1000)})
-    >>> [rows.filter(part_of("user", {"train": 0.9, "val": 0.1}, part)).num_rows for part in ("train", "val")]
-    [899, 101]
+    >>> shares = {"train": 0.9, "val": 0.1}
+    >>> {part: rows.filter(part_of("user", shares, part)).num_rows for part in shares}
+    {'train': 899, 'val': 101}
     """
     make_known()
     low, high = _range_of(shares, part)

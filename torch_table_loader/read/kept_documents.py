@@ -61,7 +61,7 @@ class KeptDocuments(TokenStage):
 
     @property
     def key(self) -> str:
-        """A name of all that decides what is kept; how it is cut into sequences is no part of it."""
+        """A name of all that decides what is kept; how it is cut into sequences is not part of it."""
         pack = self.pack
         ends = (pack.bos_id, pack.eos_id, pack.sep_id)
         moved = "" if pack.bos_id is None else ".".join(pack.spans)
@@ -96,7 +96,7 @@ class KeptDocuments(TokenStage):
         assert tokenizer is not None  # noqa: S101 asked only then
         try:
             with self._lock:  # few tokenizers bear two threads at once
-                ids, made = tokenizer.ids([own[row] or "" for row in rows], "uint32", "take another tokenizer")
+                ids, made = tokenizer.ids([own[row] or "" for row in rows], "uint32", "use another tokenizer")
         except RowFaultError as error:
             row = first + rows[error.row]
             raise TableError(f"column {self.pack.tokens!r}, row {row} of this batch: {error.message}") from error

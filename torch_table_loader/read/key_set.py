@@ -102,7 +102,7 @@ class _NumberTable:
 
     @classmethod
     def of(cls, keys: pa.Array, ranks: NDArray[Any]) -> _NumberTable | None:
-        """Make a table; None where keys are no integers, or their range is too wide."""
+        """Make a table; None where keys are not integers, or their range is too wide."""
         kind, known = keys.type, keys.is_valid().to_numpy(zero_copy_only=False)
         if not (pt.is_integer(kind) or pt.is_date32(kind) or pt.is_time(kind) or pt.is_timestamp(kind)):
             return None
@@ -123,7 +123,7 @@ class _NumberTable:
         return self._table.nbytes
 
     def lacks(self, columns: Sequence[pa.Array], rank: int) -> NDArray[np.bool_]:
-        """Return for each number whether it is no key of a rank above `rank`."""
+        """Return for each number whether it is not a key of a rank above `rank`."""
         (column,) = columns
         # What wraps around 64 bits does not end in the table: only equal integers have equal differences.
         places = np.subtract(integers(column), self._base, dtype=np.int64)
@@ -158,7 +158,7 @@ class _HashTable:
         return sum(array.nbytes for array in own) + sum(values.num_bytes for values in self._values)
 
     def lacks(self, columns: Sequence[pa.Array], rank: int) -> NDArray[np.bool_]:
-        """Return for each row whether it is no key of a rank above `rank`."""
+        """Return for each row whether it is not a key of a rank above `rank`."""
         rows = [key_values(column) for column in columns]
         hashes = _hashes(rows, len(columns[0]))
         missing = np.ones(len(hashes), dtype=np.bool_)

@@ -168,7 +168,7 @@ def read_postscript(tail: bytes) -> Postscript:
         raise ValueError("the postscript does not say ORC")
     numbers = [fields.get(key, 0) for key in (1, 5, 2)]
     if not all(isinstance(number, int) for number in numbers):
-        raise ValueError("the postscript's lengths are no numbers")
+        raise ValueError("the postscript's lengths are not numbers")
     footer_length, metadata_length, compression = (int(number) for number in numbers)
     return Postscript(length, footer_length, metadata_length, compression)
 

@@ -208,8 +208,8 @@ class ParquetFile:
             table = self._table(group, names[start : start + at_once])
             if table.num_rows != num_rows:
                 raise TableError(
-                    f"row group {group} must have {num_rows} rows, as was planned, got {table.num_rows}; the file is "
-                    "not what it was: build the loader again"
+                    f"row group {group} must have {num_rows} rows, as was planned, got {table.num_rows}; the file has "
+                    "changed: build the loader again"
                 )
             fields += table.schema
             arrays += _in_one_piece(table) if kept is None else _taken(table, kept)

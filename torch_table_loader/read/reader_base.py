@@ -111,7 +111,7 @@ def refuse_large_inference(file: DataFile, num_bytes: int) -> None:
     if num_bytes > INFERENCE_BYTES:
         raise TableError(
             f"{file.name} must be at most {INFERENCE_BYTES} bytes for its types to be guessed, got {num_bytes} bytes; "
-            "pass schema= with the types to read it as, and it is read in blocks"
+            "pass schema= with its types, and it is read in blocks"
         )
 
 

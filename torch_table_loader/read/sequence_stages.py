@@ -179,7 +179,7 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenSt
         "best_fit": BestFitAsRows,
     }
     if pack.strategy not in stages:
-        raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; or take strategy="concat"')
+        raise ConfigError(f'Pack: strategy={pack.strategy!r} needs shuffle="rows"; pass that, or use strategy="concat"')
     if pack.tokenizer is not None:
         raise ConfigError(
             'Pack: tokenizer needs shuffle="rows", whose store keeps the tokens: a stream that makes them while it is '

@@ -73,5 +73,5 @@ def other_rows(groups: range, end: int, difference: str) -> TableError:
     """Say that row groups have other rows than the plan has."""
     return TableError(
         f"row groups {groups.start} to {groups.stop - 1} must end at row {end} of the "
-        f"file, got {difference}; the file is not what it was when it was planned: build the loader again"
+        f"file, got {difference}; the file has changed since it was planned: build the loader again"
     )

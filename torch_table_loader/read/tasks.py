@@ -445,6 +445,6 @@ def _check_found(file: DataFile, segments: Sequence[Segment], found: Sequence[in
         if segment.live not in (-1, live):
             raise TableError(
                 f"{file.name}, row group {segment.group}: rows {segment.row_start} to {segment.row_stop} must hold "
-                f"{segment.live} rows that pass, as was counted, got {live}; the file or the filter is not what it "
-                "was when it was counted: build the loader again"
+                f"{segment.live} rows that pass, as was counted, got {live}; the file or the filter has changed since "
+                "it was counted: build the loader again"
             )

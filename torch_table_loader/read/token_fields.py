@@ -41,7 +41,7 @@ def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
         raise ConfigError(f"Pack: column {name!r} must be text for a tokenizer, got {kind}; leave tokenizer out")
     if is_text:
         raise ConfigError(
-            f"Pack: column {name!r} is text, whose tokens nobody has counted; write a table of tokens once with "
+            f"Pack: column {name!r} is text, whose tokens are not counted; write a table of tokens once with "
             'torch-table-loader tokenize, and read that, or pass tokenizer= and shuffle="rows"'
         )
     is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
@@ -90,7 +90,7 @@ def counts_of(name: str, column: pa.Array) -> Ints:
         row = int(counts.argmin())
         raise TableError(
             f"column {name!r} must say how many tokens a document has, got {counts[row]} in row {row} of this batch; "
-            "mend the table, or leave lengths out"
+            "fix the table, or leave lengths out"
         )
     return counts
 
@@ -102,7 +102,7 @@ def check_counted(name: str, column: pa.Array, lengths: Ints) -> None:
         row = int(wrong[0])
         raise TableError(
             f"column {name!r} says {said[row]} tokens in row {row} of this batch, and the document has "
-            f"{lengths[row]}; mend the table, or leave lengths out"
+            f"{lengths[row]}; fix the table, or leave lengths out"
         )
 
 
@@ -128,7 +128,7 @@ def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> No
         row = int(np.flatnonzero(own != lengths)[0])
         raise TableError(
             f"columns {tokens!r} and {name!r} must be lists of one length in each row, got {int(lengths[row])} and "
-            f"{int(own[row])} in row {row} of this batch; leave {name!r} out of aligned, or mend the table"
+            f"{int(own[row])} in row {row} of this batch; leave {name!r} out of aligned, or fix the table"
         )
     values = column.flatten()
     if values.null_count:
@@ -136,7 +136,7 @@ def check_aligned(tokens: str, lengths: Ints, name: str, column: pa.Array) -> No
         row = int(np.searchsorted(np.cumsum(own), place, side="right"))
         raise TableError(
             f"column {name!r} has a null inside the list of row {row} of this batch; a token must have a value: leave "
-            "such rows out with filters=, or mend the table"
+            "such rows out with filters=, or fix the table"
         )
 
 

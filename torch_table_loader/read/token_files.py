@@ -96,7 +96,7 @@ class TokenReader(WithoutStatistics, ABC):
             except ValueError as error:
                 raise TableError(
                     f"{file.name} must be tokens of the format {self.name!r} with their index, but {error}; the files "
-                    "are torn, of another format, or not of one another: write them again, or leave them out"
+                    "are torn, of another format, or do not belong together: write them again, or leave them out"
                 ) from error
 
     def null_free(self, meta: FileMeta, columns: Sequence[str], kept: Sequence[bool]) -> frozenset[str]:  # noqa: ARG002
@@ -375,7 +375,8 @@ def check_total(what: str, tokens: int, width: int) -> None:
 def _check_size(file: DataFile, size: int) -> None:
     if size != file.version.num_bytes:
         raise TableError(
-            f"{file.name} had {file.version.num_bytes} bytes when it was listed, and has {size}: it changed under us, "
+            f"{file.name} had {file.version.num_bytes} bytes when it was listed, and has {size}: it changed while it "
+            "was in use, "
             "or was cut; build the loader again on the files as they are now"
         )
 

@@ -113,7 +113,7 @@ def load_tokenizer(given: str | Encode, *, special_tokens: bool = False) -> Toke
         given: "bytes", for the bytes of UTF-8; "tiktoken:cl100k_base"; the path of a Hugging Face ``tokenizer.json``
             or of its folder; "module:attribute", for any function that takes a list of strings and returns a list of
             ids for each; or that function. The attribute ``vocab_size`` of a function is believed.
-        special_tokens: of Hugging Face's tokenizers, whether begin and end tokens and their like are added.
+        special_tokens: whether tokenizers of Hugging Face add their special tokens, such as begin and end.
 
     Raises:
         ConfigError: there is no such tokenizer, or it cannot be loaded.
@@ -186,7 +186,7 @@ def _of_file(path: Path, *, special_tokens: bool) -> Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:
-        raise ConfigError(f"{str(path)!r} is no tokenizer.json that tokenizers can read: {error}") from error
+        raise ConfigError(f"{str(path)!r} is not a tokenizer.json that tokenizers can read: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
 

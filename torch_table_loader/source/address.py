@@ -81,7 +81,7 @@ def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
         raise ConfigError(f"a path must be a non-empty string, got {url!r}")
     if _CHAINED.match(url):
         raise ConfigError(
-            "a chained URL (protocol::protocol://) is not taken as a path; "
+            "a chained URL (protocol::protocol://) is not supported as a path; "
             "name the outer protocol alone and pass target_protocol and target_options in storage_options"
         )
     match = _PROTOCOL.match(url)

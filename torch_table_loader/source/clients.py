@@ -59,7 +59,7 @@ _ETAG_NAMES = ("ETag", "etag", "generation", "Content-MD5")
 
 
 class Found(NamedTuple):
-    """What a store says of one path; what is no file has no version."""
+    """What a store says of one path; what is not a file has no version."""
 
     path: str
     version: FileVersion | None
@@ -72,7 +72,7 @@ class Found(NamedTuple):
         return self.version is None and not self.special
 
     def file_version(self) -> FileVersion:
-        """Return the version. Raises TableError if this is no file."""
+        """Return the version. Raises TableError if this is not a file."""
         if self.version is None:
             found = f"a {self.special}" if self.special else "a directory"
             raise TableError(f"{self.path}: expected a file, found {found}; remove it, or list the table again")
@@ -188,7 +188,7 @@ class LocalClient(Client):
             return file.read_at(stop - start, start)
 
     def _refuse_special(self, path: str) -> None:
-        """Raise TableError for a FIFO or device, which to open or read could take for ever."""
+        """Raise TableError for a FIFO or device, which to open or read could take forever."""
         if (found := self.stat(path)).special:
             found.file_version()
 
@@ -296,7 +296,7 @@ def _of_fsspec(path: str, info: Mapping[str, Any]) -> Found:
     if not _is_file(info):
         return Found(path, None)
     if info.get("size") is None:
-        raise OSError("the store does not tell the size of this file, which reading it by parts needs")
+        raise OSError("the store does not report the size of this file, which reading parts of it needs")
     etag = next((str(info[name]).removeprefix("W/").strip('"') for name in _ETAG_NAMES if info.get(name)), None)
     mtime = next((_nanoseconds(info[name]) for name in _TIME_NAMES if info.get(name) is not None), None)
     if etag is not None and mtime is not None:

@@ -28,7 +28,7 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
         name: '/'-separated, relative to the table's root; the last segment is the file's own.
 
     Raises:
-        TableError: a key comes twice, or a segment is no percent-encoded UTF-8.
+        TableError: a key comes twice, or a segment is not percent-encoded UTF-8.
 
     >>> hive_segments("day=2024-01-31/city=S%C3%A3o%20Paulo/part-0.parquet")
     (('day', '2024-01-31'), ('city', 'São Paulo'))
@@ -47,7 +47,7 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
                 "or leave out partitioning"
             ) from error
         if key in found:
-            raise TableError(f"{name}: hive key {key!r} comes twice in one path; each may come once")
+            raise TableError(f"{name}: hive key {key!r} comes twice in one path; remove one of them")
         found[key] = value
     return tuple(found.items())
 

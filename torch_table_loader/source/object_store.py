@@ -42,7 +42,7 @@ _NO_RETRIES: RetryConfig = {"max_retries": 0}
 """Who asks decides whether to ask again: one policy for all clients."""
 
 _NO_LIMIT = "30 days"
-"""For a whole request: a slow line is no failure while bytes arrive. obstore takes no "never" here."""
+"""For a whole request: a slow line is not a failure while bytes arrive. obstore takes no "never" here."""
 
 _PART_BYTES = 16 << 20
 _PARTS_IN_FLIGHT = 4

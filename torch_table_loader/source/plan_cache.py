@@ -95,7 +95,10 @@ class PlanCache:
             return None
         found = _decode(data, key)
         if found is None:
-            self._warn("torn", f"an entry of the plan cache is torn or foreign and is written anew: {file.name}")
+            self._warn(
+                "torn",
+                "an entry of the plan cache is damaged or of another table, and is written again: {file.name}",
+            )
             return None
         entry, locals_then = found
         return entry if all(map(same_local, locals_then, _locals(file))) else None

@@ -50,7 +50,7 @@ class WrongLengthError(OSError):
             f"bytes {start} to {stop} were asked for, and {num_bytes} bytes came; the server must answer requests for "
             "ranges, and the file must be as long as it was"
         )
-        # A server that ignores ranges will go on to do so; a body that was cut may come whole.
+        # A server that ignores ranges will continue to do so; a body that was cut may come whole.
         self.most_tries = 3 if num_bytes > stop - start else 10
 
 
@@ -97,7 +97,7 @@ class RetryPolicy:
         return min(most * self.fraction(), left)
 
     def pause(self, seconds: float) -> bool:
-        """Wait, and return whether to go on: no longer once nobody wants the answer."""
+        """Wait, and return whether to continue: no longer once nobody wants the answer."""
         end = self.now() + seconds
         while not (over := cancelled()) and (left := end - self.now()) > 0:
             self.sleep(min(left, _SLICE_S))
@@ -174,7 +174,7 @@ class Attempts:
                 *(self._what, said, seconds, self._policy.retry_seconds),
             )
         wait = self._policy.wait_after(self._tries, left)
-        _log.debug("%s: %s; try %d comes in %.1f s", self._what, said, self._tries + 1, wait)
+        _log.debug("%s: %s; attempt %d follows in %.1f s", self._what, said, self._tries + 1, wait)
         goes_on = self._policy.pause(wait)
         waited = self._policy.now() - now
         self._seconds += waited

@@ -146,7 +146,7 @@ def s3_bucket(options: Mapping[str, Any]) -> Callable[[str], S3Store]:
 
     def connect(bucket: str) -> S3Store:
         if bucket.startswith("arn:"):
-            raise ConfigError("an ARN is no name of a bucket here; write the access point's alias (s3://alias/path)")
+            raise ConfigError("an ARN is not a name of a bucket here; write the access point's alias (s3://alias/path)")
         region = options.get("region") or configured_region(os.environ, options.get("profile"))
         if region is None and endpoint is None:
             region = bucket_region(bucket, options)

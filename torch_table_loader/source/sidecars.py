@@ -61,8 +61,8 @@ def pair(
         for sidecar, path, there in places:
             if there is None and sidecar.required:
                 raise MissingFileError(
-                    f"{names.shown(file.path)} cannot be read without {names.shown(path)}, which is not there; "
-                    "restore it, or write both again",
+                    f"{names.shown(file.path)} cannot be read without {names.shown(path)}, which is missing; restore "
+                    "it, or write both again",
                     names.shown(path),
                 )
         return Paired(file, tuple(there for _, _, there in places if there is not None))
@@ -112,7 +112,7 @@ class _Names:
 
 
 def has_bytes(file: Found) -> bool:
-    """Return whether a file holds anything, or is no file, which is refused later."""
+    """Return whether a file holds anything, or is not a file, which is refused later."""
     return bool(file.special) or (file.version is not None and file.version.num_bytes > 0)
 
 

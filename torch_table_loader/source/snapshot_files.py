@@ -31,6 +31,7 @@ class SnapshotFiles:
         pinned: whether the caller chose the snapshot.
         request: what the table was found by, to open it at another snapshot; None where it was not looked for.
         start_snapshot_id: where only appended rows are read, the snapshot after which they came; else None.
+        changelog: whether the rows that went after it are read as well, with what happened to each.
     """
 
     storage: TableStorage
@@ -45,6 +46,7 @@ class SnapshotFiles:
     pinned: bool = True
     request: Any = field(default=None, repr=False, compare=False)
     start_snapshot_id: int | None = None
+    changelog: bool = False
 
     pin: ClassVar[str] = "snapshot_id"
     """The argument that chooses a snapshot, for messages."""

@@ -152,7 +152,7 @@ class FileStorage:
         return self._ask(path, lambda client: client.read(path), len)
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        """Write a small file whole: whoever reads sees all of it or none. Raises StorageError."""
+        """Write a small file atomically: a reader sees all of it or nothing. Raises StorageError."""
         self._ask(path, lambda client: client.write(path, data))
 
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
@@ -253,7 +253,8 @@ class FileStorage:
             raise
         except ChangedFile as changed:
             raise TableError(
-                f"{self.shown(path)} changed under us: its etag was {changed.args[0]!r}, and the store has another "
+                f"{self.shown(path)} changed while it was in use: its etag was {changed.args[0]!r}, and the store has "
+                "another "
                 "one; build the loader again on the table as it is now, and let writers add new files instead of "
                 "writing over old ones"
             ) from None
@@ -295,7 +296,7 @@ class FileStorage:
                 shown,
             )
         return kind(
-            f"{shown}: the store did not do what was asked: {details}; "
+            f"{shown}: the request to the store failed: {details}; "
             "check the path, the network, and endpoint and credentials in storage_options"
         )
 

@@ -27,7 +27,7 @@ _VERSION = re.compile(r"v?(\d+)")
 def look_around(
     pool: Executor, storage: FileStorage, roots: Iterable[str], walked: Iterable[str]
 ) -> list[Future[list[Found]]]:
-    """Look for the metadata of other table formats where no listing will see it, and go on meanwhile.
+    """Look for the metadata of other table formats where no listing will see it, and continue meanwhile.
 
     A path may be a table's ``data`` folder, a partition, or a file. So the look is into the table's folder and the one
     above it. That costs a few requests for a table, not one for a file.

@@ -329,7 +329,7 @@ def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str]
     """Check a ``location_override``; the longest prefix comes first.
 
     Raises:
-        ConfigError: it is no mapping of prefixes.
+        ConfigError: it is not a mapping of prefixes.
 
     >>> read_overrides({"s3://a/": "file:///b/", "s3://a/c/": "file:///c/"})
     (('s3://a/c/', 'file:///c/'), ('s3://a/', 'file:///b/'))

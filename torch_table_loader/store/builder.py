@@ -74,7 +74,7 @@ def build_files(
         spec: what it is to hold.
         read: reads a chunk's rows.
         threads: how many read and write.
-        report: called as it goes on.
+        report: called while it works.
         beat: seconds between two signs of life.
         dead_after: seconds without one after which another builder's chunk is taken over.
 
@@ -107,7 +107,7 @@ def build_memory(
         spec: what it is to hold.
         read: reads a chunk's rows.
         threads: how many read.
-        report: called as it goes on.
+        report: called while it works.
         room: the bytes that it may take; None where nobody knows.
 
     Raises:
@@ -121,7 +121,7 @@ def build_memory(
         if isinstance(error, OutOfMemoryError):
             raise
         raise OutOfMemoryError(
-            f"{_TOO_LARGE.format(spec.num_bytes)}, and that is not there ({error}); {_SMALLER}"
+            f"{_TOO_LARGE.format(spec.num_bytes)}, which it did not get ({error}); {_SMALLER}"
         ) from error
 
 
@@ -144,15 +144,18 @@ def _built_in_memory(
     with ThreadPoolExecutor(threads, "table-loader-store") as pool:
         parts = list(pool.map(build, range(len(spec.chunk_rows))))
     layout = spec.layout
+    batches = [batch for chunk in range(len(parts)) for batch in sink.heaps.pop(chunk, [])]
+    strings, heap = sink.strings.finish(layout.heap, batches)
     return StoredRows(
         layout,
         sink.memory.reshape(-1).view(f"V{layout.width}") if layout.width else sink.memory.reshape(-1),
         None if sink.nulls is None else sink.nulls.reshape(-1, layout.null_width),
         frozenset(column for part in parts for column in part.null_columns),
         sink.ids if spec.keeps_ids else None,
-        [batch for chunk in range(len(parts)) for batch in sink.heaps.get(chunk, [])],
+        heap,
         spec.num_rows,
         lists=None if not spec.flat else _lists_in_memory(sink, len(parts)),
+        strings=strings,
     )
 
 
@@ -299,7 +302,7 @@ def done_chunks(place: Path) -> set[int]:
 
 
 def _check_room(place: Path, spec: StoreSpec, known: Part | None = None) -> None:
-    """Refuse to begin, or to go on, where the disk has too little room.
+    """Refuse to begin, or to continue, where the disk has too little room.
 
     Args:
         place: the store's folder.

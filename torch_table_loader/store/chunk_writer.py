@@ -18,6 +18,7 @@ from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.causes import store_error_type
 from torch_table_loader.errors import StorageError, TableError
 from torch_table_loader.local_files import new_file, open_regular
+from torch_table_loader.store.coded_strings import StringEncoder
 from torch_table_loader.store.spec import IDS, NULLS, RECORDS, WIDE_LENGTHS, Part, StoreSpec, heap_file, values_file
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Sink(ABC):
 
     @abstractmethod
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
-        """Write records from a row on; return the checksum that goes on from `crc`, where it is wanted."""
+        """Write records from a row on; return the checksum that continues from `crc`, where it is wanted."""
 
     @abstractmethod
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
@@ -215,7 +216,7 @@ def naming_disk_errors(place: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = (
-            "make room, or pass row_store= another folder; what is built stays, and the next build goes on there"
+            "make room, or pass row_store= another folder; what is built stays, and the next build continues from there"
             if full
             else "pass row_store= a folder that can be written"
         )
@@ -306,6 +307,7 @@ class MemorySink(Sink):
         self.nulls: NDArray[np.uint8] | None = None
         self.heaps: dict[int, list[pa.RecordBatch]] = {}
         self.flat: dict[int, list[NDArray[Any]]] = {}
+        self.strings = StringEncoder()
         self._null_bytes = spec.num_rows * spec.layout.null_width
 
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
@@ -324,24 +326,26 @@ class MemorySink(Sink):
     def heap(self, chunk: int, schema: pa.Schema) -> _ChunkList:  # noqa: ARG002
         """Open a heap; see `Sink`."""
         self.heaps[chunk] = []
-        return _ChunkList(self.heaps[chunk])
+        return _ChunkList(self.heaps[chunk], self.strings.encode)
 
     def values(self, chunk: int) -> _ChunkList:
         """Open a list of values; see `Sink`."""
         self.flat[chunk] = []
-        return _ChunkList(self.flat[chunk])
+        return _ChunkList(self.flat[chunk], list)
 
 
 class _ChunkList:
     crc, num_bytes = 0, 0
 
-    def __init__(self, parts: list[Any]) -> None:
-        self._parts = parts
+    def __init__(self, parts: list[Any], form: Callable[[list[Any]], list[Any]]) -> None:
+        self._parts, self._form = parts, form
 
     def write(self, part: Any) -> None:
         """Keep a record batch, or an array."""
         self._parts.append(part)
-        self.num_bytes += part.nbytes
 
     def close(self, *, whole: bool) -> None:
-        """Nothing to do."""
+        """Bring what is whole to the form that it has in memory."""
+        if whole:
+            self._parts[:] = self._form(self._parts)
+            self.num_bytes = sum(part.nbytes for part in self._parts)

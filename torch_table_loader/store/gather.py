@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from torch_table_loader.arrow.buffers import Arena, aligned
+from torch_table_loader.arrow.datatypes import plain_type
 from torch_table_loader.errors import OutOfMemoryError
 from torch_table_loader.store.list_rows import ListPart, copies_lists, take_lists
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.document_lengths import DocumentLengths
+    from torch_table_loader.store.coded_strings import CodedStrings
     from torch_table_loader.store.list_values import Spans, StoredLists
     from torch_table_loader.store.read_ahead import ReadAhead
     from torch_table_loader.store.record_layout import FixedType, RecordLayout, Slot
@@ -47,6 +49,7 @@ class StoredRows:
         num_rows: how many.
         read_ahead: asks the system for the pages that come next, where it cannot hold them all; or None.
         lists: those that are kept flat, or at least the parts of them that were asked for; None where none is.
+        strings: columns that the heap lacks, since few of their strings differ; None where there is none.
     """
 
     layout: RecordLayout
@@ -58,6 +61,7 @@ class StoredRows:
     num_rows: int
     read_ahead: ReadAhead | None = None
     lists: StoredLists | None = None
+    strings: CodedStrings | None = None
     _heap_starts: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,10 +99,13 @@ class StoredRows:
         return self, places
 
     def gather(self, places: Ints) -> list[pa.Array]:
-        """Return the rows at some places: one array a column that is not kept flat, of its plain type, in new memory.
+        """Return the rows at some places: one array a column that is not kept flat, in new memory.
 
         Args:
             places: int64[n], each in [0, num_rows).
+
+        Returns:
+            Arrays of the plain types; strings may come as dictionaries of these.
 
         Raises:
             OutOfMemoryError: there is too little memory for them.
@@ -107,7 +114,7 @@ class StoredRows:
             return self._gathered(places)
         except MemoryError as error:
             raise OutOfMemoryError(
-                f"there is too little memory for {len(places):,} rows of the row store ({error}); take a smaller "
+                f"there is too little memory for {len(places):,} rows of the row store ({error}); use a smaller "
                 "batch_size, fewer workers or fewer columns=[...], or give the process more memory"
             ) from error
 
@@ -120,7 +127,12 @@ class StoredRows:
             if bits is not None and slot.column in self.null_columns:
                 nulls = bits[:, slot.bit : slot.bit + slot.kind.null_bits]
             columns[slot.column] = _array(slot, bare, nulls)
-        for column, array in zip(self.layout.heap, self._from_heap(places), strict=True):
+        coded = () if self.strings is None else self.strings.columns
+        if self.strings is not None:
+            for column, array in zip(coded, self.strings.gather(places), strict=True):
+                columns[column] = array
+        others = [column for column in self.layout.heap if column not in coded]
+        for column, array in zip(others, self._from_heap(places, others), strict=True):
             columns[column] = array
         return columns[self.layout.flat :]
 
@@ -162,12 +174,12 @@ class StoredRows:
             return None
         return np.unpackbits(self.nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
 
-    def _from_heap(self, places: Ints) -> list[pa.Array]:
-        """Return the rows of the columns of the heap, in the order that was asked for."""
-        if not self.layout.heap:
+    def _from_heap(self, places: Ints, wanted: Sequence[int]) -> list[pa.Array]:
+        """Return the rows of the columns that the heap has, in the order that was asked for."""
+        if not wanted:
             return []
         if not len(places):
-            return [pa.nulls(0, kind) for kind in self.layout.heap_schema.types]
+            return [pa.nulls(0, plain_type(self.layout.schema.types[column])) for column in wanted]
         order = np.argsort(places, kind="stable")
         rising = places[order]
         ends = np.searchsorted(rising, self._heap_starts)
@@ -181,7 +193,7 @@ class StoredRows:
         indices = [pa.array(local) for _, local, _ in parts]
         taking = pa.array(back)
         columns = []
-        for number in range(len(self.layout.heap)):
+        for number in range(len(wanted)):
             arrays = [batch.column(number) for batch, _, _ in parts]
             if copies_lists(kind := arrays[0].type) and not any(array.values.null_count for array in arrays):
                 lists = [ListPart(array, *rest) for array, (_, *rest) in zip(arrays, parts, strict=True)]

@@ -1,7 +1,7 @@
 """Who builds which chunk: a file with a heartbeat, so that several processes and nodes share the work.
 
 A lease only spares double work. Two builders of one chunk write the same bytes to the same place, so a builder that was
-taken for dead and goes on does no harm.
+taken for dead and continues does no harm.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> tup
         if found != part.num_values:
             raise TableError(
                 f"chunk {chunk} of the row store {place.name!r} has {part.num_values} elements of lists, and lengths "
-                f"for {found}; remove the folder {str(place)!r}, and it is built anew"
+                f"for {found}; remove the folder {str(place)!r}, and it is built again"
             )
         row += part.rows
     made, crc = DocumentLengths.of(wide), 0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _READ_BYTES = 1 << 22
-REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is built anew"
+REMEDY = "remove it with `torch-table-loader store prune --damaged`, and it is built again"
 
 
 @dataclass(frozen=True, slots=True)

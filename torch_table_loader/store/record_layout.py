@@ -282,12 +282,12 @@ def check_storable(schema: pa.Schema) -> None:
         except (pa.ArrowException, NotImplementedError, ValueError, TypeError) as error:
             raise ConfigError(
                 f"column {entry.name!r} is of type {entry.type}, which cannot be gathered row by row ({error}); leave "
-                'it out with columns=[...], or take shuffle="splits"'
+                'it out with columns=[...], or use shuffle="splits"'
             ) from error
         if back.type != entry.type:
             raise ConfigError(
                 f"column {entry.name!r} is of type {entry.type}, which comes back as {back.type}; leave it out with "
-                'columns=[...], or take shuffle="splits"'
+                'columns=[...], or use shuffle="splits"'
             )
 
 

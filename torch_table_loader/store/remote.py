@@ -94,7 +94,7 @@ class RemoteRows:
         if zlib.crc32(data) != crc:
             raise TableError(
                 f"the row store {manifest.name!r} is damaged: {LENGTHS} is not what was written; remove that folder, "
-                "and it is built anew"
+                "and it is built again"
             )
         return lengths_of(data, width, self.num_rows, manifest.name)
 
@@ -241,7 +241,7 @@ def open_remote(
         if found.num_bytes != length:
             raise TableError(
                 f"the row store {storage.shown(root)} is damaged: {name} must have {length} bytes, got "
-                f"{found.num_bytes}; remove that folder, and it is built anew"
+                f"{found.num_bytes}; remove that folder, and it is built again"
             )
         return found
 

@@ -119,4 +119,4 @@ def _write(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:
 
 
 def _damaged(path: Path, why: str) -> StorageError:
-    return StorageError(f"the weights in {str(path)!r} are damaged: {why}; remove the file, so that it is made anew")
+    return StorageError(f"the weights in {str(path)!r} are damaged: {why}; remove the file, and it is computed again")

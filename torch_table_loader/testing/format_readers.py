@@ -308,7 +308,7 @@ def _check_footer_is_not_read_again(
     with storage.open(file.path) as handle:
         end, begins = handle.size(), bytes(handle.read(len(meta.footer))) == meta.footer
     # A footer is at the end of a file, unless it is what the file begins with, stands in a sidecar, or was found by
-    # reading rows, which then go on to the end.
+    # reading rows, which then continue to the end.
     elsewhere = bool(file.sidecars) or any(stop == end for _, stop in meta.group_ranges or ())
     first, last = (0, len(meta.footer)) if begins else (end, end) if elsewhere else (end - 1, end)
     again = [(start, stop) for start, stop in watched.reads if start < last and stop > first]

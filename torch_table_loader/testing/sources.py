@@ -23,7 +23,7 @@ def check_source(source: Source, *, opened: int = 16) -> None:
     its storage says, and give each file exactly the partition columns of its schema, of their types; a source of
     snapshots, whose partitioning may have changed since a file was written, some of them. Its formats must be known.
     A source that can open other snapshots must open its own alike, and one with a history must say nothing of what
-    happened since its own, and something of one that is no ancestor.
+    happened since its own, and something of one that is not an ancestor.
 
     Args:
         source: the source, of a table that nobody changes meanwhile.
@@ -87,7 +87,7 @@ def _check_history(who: str, source: HistorySource, own: int) -> None:
             told = source.changes_since(since)
             words = not isinstance(told, str) and all(isinstance(each, str) and each for each in told)
         require(words, f"{who}: changes_since({since}) must give a list of texts, got {told!r}")
-        expected = "say that it is no ancestor" if happened else "be empty, since that is its own snapshot"
+        expected = "say that it is not an ancestor" if happened else "be empty, since that is its own snapshot"
         require(bool(told) == happened, f"{who}: changes_since({since}) must {expected}, got {list(told)}")
 
 

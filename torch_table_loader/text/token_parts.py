@@ -43,10 +43,10 @@ class TokenForm:
     """What the rows of a token table are.
 
     Args:
-        column: the one with text, which does not come.
+        column: the column of text, which the result does not have.
         ids: the name of the column of tokens, which comes first.
         id_type: of a token.
-        nulls: of a row without text, "error" refuses it, "drop" leaves it out, "empty" makes no tokens of it.
+        nulls: what to do with a row without text: "error" refuses it, "drop" leaves it out, "empty" gives it no tokens.
         lengths: the name of a last column with the number of tokens; None for none.
     """
 

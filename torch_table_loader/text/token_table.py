@@ -54,16 +54,16 @@ _SHARES_OF_A_CPU = 4
 
 @dataclass(frozen=True, slots=True)
 class TokenizedShare:
-    """What a call of `tokenize_table` has done.
+    """The result of a call of `tokenize_table`.
 
     Args:
         path: the folder of the token table.
-        finished: whether the token table is there; else other ranks are not done yet.
+        finished: whether the token table is complete; if not, other ranks are still at work.
         num_parts: files of the token table.
         written: files that this call wrote.
         documents: rows in these.
         tokens: tokens in these.
-        dropped: rows without text that were left out of these.
+        dropped: rows without text that were left out.
     """
 
     path: Path
@@ -89,25 +89,25 @@ def tokenize_table(
     workers: int = 1,
     cluster: RayCluster | None = None,
 ) -> TokenizedShare:
-    """Write a table with tokens in place of text, as Parquet; a call that was ended goes on where it was.
+    """Write a table with tokens in place of text, as Parquet; a call that was interrupted may be repeated.
 
-    Each split of the table becomes one file. What is written does not depend on how many write it, nor on how often
-    they were ended. It is collected in the folder ``OUT.unfinished``, which becomes `out` when all of it is there.
+    Each split of the table becomes one file. The result does not depend on the number of writers, nor on interruptions.
+    It is collected in the folder ``OUT.unfinished``, which becomes `out` once it is complete.
 
     Args:
         dataset: the table, not shuffled; its columns, filter and splits are those of the token table. Its rank
             writes every ``num_ranks``-th file, and its `show_progress` draws a bar.
-        out: a folder that all ranks see, and that is not there yet.
+        out: a folder that all ranks see, and that does not exist yet.
         tokenizer: see `load_tokenizer`.
-        column: the one with text, which does not come.
+        column: the column of text, which the result does not have.
         ids: the name of the column of tokens, which comes first.
         lengths: the name of a last column with the number of tokens of each row; None for none.
         dtype: of a token: "uint16", "uint32" or "int32"; "auto" is uint16 for a tokenizer that is known to have no
             id above 65,535, else int32.
-        nulls: of a row without text, "error" refuses it, "drop" leaves it out, "empty" makes no tokens of it.
-        special_tokens: of Hugging Face's tokenizers, whether begin and end tokens and their like are added.
+        nulls: what to do with a row without text: "error" refuses it, "drop" leaves it out, "empty" gives it no tokens.
+        special_tokens: whether tokenizers of Hugging Face add their special tokens, such as begin and end.
         workers: processes; 1 tokenizes in this one.
-        cluster: whose CPUs do it instead, all of them; every node must see `out`, and have what `tokenizer` names.
+        cluster: the cluster whose CPUs do the work instead; every node must see `out`, and have what `tokenizer` names.
 
     Raises:
         ConfigError: an option is wrong, or `out` is something else.
@@ -155,7 +155,7 @@ def tokenize_table(
 def _job_of(dataset: TableDataset) -> StreamJob:
     job = dataset.job
     if dataset.options.pack is not None:
-        raise ConfigError("pack= packs tokens, which are not there yet; pass it to the dataset of the token table")
+        raise ConfigError("pack= packs tokens, which do not exist yet; pass it to the dataset of the token table")
     if not isinstance(job, StreamJob) or not job.strategy.cuts:
         raise ConfigError(
             "a table to tokenize is read split by split, in its order; leave shuffle= out, and a split_strategy= that "
@@ -260,7 +260,7 @@ class _Folder:
             found = json.loads(read_regular(folder / DESCRIPTION))
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             raise ConfigError(
-                f"{str(folder)!r} is there, and is no token table that was begun here; name another folder"
+                f"{str(folder)!r} already exists, but is not a token table that was begun here; name another folder"
             ) from error
         differ = [
             f"{name} was {found.get(name)!r}, is {value!r}"
@@ -311,7 +311,7 @@ def _written(
         except BrokenProcessPool as error:
             raise WorkerError(
                 "a process that tokenizes ended before its work did; if it was killed for memory, pass fewer workers. "
-                "Run again, and the work goes on where it was"
+                "Run again to continue where it stopped"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

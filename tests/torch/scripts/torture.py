@@ -105,7 +105,7 @@ def told_to_stop(work: Path, epoch: int) -> bool:
 
 def main() -> None:
     """Read the command line and train."""
-    warnings.filterwarnings("ignore", message="ranks take unequally many steps")
+    warnings.filterwarnings("ignore", message="ranks take different numbers of steps")
     table, work = Path(sys.argv[1]), Path(sys.argv[2])
     options = json.loads(sys.argv[3])
     dist.init_process_group("gloo", timeout=timedelta(seconds=options.pop("patience", 60)))

@@ -76,9 +76,9 @@ def warn_of_undone(here: ExclusionState, loaded: ExclusionState, where: str = ""
     back, gone = here.undone_by(loaded)
     if not back and not gone:
         return
-    changes = [f"{back} rows{where} that were excluded here are in again"] if back else []
-    changes += [f"{gone} rows{where} that were included again here are out again"] if gone else []
+    changes = [f"{back} rows{where} that were excluded here come back"] if back else []
+    changes += [f"{gone} rows{where} that were included again here are excluded again"] if gone else []
     warn_caller(
-        f"the state that was loaded brings its own exclusions: {', '.join(changes)}; call exclude() and include() "
-        "after load_state_dict() for what is to hold in the epochs to come"
+        f"the loaded state replaces the exclusions: {', '.join(changes)}; call exclude() and include() "
+        "after load_state_dict() to change them for later epochs"
     )

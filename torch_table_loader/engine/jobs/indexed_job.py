@@ -57,7 +57,7 @@ class Items(ABC):
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:
-        """The tables and options that a state is bound to; ranks, lanes and batch size are no part of it."""
+        """The tables and options that a state is bound to; ranks, lanes and batch size are not part of it."""
 
     @property
     def compared(self) -> Mapping[str, Any]:
@@ -119,7 +119,7 @@ class Items(ABC):
         return ()
 
     def grown_from(self, files_of: Mapping[Extent, Ints]) -> Self:
-        """Return the same items, which go on from states of the table as it was; see `Job.grown_from`.
+        """Return the same items, which continue from states of the table as it was; see `Job.grown_from`.
 
         Raises:
             ResumeError: they cannot.
@@ -250,11 +250,11 @@ class IndexedJob(Job):
         return self.items.extents(state)
 
     def grown_from(self, files_of: Mapping[Extent, Ints]) -> IndexedJob:
-        """Return the same job, which goes on from states of the table as it was; see `Job.grown_from`."""
+        """Return the same job, which continues from states of the table as it was; see `Job.grown_from`."""
         return replace(self, items=self.items.grown_from(files_of)) if files_of else self
 
     def resume(self, state: Mapping[str, Any]) -> tuple[IndexedJob, SamplePosition]:
-        """Return the job that goes on from a state, and where; see `Job.resume`."""
+        """Return the job that continues from a state, and where; see `Job.resume`."""
         items, position = self.items.resume(current_version(state), self.topology)
         return replace(self, items=items), position
 
@@ -264,11 +264,11 @@ class IndexedJob(Job):
             self.items.warn_of_undone(other.items)
 
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         batches = GlobalBatches(self.items.length, 0, self.topology, self.rank)
         if not batches.endless and (shown := uneven_steps(steps_of_ranks(batches))) is not None:
             warn_caller(
-                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
                 'pass even_ranks="pad", or drop_last=True'
             )
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _NO_FILES = (
-    '{} needs batches that are of one file each, and shuffle="rows" and mixtures take rows of any; pass '
+    '{} needs batches that each come from one file, but shuffle="rows" and mixtures draw rows from all files; pass '
     'batch_by="file" and another shuffle='
 )
 
@@ -203,7 +203,7 @@ class Job(ABC):
         return position
 
     def following(self, position: Any) -> Any:
-        """Return where the job goes on in the epoch when the newest stage has ended; None: with nothing.
+        """Return where the job continues in the epoch when the newest stage has ended; None: with nothing.
 
         Sequences of another length make another stage, of which `planned` gives the steps until then.
         """
@@ -245,7 +245,7 @@ class Job(ABC):
 
     @abstractmethod
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> Self:
-        """Return the same job, which goes on from states of the table as it was.
+        """Return the same job, which continues from states of the table as it was.
 
         Args:
             files_of: which files the table had, in their order then, by what it was.
@@ -256,7 +256,7 @@ class Job(ABC):
 
     @abstractmethod
     def resume(self, state: Mapping[str, Any]) -> tuple[Self, Position]:
-        """Return the job that goes on from a state, and where.
+        """Return the job that continues from a state, and where.
 
         Args:
             state: what `state` returned on any rank of a job of any size.
@@ -270,7 +270,7 @@ class Job(ABC):
 
     @abstractmethod
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
 
     @abstractmethod
     def schema(self, position: Any) -> pa.Schema:

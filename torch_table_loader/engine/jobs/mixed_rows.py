@@ -132,7 +132,7 @@ class MixedRows(Items):
             if rows.store.place is None and not crosses_by_fork(options, fork_safe=mixed.fork_safe):
                 raise ConfigError(
                     f"source {name!r} keeps its rows in memory, which worker processes that are not forked cannot "
-                    'share; pass row_store= a directory to it, or worker_type="thread" to the mixture'
+                    'share; pass it a directory as row_store=, or pass worker_type="thread" to the mixture'
                 )
         mixed.length  # noqa: B018 refuses sources without rows
         return mixed
@@ -144,7 +144,7 @@ class MixedRows(Items):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The tables and options that a state is bound to; weights are no part of it."""
+        """The tables and options that a state is bound to; weights are not part of it."""
         options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": self.block}
         return mixture_identity({name: rows.identity for name, rows in self.sources.items()}, options)
 
@@ -296,7 +296,7 @@ class MixedRows(Items):
         """Return the mixture as a state has it, and the position.
 
         Sources may have come and gone since, and the loader may have been made with other weights: they hold from
-        there on. Otherwise the state's weights go on.
+        there on. Otherwise the state's weights continue.
         """
         saved = MixtureState.from_state(self.identity["options"], state)
         sources = {
@@ -394,13 +394,15 @@ class MixedRows(Items):
             None if taken is None else dict(zip(mixture.names, taken, strict=True)),
         )
         held = (
-            f"in every run of {mixture.block_rows:,} rows" if self.block else "after every row, but for less than one,"
+            f"in every run of {mixture.block_rows:,} rows each source has its share"
+            if self.block
+            else "after every row each source has its share, to within one row"
         )
         stores = [f"source {name!r}: {own.store.note}" for name, own in self.sources.items() if own.store.note]
         return [
             *sources,
             *stores,
-            f"{held} each source has its share; the epoch ends {end_of(self.stop)}",
+            f"{held}; the epoch ends {end_of(self.stop)}",
         ]
 
     def close_clients(self) -> None:

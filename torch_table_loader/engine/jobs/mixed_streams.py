@@ -143,7 +143,7 @@ class MixedStreamJob(Job):
 
     @cached_property
     def identity(self) -> Mapping[str, Any]:
-        """The tables and options that a state is bound to; weights are no part of it."""
+        """The tables and options that a state is bound to; weights are not part of it."""
         options = {"shuffle_seed": self.options.shuffle_seed, "stop": self.stop, "block": None}
         if self.options.pack is not None:
             options["seq_len"] = self.options.pack.seq_len
@@ -246,10 +246,10 @@ class MixedStreamJob(Job):
         return self
 
     def resume(self, state: Mapping[str, Any]) -> tuple[MixedStreamJob, MixedPosition]:
-        """Return the job that goes on from a state, and where; see `Job.resume`.
+        """Return the job that continues from a state, and where; see `Job.resume`.
 
         Sources may have come and gone since, and the loader may have been made with other weights: they hold from
-        there on. Otherwise the state's weights go on.
+        there on. Otherwise the state's weights continue.
         """
         saved = StreamsState.from_state(self.identity["options"], current_version(state))
         for name in saved.sources.keys() & self.sources.keys():
@@ -270,11 +270,11 @@ class MixedStreamJob(Job):
         return job, job._begun(position.epoch, newest, position)
 
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         batches = self.start(0).batches(self.rank)
         if not batches.endless and (shown := uneven_steps(steps_of_ranks(batches))) is not None:
             warn_caller(
-                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
                 'pass even_ranks="pad", or drop_last=True'
             )
 
@@ -387,10 +387,7 @@ class MixedStreamJob(Job):
         every = "after every step" if deal.block_steps == 1 else f"after every {deal.block_steps:,} steps"
         return [
             *share_notes(tuple(self.sources), self._rows, weights, taken, what),
-            (
-                f"{every} each source has its share, but for less than one {what}; "
-                f"the epoch ends {end_of(self.stop, what)}"
-            ),
+            (f"{every} each source has its share, to within one {what}; the epoch ends {end_of(self.stop, what)}"),
         ]
 
 

@@ -175,8 +175,8 @@ def checked_weights(
     if isinstance(weights, str):
         if weights not in get_args(NaturalShares):
             raise ConfigTypeError(
-                f"weights must be numbers by name of their source, got {weights!r}; the words that there are, "
-                '"rows" and "tokens", take all that sources have'
+                f'weights must be numbers by source name, or "rows" or "tokens" to take all that the sources have, '
+                f"got {weights!r}"
             )
         return weights
     _check_source_names(weights, sources)
@@ -209,7 +209,7 @@ def resolve_block(
     if block is None:
         return 0 if asked else BLOCK_ROWS
     if asked and block:
-        raise ConfigError(f"{asked} holds at every row, which no block={block} is needed for; leave block out")
+        raise ConfigError(f"{asked} holds after every row and needs no block, got block={block}; leave it out")
     return block
 
 

@@ -159,7 +159,7 @@ class PackedItems(TableItems):
         return replace(after, total=self.stream(after).count)
 
     def enter(self, before: SamplePosition, position: SamplePosition) -> None:
-        """Note that an epoch comes from one stage to the next, which goes on where the walk of the first has come."""
+        """Note that an epoch comes from one stage to the next, which continues where the walk of the first has come."""
         self.stream(position).begin_at(self.stream(before).anchor(before.consumed))
 
     def state(self, position: SamplePosition) -> dict[str, Any]:
@@ -312,7 +312,7 @@ class PackedItems(TableItems):
         pack = self.pack
         if pack.strategy != "windows":
             raise ConfigError(
-                f'as_map() shows sequences of the table\'s own order, which strategy="windows" has, got '
+                f'as_map() needs sequences in table order, as strategy="windows" makes them, got '
                 f"{pack.strategy!r}; leave pack out for documents"
             )
         return Windows(self.tokens.lengths.total, pack.seq_len, pack.stride or pack.seq_len)
@@ -320,8 +320,8 @@ class PackedItems(TableItems):
     def _refuse_windows(self, what: str) -> None:
         if self.pack.strategy == "windows":
             raise ConfigError(
-                f'{what} takes documents out, and strategy="windows" cuts tokens in table order, whatever documents '
-                'they are of; take strategy="concat", or filters='
+                f'{what} removes documents, but strategy="windows" cuts tokens without regard to documents; use '
+                'strategy="concat", or filters='
             )
 
     def _stream(self, epoch: int, exclusions: Exclusions, origin: int = 0, seq_len: int | None = None) -> PackedStream:
@@ -369,7 +369,7 @@ def _origin_of(state: Mapping[str, Any], topology: Topology) -> tuple[int, int]:
     sequences.
 
     Raises:
-        ResumeError: those are no numbers.
+        ResumeError: those are not numbers.
     """
     given = state.get("origin", 0)
     consumed = state.get("consumed")

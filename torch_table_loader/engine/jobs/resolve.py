@@ -47,7 +47,7 @@ def columns_of(table: Table, options: LoaderOptions) -> list[str]:
     if unknown := [name for name in columns if name not in names]:
         raise ConfigError(f"the table has no column {unknown[0]!r}{did_you_mean(unknown[0], names, spare=20)}")
     if not columns and not options.row_id:
-        raise ConfigError("columns is empty, so that batches would hold nothing; name at least one column")
+        raise ConfigError("columns is empty, so batches would hold nothing; name at least one column")
     if PADDING_COLUMN in columns and options.even_ranks in ("pad", "balance"):
         raise ConfigError(
             f"even_ranks={options.even_ranks!r} adds a column {PADDING_COLUMN!r}, but the table has one of that name; "
@@ -128,8 +128,8 @@ def strategy_of(options: LoaderOptions, ranks: RankInfo) -> Strategy:
         )
     if options.shuffle and "shuffle" not in strategy.took:
         warn_caller(
-            f"shuffle={options.shuffle!r} does nothing: {strategy.name}.generate() owns the order; shuffle there, by "
-            "the epoch it is given"
+            f"shuffle={options.shuffle!r} does nothing: {strategy.name}.generate() owns the order; shuffle there, "
+            "with the epoch that it receives"
         )
     return strategy
 
@@ -140,7 +140,7 @@ def _refuse_beside_any_coverage(strategy: Strategy, options: LoaderOptions) -> N
         if getattr(options, name) is not None:
             raise ConfigError(
                 f"{name} needs splits that hold each row once, and {strategy.name} declares coverage='any'; leave "
-                f"{name} out, or take another split_strategy"
+                f"{name} out, or use another split_strategy"
             )
 
 

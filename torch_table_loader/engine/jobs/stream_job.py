@@ -126,7 +126,7 @@ class StreamJob(Job):
         return StreamPosition.from_state(state).extents if "history" in state else ()
 
     def grown_from(self, files_of: Mapping[Extent, NDArray[np.int64]]) -> StreamJob:
-        """Return the same job, which goes on from states of the table as it was; see `Job.grown_from`."""
+        """Return the same job, which continues from states of the table as it was; see `Job.grown_from`."""
         return replace(self, planner=self.planner.grown_from(files_of)) if files_of else self
 
     def state(self, position: StreamPosition) -> dict[str, Any]:
@@ -134,10 +134,10 @@ class StreamJob(Job):
         return write_state(self.identity, position.to_state())
 
     def resume(self, state: Mapping[str, Any]) -> tuple[StreamJob, StreamPosition]:
-        """Return the job that goes on from a state, and where; see `Job.resume`.
+        """Return the job that continues from a state, and where; see `Job.resume`.
 
         Returns:
-            This job, with the state's number of lanes where the caller named none, and where it goes on.
+            This job, with the state's number of lanes where the caller named none, and where it continues.
         """
         state = current_version(state)
         splits_then = lambda extent: {"splits": self.planner.digest(extent)}  # noqa: E731
@@ -157,8 +157,8 @@ class StreamJob(Job):
         then, now = position.stage.topology, self.topology
         if self.strategy.coverage == "any" and not self.strategy.cuts and position.stage.steps:
             raise ResumeError(
-                f"{self.strategy.name} declares coverage='any' and deals rows to ranks and workers, so that only a job "
-                f"of the same shape goes on with the epoch: {then} was saved, and this is {now}; take that shape, or "
+                f"{self.strategy.name} declares coverage='any' and deals rows to ranks and workers, so only a job of "
+                f"the same shape can continue the epoch: {then} was saved, and this is {now}; use that shape, or "
                 "start a new epoch"
             )
 
@@ -166,18 +166,18 @@ class StreamJob(Job):
         refuse_unknown(position.extents, self.planner.extents)
         if position.rank is not None and position.extents:
             raise ResumeError(
-                "the state was saved with count_filtered=False, so that nobody knows which rows of the table before it "
-                "grew were taken; leave on_growth out, or count_filtered=True"
+                "the state was saved with count_filtered=False, so it is unknown which rows were taken before the "
+                "table grew; leave on_growth out, or count_filtered=True"
             )
         if position.rank is not None and (position.rank, position.stage.topology) != (self.rank, self.topology):
             raise ResumeError(
                 "the state was saved with count_filtered=False, so that only rank "
-                f"{position.rank} of the same job can go on from it; count_filtered=True makes states that any rank "
-                "loads"
+                f"{position.rank} of the same job can continue from it; pass count_filtered=True for states that any "
+                "rank can load"
             )
         if position.rank is None and not self.planner.counted:
             raise ResumeError(
-                "the state counts rows that pass the filter, and count_filtered=False gave that up; leave it True"
+                "the state counts rows that pass the filter, but count_filtered=False does not; leave it True"
             )
         if position.ended:
             longest = max(self.planner.steps_of_ranks(position, count=True) or [0])
@@ -189,7 +189,7 @@ class StreamJob(Job):
                 )
 
     def _stays(self, position: StreamPosition) -> bool:
-        """Whether the position's stage goes on here, or no rank has a step left in it."""
+        """Whether the position's stage continues here, or no rank has a step left in it."""
         epoch, begun, taken = position.epoch, position.steps_before, position.steps_taken
         if position.stage.extent is not None or self._length_at(epoch, begun) != self._length_at(epoch, taken):
             return False
@@ -281,10 +281,10 @@ class StreamJob(Job):
 
     def _check_batches_end_with_files(self, what: str) -> None:
         if self.options.batch_by != "file":
-            raise ConfigError(f'{what} needs batches that are of one file each; pass batch_by="file"')
+            raise ConfigError(f'{what} needs batches that each come from one file; pass batch_by="file"')
 
     def warn_of_uneven_steps(self) -> None:
-        """Warn if ranks take unequally many steps, which hangs a job that synchronises each step."""
+        """Warn if ranks take different numbers of steps, which hangs a job that synchronises each step."""
         if self.topology.num_ranks == 1 or self.options.even_ranks is not None or self.strategy.form == "generator":
             return
         remedy = 'pass even_ranks="balance" (or "drop", "pad")' if self.strategy.cuts else "let the strategy even them"
@@ -296,7 +296,7 @@ class StreamJob(Job):
             )
         elif (shown := uneven_steps(steps)) is not None:
             warn_caller(
-                f"ranks take unequally many steps: {shown}; a job that synchronises each step (DDP) then hangs; "
+                f"ranks take different numbers of steps: {shown}; a job that synchronises each step (DDP) then hangs; "
                 f"{remedy}"
             )
 

@@ -295,7 +295,7 @@ class TableRows(TableItems):
         return SampleCount.from_state(state).extents if "consumed" in state else ()
 
     def grown_from(self, files_of: Mapping[Extent, Ints]) -> TableRows:
-        """Return the same rows, which go on from states of the table as it was; see `Job.grown_from`."""
+        """Return the same rows, which continue from states of the table as it was; see `Job.grown_from`."""
         return replace(self, files_of=dict(files_of))
 
     def resume(self, state: Mapping[str, Any], topology: Topology) -> tuple[TableRows, SamplePosition]:

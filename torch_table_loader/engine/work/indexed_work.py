@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow import compute as pc
+from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.batching.cells import RowError
 from torch_table_loader.engine.work.lane_work import LaneWork
 from torch_table_loader.errors import TableError
@@ -126,7 +127,7 @@ class TurnStream(ItemStream):
         """
 
     def anchor(self, turn: int) -> list[int]:  # noqa: ARG002 rows are found at once
-        """Return what lets another process go on at an item without a walk; empty where there is no walk."""
+        """Return what lets another process continue at an item without a walk; empty where there is no walk."""
         return []
 
     def begin_at(self, anchor: list[int]) -> None:
@@ -251,7 +252,7 @@ class MixedStream(ItemStream):
         entry = self.sources[number]
         turns = ((place.turn[place.source == number], None) for place, _ in found)
         for columns, _ in entry.items.columns(turns, fetcher, _BLOCKS_AHEAD):
-            yield [columns[column] for column in entry.columns]
+            yield [plain(columns[column]) for column in entry.columns]  # dictionaries of several sources differ
 
 
 def _joined(parts: list[list[pa.Array]], source: NDArray[np.int16]) -> list[pa.Array]:

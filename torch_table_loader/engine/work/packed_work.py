@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.arrays import plain
 from torch_table_loader.arrow.reserved import ROW_ID
 from torch_table_loader.arrow.token_rows import Parts, columns_of_parts, rows_of_sequences
 from torch_table_loader.engine.work.indexed_work import PERMUTING, TurnStream
@@ -387,7 +388,7 @@ class PackedStream(TurnStream):
         return order
 
     def _behind(self, parts: _Parts, values: ListValues) -> Ints:
-        """Return the token behind each part, where its document goes on and the loss takes that token."""
+        """Return the token behind each part, where its document continues and the loss takes that token."""
         pack = self.tokens.pack
         found = np.full(len(parts.at), IGNORED, dtype=np.int64)
         cut = np.flatnonzero(parts.goes_on)
@@ -408,7 +409,7 @@ class PackedStream(TurnStream):
         known = {}
         names = rows.layout.schema.names[cut:]
         if names:
-            known = dict(zip(names, rows.gather(documents), strict=True))
+            known = dict(zip(names, map(plain, rows.gather(documents)), strict=True))
         for name, value in self._constants.items():
             known[name] = pa.array(np.full(len(documents), value, dtype=np.int64))
         if ROW_ID in {field.name for field in fields} - set(known):

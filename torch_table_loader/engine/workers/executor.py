@@ -28,7 +28,7 @@ class LaneExecutor(ABC):
 
     @property
     def fetched(self) -> FetchStats:
-        """What was fetched for the lanes so far; the object goes on counting."""
+        """What was fetched for the lanes so far; the object continues counting."""
         return _NOTHING_FETCHED
 
     @abstractmethod
@@ -108,7 +108,7 @@ def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], Fetcher 
 
 
 def join_tails(work: LaneWork, lanes: Sequence[LaneBatches]) -> None:
-    """Make the rank's last batches of what all lanes left over, and let each lane go on with those that fall to it."""
+    """Make the rank's last batches of what all lanes left over, and let each lane continue with its own of them."""
     for lane in lanes:
         while lane.next_block() is not None:
             msg = "a lane made a full batch after the plan's last"

@@ -1,4 +1,4 @@
-"""A lane for the caller's own DataLoader; torchdata's StatefulDataLoader can save it and go on from there."""
+"""A lane for the caller's own DataLoader; torchdata's StatefulDataLoader can save it and continue from there."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ class WorkersLane(LaneIterator):
         if different := [name for name in ("worker", "workers", "epoch") if state.get(name) != own[name]]:
             name = different[0]
             raise ResumeError(
-                f"the state is of {name} {state.get(name)!r}, and this iterator of {name} {own[name]}; go on with as "
-                "many workers as the DataLoader had that was saved"
+                f"the state is of {name} {state.get(name)!r}, and this iterator of {name} {own[name]}; use as many "
+                "workers as the saved DataLoader had"
             )
         if state["batches"] != self._taken.batches:
             self._close()

@@ -189,7 +189,7 @@ class ProcessExecutor(LaneExecutor):
                     return None
                 if isinstance(error, WorkerError | AssertionError):
                     raise
-                lost = WorkerError(f"a message of a worker process could not be taken: {error!r}")
+                lost = WorkerError(f"a message of a worker process could not be read: {error!r}")
                 raise messages.death() or lost from error
             if message is not None:
                 self._sort_in(message)

@@ -165,6 +165,6 @@ def shared_memory_named() -> Iterator[None]:
             raise
         raise OutOfMemoryError(
             f"there is too little shared memory (/dev/shm) for what crosses from a worker process ({error}); give it "
-            "more (docker run --shm-size), take fewer workers, a smaller batch_size or prefetch_batches, or "
+            "more (docker run --shm-size), use fewer workers, a smaller batch_size or prefetch_batches, or "
             'worker_type="thread"'
         ) from error

@@ -1,7 +1,7 @@
 """torch's iterator over worker processes, which says at once that a worker ended before its work did.
 
 torch itself says so by a RuntimeError that its handler of SIGCHLD raises wherever the main thread is, or after some
-seconds; a worker that is killed while it writes makes torch wait for the rest of its message for ever.
+seconds; a worker that is killed while it writes makes torch wait for the rest of its message forever.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch_table_loader.engine.workers.shared_memory import shared_memory_named
 from torch_table_loader.errors import ConfigError, OutOfMemoryError, WorkerError
 
 _HINTS: dict[int, str] = {
-    signal.SIGKILL: "where that was the kernel for want of memory, take fewer workers, a smaller batch_size, "
+    signal.SIGKILL: "if the kernel killed it for lack of memory, use fewer workers, a smaller batch_size, "
     'shuffle_buffer_size or prefetch_batches, or worker_type="thread"',
-    signal.SIGBUS: "shared memory may be full: make /dev/shm larger (docker run --shm-size=...), take fewer workers or "
+    signal.SIGBUS: "shared memory may be full: make /dev/shm larger (docker run --shm-size=...), use fewer workers or "
     'a smaller prefetch_batches, or worker_type="thread"',
 }
 _STARTING = (

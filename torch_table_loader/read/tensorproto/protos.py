@@ -62,7 +62,7 @@ class Feature(NamedTuple):
         name: as it says; may be empty.
         code: of its element type.
         dims: its shape.
-        start: the byte of the message at which its values begin; they go on to its end.
+        start: the byte of the message at which its values begin; they continue to its end.
         values: the values' bytes, where they are not those from there on; else None.
     """
 
@@ -135,7 +135,7 @@ def _parsed(data: bytes) -> Feature:
     if tensor.data_location == _EXTERNAL:
         raise ValueError("its values are in another file (external data), which is not read")
     if tensor.HasField("segment"):
-        raise ValueError("it is a segment of a tensor, and whole ones are read")
+        raise ValueError("it is a segment of a tensor, and only whole tensors are read")
     code, dims = tensor.data_type, tuple(tensor.dims)
     if dims and min(dims) < 0:
         raise ValueError(f"its shape is {list(dims)}")
@@ -169,7 +169,7 @@ def _message(data: bytes) -> Any:
     try:
         return TensorProto.FromString(data)
     except DecodeError as error:
-        raise ValueError(f"it is no onnx.TensorProto ({error})") from error
+        raise ValueError(f"it is not an onnx.TensorProto ({error})") from error
 
 
 def _is_template(data: bytes, start: int) -> bool:

@@ -2,7 +2,7 @@
 
 A file is samples one after the other, each ``[uint32 bytes of the sample] ([uint32 bytes of the feature]
 [onnx.TensorProto])*``, little-endian. Samples of one form that follow each other are found at once: all of their bytes
-that are no values are compared with those of the first.
+that are not values are compared with those of the first.
 """
 
 from __future__ import annotations

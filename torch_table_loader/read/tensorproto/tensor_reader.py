@@ -50,10 +50,10 @@ class TensorProtoReader(WithoutStatistics):
     """Reads tensor shards: a row is a sample, a column a feature.
 
     Args:
-        names: what columns are called, by position (from 0) or by the name in the TensorProto; None leaves a feature
-            out. Those that are not named here keep their name, and without one are called ``feature_<position>``.
+        names: names of columns, by position (from 0) or by the name in the TensorProto; None leaves a feature out.
+            Features that are not listed keep their name, or are called ``feature_<position>`` if they have none.
         name: of the format.
-        group_bytes: bytes of a run of samples that is read in one piece, at least.
+        group_bytes: minimum bytes of a run of samples that is read in one piece.
     """
 
     names: Mapping[int | str, str | None] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class TensorProtoReader(WithoutStatistics):
         file: DataFile,
         schema: pa.Schema | None,  # noqa: ARG002
     ) -> tuple[FileMeta, Sequence[LeftOut]]:
-        """Do so, and leave samples out that cannot be read: see `SalvagingReader`."""
+        """Do the same, but leave out samples that cannot be read: see `SalvagingReader`."""
         left_out: list[LeftOut] = []
         return self._inspected(storage, file, left_out), left_out
 
@@ -141,7 +141,8 @@ class TensorProtoReader(WithoutStatistics):
         with reading(storage, file), open_at_start(storage, file) as source:
             if not is_far(storage) and source.size() != size:
                 raise TableError(
-                    f"{file.name} had {size} bytes when it was listed, and has {source.size()}: it changed under us, "
+                    f"{file.name} had {size} bytes when it was listed, and has {source.size()}: it changed while it "
+                    "was in use, "
                     "or was cut; build the loader again on the files as they are now"
                 )
             survey = _Survey(file, self.names, left_out)
@@ -288,7 +289,7 @@ class TensorShard(DocumentFile):
         if rows != self._meta.group_rows[group] or done != len(data):
             raise TableError(
                 f"{self._file.name} must have {self._meta.group_rows[group]} samples in bytes {start} to {stop}, got "
-                f"{rows}; the file is not what it was when it was planned: build the loader again"
+                f"{rows}; the file has changed since it was planned: build the loader again"
             )
         return pa.RecordBatch.from_arrays([column.array() for column in found], schema=schema)
 
@@ -314,7 +315,8 @@ class TensorShard(DocumentFile):
 
 def _told(file: DataFile, sample: int, damage: DamageError) -> str:
     return (
-        f"{file.name}, sample {sample} must be a sample of TensorProtos as those before it, but {damage}; the file is "
+        f"{file.name}, sample {sample} must be a sample of TensorProtos like those before it, but {damage}; the file "
+        "is "
         'torn or of another format: write it again, leave it out, or leave such samples out with on_error="skip"'
     )
 

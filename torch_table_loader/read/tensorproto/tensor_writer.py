@@ -32,16 +32,16 @@ class TensorProtoWriter:
     suffix = ".pb"
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse columns that are no tensors: see `FormatWriter.check`."""
+        """Refuse columns that are not tensors: see `FormatWriter.check`."""
         if not schema.names:
-            raise ConfigError("a sample has at least one feature, and the table has no column")
+            raise ConfigError("a sample needs at least one feature, but the table has no columns")
         for field in schema:
             kind = plain_type(field.type) if not isinstance(field.type, ElementType) else field.type
             if _is_tensor_struct(kind):
                 kind = kind.field(VALUES).type
             if innermost(kind) not in CODES:
                 raise ConfigError(
-                    f"column {field.name!r} is of type {field.type}, which a tensor shard does not carry; leave it out "
+                    f"column {field.name!r} is of type {field.type}, which a tensor shard cannot hold; leave it out "
                     "with --columns"
                 )
 
@@ -53,7 +53,7 @@ class TensorProtoWriter:
             for features in zip(*columns, strict=True):
                 length = sum(LENGTH.size + len(feature) for feature in features)
                 if length > _MOST_BYTES:
-                    raise TableError(f"row {done} has {length} bytes, and a sample has at most {_MOST_BYTES}")
+                    raise TableError(f"row {done} has {length} bytes, but a sample has at most {_MOST_BYTES}")
                 file.write(LENGTH.pack(length))
                 for feature in features:
                     file.write(LENGTH.pack(len(feature)))
@@ -104,7 +104,7 @@ def _bytes_of(
             column = column.flatten()
         else:
             raise TableError(
-                f"column {name!r} has lists inside lists, which are no tensors; leave it out with --columns"
+                f"column {name!r} has lists inside lists, which cannot become tensors; leave it out with --columns"
             )
         column = column if isinstance(column.type, ElementType) else plain(column)
         _refuse_nulls(column, name, done)
@@ -133,6 +133,6 @@ def _refuse_nulls(array: pa.Array, name: str, done: int) -> None:
     if array.null_count:
         at = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise TableError(
-            f"column {name!r} has a null, which a tensor does not carry: value {at} of those from row {done} on; "
+            f"column {name!r} has a null, which a tensor cannot hold: value {at} of those from row {done} on; "
             "filter such rows out, or leave the column out with --columns"
         )

@@ -95,7 +95,7 @@ def appended_parts(reader: LogReader, storage: TableStorage, start: int, log: Lo
             )
     parts = [_part(log if last == end else reader.read(last), paths, root) for last, paths in _runs(commits) if paths]
     replaced = [str(commit.version) for commit in commits if commit.removes]
-    notes = (f"of versions {', '.join(replaced)}, which replace files, nothing is read",) if replaced else ()
+    notes = (f"nothing is read from versions {', '.join(replaced)}, which replace files",) if replaced else ()
     return parts or [replace(log, adds=log.adds.slice(0, 0))], notes
 
 
@@ -134,7 +134,7 @@ def _commit(storage: TableStorage, root: str, version: int) -> Commit:
         return _read(version, actions)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TableError(
-            f"{path} must hold the actions of a commit, one JSON object a line, and does not ({error}); mend the "
+            f"{path} must hold the actions of a commit, one JSON object per line, but does not ({error}); repair the "
             "table's log"
         ) from error
 

@@ -143,7 +143,8 @@ def find_table(table_uri: Any, storage_options: Mapping[str, Any] | None) -> Tab
     if isinstance(table_uri, str) and table_uri.startswith("uc://"):
         raise ConfigError(
             "a table of a Unity catalog is named by its storage location, as DESCRIBE DETAIL gives it, with the login "
-            "of its store in storage_options: deltalake, which resolves uc://, hands on no credentials that it was lent"
+            "of its store in storage_options: deltalake, which resolves uc://, does not pass on the credentials that "
+            "it is given"
         )
     address = parse_address(table_uri)
     if address.protocol == "file":

@@ -122,7 +122,7 @@ class _Reading:
         if value is None:
             raise TableError(
                 f"the column {field['name']!r} must have {key} in a table whose columns are mapped by {self.mode}, and "
-                "has none; mend the table's schema"
+                "has none; fix the table's schema"
             )
         return value
 

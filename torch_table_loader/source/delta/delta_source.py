@@ -112,7 +112,7 @@ class DeltaRequest:
         _refuse_unreadable(columns, self.columns, root)
         schema = columns.schema
         if missing := [name for name in log.partition_columns if name not in columns.physical]:
-            raise TableError(f"the schema of {root} must have its partition column {missing[0]!r}; mend the table")
+            raise TableError(f"the schema of {root} must have its partition column {missing[0]!r}; fix the table")
         partition = [name for name in log.partition_columns if name in schema.names]
         adds, found_notes = self._kept(parts, columns, partition)
         masks = {path: mask for part in parts for path, mask in part.masks.items()}
@@ -171,7 +171,7 @@ def _refuse_younger(when: dt.datetime, storage: TableStorage, root: str) -> None
     except TableError:  # a checkpoint took its place
         return
     if written is not None and written > when.timestamp() * 1e9:
-        raise ConfigError(f"{root} had no version at {when.isoformat()}; its first is younger")
+        raise ConfigError(f"{root} had no version at {when.isoformat()}; its first version is newer")
 
 
 def _refuse_unreadable(columns: DeltaColumns, wanted: Sequence[str] | None, root: str) -> None:

@@ -57,7 +57,7 @@ def live_files(
         twice = next(path for path in paths if paths.count(path) > 1)
         raise TableError(
             f"a data file must be in a version once, and the log of {root} has {making.named(twice)[1]} twice, so that "
-            "its rows would come twice; mend the table, or read another version"
+            "its rows would come twice; fix the table, or read another version"
         )
     deleted = [place for place, path in enumerate(paths) if path in masks] if masks else []
     files = ListedFiles(sizes, rows, np.array(deleted, dtype=np.int64), making)

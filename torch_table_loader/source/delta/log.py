@@ -104,10 +104,10 @@ class LogReader:
         if passed:
             return int(max(passed))
         first = min((entry["inCommitTimestamp"] for entry in told), default=None)
-        begun = "no commit says one" if first is None else f"the first is of {_shown_time(first)}"
+        begun = "no commit has one" if first is None else f"the first is from {_shown_time(first)}"
         raise ConfigError(
-            f"{self.at.root}: of {timestamp.isoformat()} no commit of the table is known by its own time; {begun}: "
-            "pass version="
+            f"{self.at.root}: no commit of the table is known to be from {timestamp.isoformat()} or before; "
+            f"{begun}: pass version="
         )
 
     def _opened(self, version: int | None) -> DeltaTable:
@@ -165,7 +165,7 @@ class LogReader:
             if what is not None:
                 raise self._no_version(what, error) from None
             raise MissingPathError(
-                f"{root} must be the folder of a Delta Lake table, and has no log of one ({self.at.scrubbed(error)}); "
+                f"{root} must be the folder of a Delta Lake table, but has no log ({self.at.scrubbed(error)}); "
                 "name the folder that holds _delta_log",
                 root,
             ) from None
@@ -173,7 +173,7 @@ class LogReader:
             if isinstance(error, StorageError):
                 raise
             raise StorageError(
-                f"{root}: the store did not do what was asked: {self.at.scrubbed(error)}; check the path, the "
+                f"{root}: the request to the store failed: {self.at.scrubbed(error)}; check the path, the "
                 "network, and endpoint and credentials in storage_options"
             ) from None
         except (DeltaError, OverflowError, ValueError) as error:
@@ -182,14 +182,14 @@ class LogReader:
             if what is not None:
                 raise self._no_version(what, error) from None
             raise TableError(
-                f"{root} cannot be read as a Delta Lake table: {self.at.scrubbed(error)}; mend the table's log, drop "
+                f"{root} cannot be read as a Delta Lake table: {self.at.scrubbed(error)}; repair the table's log, drop "
                 "what is not supported from the table, or update deltalake"
             ) from None
 
     def _no_version(self, what: str, error: BaseException) -> ConfigError:
         return ConfigError(
             f"{self.at.root}: {what} cannot be read ({self.at.scrubbed(error)}); it is not a version of the table, "
-            "or its log was cleaned up since: DeltaTable(...).history() names those there are"
+            "or its log was cleaned up since: DeltaTable(...).history() lists those that exist"
         )
 
 
@@ -215,13 +215,13 @@ def read_time(timestamp: Any) -> dt.datetime | None:
     """Check a ``timestamp=``.
 
     Raises:
-        ConfigError: it is no time, or has no time zone.
+        ConfigError: it is not a time, or has no time zone.
     """
     if isinstance(timestamp, str):
         try:
             timestamp = dt.datetime.fromisoformat(timestamp)
         except ValueError as error:
-            raise ConfigError(f"timestamp must read like '2026-01-31T12:00:00+00:00', got {timestamp!r}") from error
+            raise ConfigError(f"timestamp must look like '2026-01-31T12:00:00+00:00', got {timestamp!r}") from error
     if timestamp is None:
         return None
     if not isinstance(timestamp, dt.datetime):

@@ -70,5 +70,5 @@ def mapping_mode(reader: int, features: Sequence[str], settings: Mapping[str, st
     """
     mode = settings.get(_MODE, "none")
     if mode not in _MODES:
-        raise TableError(f"{_MODE} of {where} must be one of {', '.join(_MODES)}, got {mode!r}; mend the table")
+        raise TableError(f"{_MODE} of {where} must be one of {', '.join(_MODES)}, got {mode!r}; fix the table")
     return mode if reader == 2 or "columnMapping" in features else "none"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch_table_loader.source.iceberg.pruning import Pruner
     from torch_table_loader.source.table_storage import TableStorage
 
-_APPEND, _REPLACE = "append", "replace"
+_APPEND, REPLACE = "append", "replace"
 
 
 class Commit(NamedTuple):
@@ -40,7 +40,7 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
         end: the newer snapshot; None of a table that has none.
 
     Raises:
-        ConfigError: the older one is no ancestor of the newer one, or has expired.
+        ConfigError: the older one is not an ancestor of the newer one, or has expired.
     """
     commits = {raw["snapshot-id"]: _commit(raw) for raw in metadata.raw.get("snapshots") or []}
     if start not in commits:
@@ -56,7 +56,7 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
             last = found[-1].id if found else end
             ends = "which has none" if at is None else f"whose parent {at} has expired"
             raise ConfigError(
-                f"snapshot {start} must be an ancestor of snapshot {end}, and its history goes back to {last}, {ends}; "
+                f"snapshot {start} must be an ancestor of snapshot {end}, whose history goes back to {last}, {ends}; "
                 "take both from one branch"
             )
         found.append(commits[at])
@@ -69,7 +69,7 @@ def changes_since(metadata: TableMetadata, start: int, end: int) -> list[str]:
     try:
         commits = commits_since(metadata, start, end)
     except ConfigError:
-        return [f"it is no ancestor of {end}"]
+        return [f"it is not an ancestor of {end}"]
     return [f"snapshot {each.id}: {each.operation or 'unknown'}" for each in commits if each.operation != _APPEND]
 
 
@@ -94,20 +94,21 @@ def appended_entries(
     """
     commits = commits_since(metadata, start, end)
     for commit in commits:
-        if commit.operation not in (_APPEND, _REPLACE):
+        if commit.operation not in (_APPEND, REPLACE):
             operation = commit.operation or "unknown"
             raise ConfigError(
                 f"snapshot {commit.id}, between {start} and {end}, has the operation {operation!r}, and only rows that "
                 "were appended can be read by themselves; read up to the snapshot before it "
-                f"(end_snapshot_id={commit.parent}) and from it on (start_snapshot_id={commit.id}), or the whole table"
+                f"(end_snapshot_id={commit.parent}) and from it on (start_snapshot_id={commit.id}), or what came and "
+                "what went (changelog=True), or the whole table"
             )
     pruned: set[str] = set()
     appended = [
         entry for run in _runs(start, commits) for entry in _difference(storage, metadata, *run, pruner, pruned)
     ]
     found = [entry for entry in appended if entry.path not in pruned]
-    replaced = [str(commit.id) for commit in commits if commit.operation == _REPLACE]
-    notes = [f"of snapshots {', '.join(replaced)}, which replace files, nothing is read"] if replaced else []
+    replaced = [str(commit.id) for commit in commits if commit.operation == REPLACE]
+    notes = [f"nothing is read from snapshots {', '.join(replaced)}, which replace files"] if replaced else []
     if pruner is not None:
         ruled_out = len(appended) - len(found)
         notes.append(
@@ -145,7 +146,7 @@ def _difference(
     The paths of those that the filter leaves out go into `pruned`: manifests that were merged may have lost statistics,
     so that files are compared first.
     """
-    before, after = (_manifests(storage, metadata, number) for number in (first, last))
+    before, after = (manifests_of(storage, metadata, number) for number in (first, last))
     old = _entries(storage, [each for path, each in before.items() if path not in after], lambda *_: True)
 
     def note(entry: Entry, raw: Raw) -> bool:
@@ -154,24 +155,26 @@ def _difference(
         return True
 
     new = _entries(storage, [each for path, each in after.items() if path not in before], note)
-    there, here = set(map(_key, old)), set(map(_key, new))
+    there, here = set(map(same_entry, old)), set(map(same_entry, new))
     gone = there - here
-    added = [entry for entry in new if _key(entry) not in there]
+    added = [entry for entry in new if same_entry(entry) not in there]
     deleting = [entry for entry in added if entry.content]
     if gone or deleting:
         did = f"{len(gone)} files are gone" if gone else f"{len(deleting)} delete files were added"
         raise TableError(
-            f"the snapshots after {first} up to {last} say that they append, and {did}; the writer broke the format: "
+            f"the snapshots after {first} up to {last} say that they append, but {did}; the writer broke the format: "
             "read the whole table instead"
         )
     return added
 
 
-def _key(entry: Entry) -> Hashable:
+def same_entry(entry: Entry) -> Hashable:
+    """Return what a file has in common with itself in another snapshot alone."""
     return entry.content, entry.path, entry.deletes
 
 
-def _manifests(storage: TableStorage, metadata: TableMetadata, number: int) -> dict[str, Manifest]:
+def manifests_of(storage: TableStorage, metadata: TableMetadata, number: int) -> dict[str, Manifest]:
+    """Return the manifests of a snapshot by their paths."""
     snapshot = metadata.snapshot(snapshot_id=number)
     storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
     return {manifest.path: manifest for manifest in list_manifests(storage, snapshot)}

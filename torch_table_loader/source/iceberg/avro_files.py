@@ -58,7 +58,7 @@ def read_records(
     def broken(error: Exception) -> TableLoaderError:
         if "you need to install" in str(error):
             return MissingExtraError(f"the {what} {shown}: {error}")
-        return torn(f"the {what} {shown} must be an Avro file of records, and does not parse", error, REMEDY)
+        return torn(f"the {what} {shown} must be an Avro file of records, but does not parse", error, REMEDY)
 
     try:
         reader = _reader_of(data)
@@ -101,7 +101,7 @@ def _check_blocks(data: bytes, start: int, codec: str) -> None:
         size, at = _number(data, at)
         end = at + size
         if count < 0 or size < 0 or data[end : end + _SYNC_BYTES] != sync:
-            raise ValueError(f"the block at byte {at} says that it has {count} records in {size} bytes, and has not")
+            raise ValueError(f"the block at byte {at} says that it has {count} records in {size} bytes, but does not")
         ratio = _MOST_RATIO.get(codec)
         if (ratio is None or size * ratio > _MOST_BLOCK_BYTES) and _holds(data[at:end], codec) > _MOST_BLOCK_BYTES:
             raise ValueError(f"the block at byte {at} holds more than {_MOST_BLOCK_BYTES >> 20} MiB")

@@ -95,7 +95,7 @@ def _value(text: str) -> Any:
 
 
 def _tagged(value: Any) -> Any:
-    r"""Return a value as JSON has it, with the type of what JSON has not: tuples become lists, which are no values.
+    r"""Return a value as JSON has it, with the type of what JSON has not: tuples become lists, which are not values.
 
     >>> _untagged(_tagged((1, None, b"\0", dt.date(2020, 1, 1), Decimal("1.50"))))
     (1, None, b'\x00', datetime.date(2020, 1, 1), Decimal('1.50'))

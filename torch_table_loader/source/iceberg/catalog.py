@@ -246,7 +246,7 @@ def _loaded_table(catalog: Catalog, name: tuple[str, ...], retry_seconds: float)
         return attempts.make(load)
     except (NoSuchIcebergTableError, NoSuchPropertyException) as error:  # Glue and Hive list other tables, too
         raise ConfigError(
-            f"{'.'.join(name)!r} is in the catalog, and is no Iceberg table "
+            f"{'.'.join(name)!r} is in the catalog, but is not an Iceberg table "
             f"({_error_text(error, catalog.properties)}); a view has no files of its own: read the tables that it is "
             "made of, or write its rows into a table. Parquet files of a Hive table are read by StructuredDataset"
         ) from None
@@ -260,7 +260,7 @@ def _loaded_table(catalog: Catalog, name: tuple[str, ...], retry_seconds: float)
         ) from None
     except Exception as error:  # noqa: BLE001 - each catalog's client has roots of its own
         raise store_error_type(error, missing=StorageError)(
-            f"the catalog did not give the table {'.'.join(name)!r}: {_error_text(error, catalog.properties)}"
+            f"the catalog did not return the table {'.'.join(name)!r}: {_error_text(error, catalog.properties)}"
             f"{attempts.note}; check that the name has two or more parts, the catalog's address, and the credentials"
         ) from None
 
@@ -309,7 +309,7 @@ def _loaded(name: str, properties: Mapping[str, Any], retry_seconds: float) -> C
         shown = kind if kind in (*kinds, "of .pyiceberg.yaml") else f"of an unknown type; known are {', '.join(kinds)}"
         text = _error_text(error, {**known, "type-token": kind, "name-token": name})
         if isinstance(error, ValueError | TypeError | KeyError):
-            raise ConfigError(f"catalog_config does not make a catalog ({shown}): {text}") from None
+            raise ConfigError(f"no catalog can be opened with catalog_config ({shown}): {text}") from None
         raise store_error_type(error, missing=StorageError)(
             f"the catalog ({shown}) does not answer: {text}{attempts.note}"
         ) from None

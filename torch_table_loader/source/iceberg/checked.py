@@ -113,7 +113,7 @@ def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
         before = f"{place}." if place else ""
         for name, check in required.items():
             if name not in found:
-                raise ValueError(f"{before}{name} must be there, and is missing")
+                raise ValueError(f"{before}{name} must be there, but is missing")
             check(found[name], before + name)
         for name, check in (optional or {}).items():
             if found.get(name) is not None:
@@ -136,7 +136,7 @@ def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = 
     seen: set[Hashable] = set()
     for value in values:
         if value in seen:
-            raise ValueError(f"{place} must be another one each time, got {show(value)} twice")
+            raise ValueError(f"{place} must be unique, got {show(value)} twice")
         seen.add(value)
 
 

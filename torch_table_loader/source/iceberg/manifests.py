@@ -176,7 +176,7 @@ def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
     except TableLoaderError:
         raise
     except Exception as error:
-        what = f"the manifest list {shown_url(path)} must say of each manifest what the format demands, and does not"
+        what = f"the manifest list {shown_url(path)} must describe each manifest as the format demands, but does not"
         raise torn(what, error, REMEDY) from error
     return manifests
 
@@ -259,7 +259,7 @@ def _entries(
     storage: Storage, manifest: Manifest, spans: Callable[[Raw], tuple[Span, ...]]
 ) -> Iterator[tuple[Entry, Raw]]:
     rows, header, num_bytes = read_records(storage, manifest.path, "manifest", manifest.num_bytes)
-    what = f"the manifest {shown_url(manifest.path)} must fit its list and the format, and does not"
+    what = f"the manifest {shown_url(manifest.path)} must match its list and the format, but does not"
     reading = _Reading(manifest, spans)
     try:
         reading.open(header)
@@ -335,7 +335,7 @@ class _Reading:
     def close(self, num_bytes: int) -> None:
         """Refuse a manifest that ends too early.
 
-        Tables exist whose lists count fewer entries than there are, so that a larger count is no error.
+        Tables exist whose lists count fewer entries than there are, so that a larger count is not an error.
         """
         counts = self._manifest.counts
         for status, (files, rows) in enumerate(counts):

@@ -57,7 +57,7 @@ class TableMetadata:
     place: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no metadata, or of a version that this library does not know."""
+        """Refuse what is not metadata, or of a version that this library does not know."""
         version = self.raw.get("format-version")
         if version not in (1, 2, 3) or not isinstance(version, int) or isinstance(version, bool):
             raise TableError(
@@ -67,7 +67,7 @@ class TableMetadata:
         try:
             check_metadata(self.raw)
         except (ValueError, RecursionError) as error:
-            raise torn(f"{self.place} must be as the Iceberg format says, and is not", error, _REMEDY) from error
+            raise torn(f"{self.place} must follow the Iceberg format, but does not", error, _REMEDY) from error
 
     @property
     def uuid(self) -> str:
@@ -225,7 +225,7 @@ class TableMetadata:
         passed = [entry for entry in log if entry["timestamp-ms"] <= wanted]
         if not passed:
             first = min((entry["timestamp-ms"] for entry in log), default=None)
-            begun = "it has none" if first is None else f"its first is of {_shown_time(first)}"
+            begun = "it has none" if first is None else f"its first is from {_shown_time(first)}"
             raise ConfigError(f"the table had no snapshot at {_shown_time(wanted)}; {begun}")
         return int(max(passed, key=lambda entry: entry["timestamp-ms"])["snapshot-id"])
 
@@ -246,7 +246,7 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
     except TableError:
         raise
     except Exception as error:  # gzip, zlib and json raise errors of many kinds
-        what = f"{shown_url(location)} must be the metadata.json of an Iceberg table, and does not parse"
+        what = f"{shown_url(location)} must be the metadata.json of an Iceberg table, but does not parse"
         raise torn(what, error, "pass the path of a file such as table/metadata/v3.metadata.json") from error
     if "view-uuid" in raw:
         raise TableError(
@@ -273,7 +273,7 @@ def _milliseconds(as_of: dt.datetime | str | int) -> int:
         try:
             as_of = dt.datetime.fromisoformat(as_of)
         except ValueError as error:
-            raise ConfigError(f"as_of must read like '2026-01-31T12:00:00+00:00', got {as_of!r}") from error
+            raise ConfigError(f"as_of must look like '2026-01-31T12:00:00+00:00', got {as_of!r}") from error
     if not isinstance(as_of, dt.datetime):
         raise ConfigTypeError(f"as_of must be a datetime, ISO text or milliseconds, got {type(as_of).__name__}")
     if as_of.tzinfo is None:

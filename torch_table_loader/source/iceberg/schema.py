@@ -12,7 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_table_loader.arrow.reserved import LAST_UPDATED_FIELD, ROW_ID_FIELD
+from torch_table_loader.arrow.reserved import (
+    CHANGE_ORDINAL_FIELD,
+    CHANGE_TYPE_FIELD,
+    COMMIT_SNAPSHOT_FIELD,
+    LAST_UPDATED_FIELD,
+    ROW_ID_FIELD,
+)
 from torch_table_loader.errors import TableError
 from torch_table_loader.records import Column, NamedIds
 from torch_table_loader.source.iceberg.checked import shown
@@ -21,6 +27,13 @@ ROW_ID = Column(ROW_ID_FIELD, "_row_id", pa.int64())
 LAST_UPDATED = Column(LAST_UPDATED_FIELD, "_last_updated_sequence_number", pa.int64())
 LINEAGE = (ROW_ID, LAST_UPDATED)
 """Row lineage (v3): reserved columns, which come only where they are asked for."""
+
+CHANGES = (
+    Column(CHANGE_TYPE_FIELD, "_change_type", pa.string(), required=True),
+    Column(CHANGE_ORDINAL_FIELD, "_change_ordinal", pa.int32(), required=True),
+    Column(COMMIT_SNAPSHOT_FIELD, "_commit_snapshot_id", pa.int64(), required=True),
+)
+"""What a changelog says of its rows, under the names that Spark gives it."""
 
 _PRIMITIVES = {
     "boolean": pa.bool_(),
@@ -150,7 +163,7 @@ def _default(name: str, value: Any, kind: pa.DataType) -> Any:
         return read_value(value, kind)
     except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise TableError(
-            f"the initial-default of the column {name!r} must be a value of the type {kind}, got {shown(value)}; mend "
+            f"the initial-default of the column {name!r} must be a value of the type {kind}, got {shown(value)}; fix "
             "the table's schema"
         ) from error
 

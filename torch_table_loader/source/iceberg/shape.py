@@ -119,7 +119,7 @@ def _check_schema(value: Any, place: str) -> None:
 def _check_spec_field(value: Any, place: str) -> None:
     field = record({"transform": text}, {"name": text, "field-id": whole, "source-id": whole})(value, place)
     if field["transform"] == "identity" and field.get("source-id") is None:
-        raise ValueError(f"{place}.source-id must be there, and is missing")
+        raise ValueError(f"{place}.source-id must be there, but is missing")
 
 
 def _id(value: Any, place: str) -> int:

@@ -14,10 +14,12 @@ from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.appended import appended_entries, changes_since
 from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
+from torch_table_loader.source.iceberg.changelog import changed_files
 from torch_table_loader.source.iceberg.manifests import list_manifests, read_manifests
 from torch_table_loader.source.iceberg.pruning import iceberg_schema, make_pruner, row_filter
 from torch_table_loader.source.iceberg.scan import DeleteIndex, Naming, plan_files
 from torch_table_loader.source.iceberg.schema import (
+    CHANGES,
     LINEAGE,
     all_columns,
     arrow_schema,
@@ -82,8 +84,9 @@ class IcebergSource(SnapshotFiles):
         scan_filter: Any = None,
         cache: PlanCache | None = None,
         start: int | None = None,
+        changelog: bool = False,
     ) -> IcebergSource:
-        """Plan the files of a snapshot, or those that were appended up to it.
+        """Plan the files of a snapshot, or those that were appended up to it, or whose rows came or went.
 
         Args:
             metadata: the table's.
@@ -95,13 +98,14 @@ class IcebergSource(SnapshotFiles):
             scan_filter: a pyiceberg expression or text, or None.
             cache: keeps which files a snapshot and a filter have; or None.
             start: an older snapshot, after which the rows were appended that are read; None reads all.
+            changelog: whether all rows are read that came or went after it, with what happened to them.
 
         Raises:
-            ConfigError: a filter does not fit the table, or more than appending happened since `start`.
+            ConfigError: a filter does not fit the table, or more happened since `start` than can be read.
             TableError: a manifest is gone or torn, or a column cannot be read.
         """
         struct = metadata.schemas[snapshot.schema_id]
-        current = _columns(struct, columns, metadata.place)
+        current = _columns(struct, columns, metadata.place, changelog=changelog)
         naming, notes = _naming(metadata, current)
         ice = iceberg_schema(struct)
         rows = row_filter(filters, scan_filter, ice)
@@ -109,24 +113,30 @@ class IcebergSource(SnapshotFiles):
         pruner, unasked = make_pruner(rows, ice, schema, metadata.specs)
         asked = f"{filters}\n{scan_filter}" if isinstance(scan_filter, str | None) else f"{filters}\n{scan_filter!r}"
         which = f"{metadata.uuid}\n{snapshot.id}" if start is None else f"{metadata.uuid}\n{start}\n{snapshot.id}"
-        kind = "plan 2" if start is None else "appended 1"
-        cached = _CachedPlan(cache, f"iceberg {kind}\n{which}\n{snapshot.schema_id}\n{asked}")
-        entries, found_notes = cached.get() or cached.put(
-            _entries(storage, snapshot, pruner, KeySpans.of(struct))
-            if start is None
-            else appended_entries(storage, metadata, start, snapshot.id, pruner)
-        )
-        storage.require(entry.path for entry in entries)
-        files = _files(entries, naming, storage)
+        if start is not None and changelog:
+            files, found_notes = changed_files(storage, metadata, start, snapshot.id, pruner, naming)
+        else:
+            kind = "plan 2" if start is None else "appended 1"
+            cached = _CachedPlan(cache, f"iceberg {kind}\n{which}\n{snapshot.schema_id}\n{asked}")
+            entries, found_notes = cached.get() or cached.put(
+                _entries(storage, snapshot, pruner, KeySpans.of(struct))
+                if start is None
+                else appended_entries(storage, metadata, start, snapshot.id, pruner)
+            )
+            storage.require(entry.path for entry in entries)
+            files = _files(entries, naming)
+        # Of a lazy plan of very many files, these are most of what is held.
+        listed = packed(_with_versions(files, storage))
         notes += (*found_notes, *(f"{part} leaves no file out" for part in unasked))
-        digest = hashlib.sha256(f"iceberg {'1' if start is None else 'appended 1'}\n{which}".encode()).hexdigest()
+        form = "1" if start is None else "changelog 1" if changelog else "appended 1"
+        digest = hashlib.sha256(f"iceberg {form}\n{which}".encode()).hexdigest()
         at = "no snapshot (an empty table)" if snapshot.id is None else f"snapshot {snapshot.id}"
-        at += "" if start is None else f", rows appended after snapshot {start}"
+        at += "" if start is None else f", rows {'changed' if changelog else 'appended'} after snapshot {start}"
         description = f"Iceberg table {name} ({metadata.uuid}), {at}"
-        partition = arrow_schema(_identity_columns(metadata, current))
+        partition = arrow_schema([*_identity_columns(metadata, current), *(CHANGES if changelog else ())])
         return cls(
             storage=storage,
-            files=files,
+            files=listed,
             schema=schema,
             fingerprint=digest,
             snapshot_id=snapshot.id,
@@ -135,6 +145,7 @@ class IcebergSource(SnapshotFiles):
             partition_schema=partition,
             cache=cache,
             start_snapshot_id=start,
+            changelog=changelog,
             row_filter=rows,
         )
 
@@ -150,6 +161,7 @@ class TableRequest:
         scan_filter: a pyiceberg expression or text, or None.
         plan_cache: a directory that keeps plans, footers and counts; or None.
         start: the snapshot after which the rows were appended that are read; None reads all.
+        changelog: whether all rows are read that came or went after it.
     """
 
     at: TableAddress
@@ -158,6 +170,7 @@ class TableRequest:
     scan_filter: Any = None
     plan_cache: str | None = None
     start: int | None = None
+    changelog: bool = False
 
     def open(
         self, chosen: Mapping[str, Any], agree: Callable[[str, Any], Any] = lambda _, value: value
@@ -185,6 +198,7 @@ class TableRequest:
             filters=self.filters,
             scan_filter=self.scan_filter,
             start=self.start,
+            changelog=self.changelog,
             cache=None if self.plan_cache is None else PlanCache.open(self.plan_cache, options, place, seconds),
         )
         return replace(source, pinned=any(value is not None for value in chosen.values()), request=self)
@@ -232,21 +246,28 @@ def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, s
     return entries, (note,)
 
 
-def _files(entries: Sequence[Entry], naming: Naming, storage: TableStorage) -> Sequence[DataFile]:
+def _files(entries: Sequence[Entry], naming: Naming) -> tuple[DataFile, ...]:
     """Make the data files of a plan, each with the deletes that apply to it."""
     index = DeleteIndex((entry for entry in entries if entry.content), naming)
-    files = plan_files((entry for entry in entries if not entry.content), index, naming)
-    if storage.is_local:  # where asking costs nothing, a file that is gone or written over is noticed
-        files = tuple(replace(file, version=storage.version(file.path)) for file in files)
-    return packed(files)  # of a lazy plan of very many files they are most of what is held
+    return plan_files((entry for entry in entries if not entry.content), index, naming)
 
 
-def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None, place: str) -> list[Column]:
-    """Read the columns of a schema; those of the rows' lineage come after them, where they are wanted."""
+def _with_versions(files: tuple[DataFile, ...], storage: TableStorage) -> tuple[DataFile, ...]:
+    """Where asking costs nothing, ask for the files' versions: one that is gone or written over is noticed."""
+    if not storage.is_local:
+        return files
+    return tuple(replace(file, version=storage.version(file.path)) for file in files)
+
+
+def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None, place: str, *, changelog: bool) -> list[Column]:
+    """Read the columns of a schema; after them those of a changelog, and of the rows' lineage where they are wanted."""
     current, unreadable = read_columns(struct)
     _refuse_unreadable(unreadable, wanted, place)
+    own = {column.name for column in current}
+    if changelog and (taken := [column.name for column in CHANGES if column.name in own]):
+        raise ConfigError(f"a changelog adds a column {taken[0]!r}, and the table has one of that name; rename it")
     lineage = [column for column in LINEAGE if wanted is not None and column.name in wanted]
-    return current + [column for column in lineage if column.name not in {own.name for own in current}]
+    return [*current, *(CHANGES if changelog else ()), *(column for column in lineage if column.name not in own)]
 
 
 def _identity_columns(metadata: TableMetadata, current: Sequence[Column]) -> list[Column]:

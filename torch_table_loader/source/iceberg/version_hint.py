@@ -55,7 +55,7 @@ def newest_metadata(storage: Storage, folder: str) -> str:
     except MissingFileError as error:
         raise ConfigError(
             f"metadata_location must be a metadata.json, or a folder that holds metadata/version-hint.text, and "
-            f"{shown_url(folder)} does not; pass the path of the newest metadata file, or the table's catalog"
+            f"{shown_url(folder)} is neither; pass the path of the newest metadata file, or the table's catalog"
         ) from error
     above = hint.rpartition("/")[0]
     if not text.isdecimal():

@@ -1,0 +1,143 @@
+"""Draw speed over the size of a batch and over the number of columns, from the bench's results as JSON.
+
+Run it after ``python -m bench.run batch-sizes columns``:
+``python tools/speed_lines.py bench/results/MACHINE.json docs/images``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+READERS = {
+    "torch-table-loader": "",
+    "Lance": "lance:best",
+    "polars": "polars:best",
+    "Hugging Face datasets": "datasets:best",
+    "torch-dataloader-utils": "torch-dataloader-utils:best",
+}
+"""What a chart calls each reader, and what the bench does; the first is measured against the floor."""
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP = 480, 240, 44, 20, 34
+STYLE = """
+text { font: 14px system-ui, sans-serif; fill: #24292f; }
+.title { font-weight: 600; font-size: 15px; }
+.left { text-anchor: end; }
+.middle { text-anchor: middle; }
+.grid { stroke: #8c959f; stroke-opacity: 0.35; }
+polyline { fill: none; stroke-width: 2; }
+.r0 { stroke: #1f6feb; fill: #1f6feb; } polyline.r0 { stroke-width: 4; fill: none; }
+.r1 { stroke: #bf8700; fill: #bf8700; } polyline.r1 { fill: none; }
+.r2 { stroke: #1a7f37; fill: #1a7f37; } polyline.r2 { fill: none; stroke-dasharray: 8 4; }
+.r3 { stroke: #8250df; fill: #8250df; } polyline.r3 { fill: none; stroke-dasharray: 2 4; }
+.r4 { stroke: #cf222e; fill: #cf222e; } polyline.r4 { fill: none; stroke-dasharray: 12 4 2 4; }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3; } }
+""".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What is drawn.
+
+    Args:
+        file: its name.
+        title: what it says.
+        places: for each place on the line what stands below it, the table, and the rows of a batch.
+        below: what the places are.
+    """
+
+    file: str
+    title: str
+    places: tuple[tuple[str, str, int], ...]
+    below: str
+
+
+CHARTS = (
+    Chart(
+        "speed-by-batch-size.svg",
+        "Speed over that of decoding, by batch size",
+        tuple((f"{size:,}", "A-zstd", size) for size in (128, 1024, 8192, 65_536)),
+        "rows of a batch; 8 columns",
+    ),
+    Chart(
+        "speed-by-columns.svg",
+        "Speed over that of decoding, by columns",
+        tuple((str(columns), f"{columns} columns", 8192) for columns in (1, 10, 100, 500)),
+        "columns of float32; 8,192 rows a batch",
+    ),
+)
+
+
+def speeds(results: Mapping[str, Any], places: Sequence[tuple[str, str, int]]) -> dict[str, list[float | None]]:
+    """Return the speed of each reader over that of decoding alone; None where it was not measured.
+
+    Args:
+        results: of a machine, as `bench.results` keeps them.
+        places: of a chart.
+    """
+    ratios = {
+        (duel["table"], duel["batch"], duel["asked"]): duel["ratio"]
+        for duel in results["duels"]
+        if duel["left"] == "ours:thread" and "ratio" in duel
+    }
+    found: dict[str, list[float | None]] = {}
+    for reader, asked in READERS.items():
+        found[reader] = []
+        for _, table, size in places:
+            ours, theirs = ratios.get((table, size, "floor")), ratios.get((table, size, asked)) if asked else 1.0
+            found[reader].append(None if ours is None or theirs is None else ours / theirs)
+    return found
+
+
+def drawn(results: Mapping[str, Any], chart: Chart) -> str:
+    """Return a chart.
+
+    Args:
+        results: of a machine, as `bench.results` keeps them.
+        chart: which.
+    """
+    found = speeds(results, chart.places)
+    most = max(speed for each in found.values() for speed in each if speed is not None)
+    top = max(1.0, -(-most // 0.25) * 0.25)
+    step = (WIDTH - LEFT - RIGHT - 60) / (len(chart.places) - 1)
+    xs = [LEFT + 30 + place * step for place in range(len(chart.places))]
+    bottom = TOP + HEIGHT
+    body = [_text(LEFT, 20, chart.title, "title")]
+    for quarter in range(round(top / 0.25) + 1):
+        y = bottom - HEIGHT * quarter * 0.25 / top
+        body.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.0f}" y2="{y:.0f}"/>')
+        if quarter % 2 == 0:
+            body.append(_text(LEFT - 6, y + 5, f"{quarter * 0.25:g}", "left"))
+    body += [_text(x, bottom + 20, shown, "middle") for x, (shown, _, _) in zip(xs, chart.places, strict=True)]
+    body.append(_text((LEFT + WIDTH - RIGHT) / 2, bottom + 42, chart.below, "middle"))
+    for number, each in reversed(list(enumerate(found.values()))):
+        body += _line(number, [(x, bottom - HEIGHT * s / top) for x, s in zip(xs, each, strict=True) if s is not None])
+    for number, reader, y in zip(count(), found, count(bottom + 70, 22)):
+        body.append(f'<polyline class="r{number}" points="{LEFT},{y - 5} {LEFT + 36},{y - 5}"/>')
+        body.append(_text(LEFT + 46, y, reader, "name"))
+    tall = bottom + 70 + 22 * len(found)
+    size = f'viewBox="0 0 {WIDTH} {tall}" width="{WIDTH}" height="{tall}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{chart.title}">'
+    return "\n".join([head, f"<title>{chart.title}</title>", f"<style>\n{STYLE}\n</style>", *body, "</svg>", ""])
+
+
+def _line(number: int, points: Sequence[tuple[float, float]]) -> Iterator[str]:
+    at = " ".join(f"{x:.0f},{y:.0f}" for x, y in points)
+    yield f'<polyline class="r{number}" points="{at}"/>'
+    for x, y in points:
+        yield f'<circle class="r{number}" cx="{x:.0f}" cy="{y:.0f}" r="3"/>'
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" class="{kind}">{text}</text>'
+
+
+if __name__ == "__main__":
+    measured = json.loads(Path(sys.argv[1]).read_text())
+    for each in CHARTS:
+        Path(sys.argv[2], each.file).write_text(drawn(measured, each))

@@ -15,6 +15,7 @@ from torch_table_loader.planning.cutting import TargetSizeStrategy
 from torch_table_loader.planning.epoch import CutEpoch, epoch_order
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.layout import TableLayout
+from torch_table_loader.planning.listed_files import packed
 from torch_table_loader.planning.ranks import Topology
 from torch_table_loader.planning.splits import SegmentTable, SplitTable
 from torch_table_loader.records import DataFile, FileVersion
@@ -53,7 +54,7 @@ def simulate(num_files: int = 10_000, groups_per_file: int = 100) -> TableLayout
     rows = rng.integers(50_000, 150_000, size=count)
     offsets = np.arange(0, count + 1, groups_per_file, dtype=np.int64)
     kept, whole = np.ones(count, dtype=np.bool_), np.zeros(num_files, dtype=np.bool_)
-    return TableLayout(tuple(files), offsets, rows, rows * 400, kept, rows, whole)
+    return TableLayout(packed(files), offsets, rows, rows * 400, kept, rows, whole)
 
 
 def time_planning(layout: TableLayout, ranks: int = 1024, rank: int = 517) -> PlanningTimes:

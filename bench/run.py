@@ -150,7 +150,7 @@ class Bench:
         seconds = statistics.median(run["first_seconds"] for run in runs)
         return [
             Outcome("planning 1,000,000 files for a rank of 1,024, s", seconds, bars.PLANNING_FILES_SECONDS),
-            Outcome("their layout, bytes a file", runs[0]["bytes_a_file"], None),
+            Outcome("their layout, bytes a file", runs[0]["bytes_a_file"], bars.PLANNING_FILE_BYTES),
         ]
 
     def packing(self) -> list[Outcome]:

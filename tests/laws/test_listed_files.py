@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_table_loader.errors import ConfigError, TableError
-from torch_table_loader.planning.listed_files import ListedFiles
+from torch_table_loader.planning.listed_files import ListedFiles, packed
 from torch_table_loader.read.footers import estimated_groups, estimated_layout
-from torch_table_loader.records import DataFile, FileVersion
+from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVersion, LocalVersion
 
 
 class Made:
@@ -69,6 +72,71 @@ def test_listed_files_are_a_sequence_that_pickles() -> None:
         files[3]
     with pytest.raises(ConfigError, match="got 1 and 2"):
         ListedFiles(files.num_bytes[:1], files.num_rows[:2], files.deleted, files.make)
+
+
+PARTITIONS = ((), (("day", 1),), (("day", True),), (("day", -0.0),))
+texts = st.text(st.one_of(st.characters(), st.sampled_from("/é\udce9")), max_size=5)
+versions = st.builds(FileVersion, sizes, st.sampled_from([None, 3]), st.sampled_from([None, "tag"]))
+versions_here = st.builds(
+    lambda version, inode: replace(version, local=LocalVersion("here", inode, 1)), versions, st.integers(0, 2)
+)
+
+
+@st.composite
+def data_files(draw: st.DrawFn) -> DataFile:
+    path = draw(texts)
+    file = DataFile(
+        path,
+        draw(st.one_of(st.just(path[1:]), texts)),
+        draw(st.one_of(versions, versions_here)),
+        draw(st.sampled_from(["parquet", "orc"])),
+        draw(st.sampled_from(PARTITIONS)),
+        num_rows=draw(st.one_of(st.none(), st.integers(0, 1 << 40))),
+        split_offsets=tuple(draw(st.lists(st.integers(0, 1 << 40), max_size=3))),
+        tail_bytes=draw(st.sampled_from([None, 9])),
+    )
+    columns = draw(st.one_of(st.none(), st.builds(FileColumns, st.none())))
+    file = replace(file, reader=draw(st.sampled_from([None, "reader"])), columns=columns)
+    sidecars = (file,) * draw(st.integers(0, 1))
+    deletes = tuple(DeleteFile(file, "mask", 1, mask=b"m") for _ in range(draw(st.integers(0, 1))))
+    return replace(file, deletes=deletes, sidecars=sidecars)
+
+
+@given(files=st.lists(data_files(), max_size=6))
+def test_packed_files_are_the_files_they_were_made_of(files: list[DataFile]) -> None:
+    found = packed(files)
+    for again in (found, pickle.loads(pickle.dumps(found))):  # noqa: S301 - our own
+        assert list(again) == files
+        names = {each.name for each in fields(DataFile)} - ({"columns"} if again is not found else set())
+        for name in names:
+            assert [getattr(file, name) for file in again] == [getattr(file, name) for file in files]
+        assert [repr(file.partition) for file in again] == [repr(file.partition) for file in files]
+        assert [file.version.local for file in again] == [file.version.local for file in files]
+        assert again.num_bytes.tolist() == [file.version.num_bytes for file in files]
+        assert again.deleted.tolist() == [at for at, file in enumerate(files) if file.deletes]
+    if all(file.num_rows is not None for file in files):
+        assert estimated_layout(found).group_rows.tolist() == estimated_layout(files).group_rows.tolist()
+        assert estimated_layout(found).group_bytes.tolist() == estimated_layout(files).group_bytes.tolist()
+
+
+def test_packed_files_do_not_show_their_paths() -> None:
+    version = FileVersion(1)
+    assert "secret" not in repr(packed([DataFile("https://b/a.parquet?sig=secret", "a.parquet", version, "parquet")]))
+
+
+def test_packed_files_take_little_more_than_their_paths() -> None:
+    def weigh(make: Callable[[list[DataFile]], object]) -> float:
+        tracemalloc.start()
+        version = FileVersion
+        files = [DataFile(f"s3://b/{at:064}", f"{at:064}", version(at), "parquet", num_rows=at) for at in range(9999)]
+        held = make(files)
+        del files
+        weight = tracemalloc.get_traced_memory()[0] / 9999
+        tracemalloc.stop()
+        assert held is not None
+        return weight
+
+    assert weigh(packed) < 71 + 60 < weigh(tuple) / 2
 
 
 def test_files_of_unknown_rows_are_refused() -> None:

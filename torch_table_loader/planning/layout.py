@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -247,4 +248,4 @@ class TableLayout(Sequence[DataFileInfo]):
 
 
 def _flat(lists: Sequence[Sequence[Any]], count: int, dtype: type) -> NDArray[Any]:
-    return np.fromiter((entry for entries in lists for entry in entries), dtype=dtype, count=count)
+    return np.fromiter(chain.from_iterable(lists), dtype=dtype, count=count)

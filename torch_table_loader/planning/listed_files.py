@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.records import DataFile, FileVersion
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Iterable
 
-    from torch_table_loader.records import DataFile
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,12 +26,14 @@ class ListedFiles(Sequence["DataFile"]):
         num_rows: int64[F] its rows, before deletes, as the table's metadata says; −1 where it does not.
         deleted: int64[D] the files that have deletes, ascending.
         make: returns a file by its number, the same each time; must pickle.
+        says_splits: whether a file says at which bytes its row groups begin.
     """
 
     num_bytes: NDArray[np.int64]
     num_rows: NDArray[np.int64]
     deleted: NDArray[np.int64]
     make: Callable[[int], DataFile]
+    says_splits: bool = False
 
     def __post_init__(self) -> None:
         """Refuse columns of different lengths."""
@@ -51,3 +55,103 @@ class ListedFiles(Sequence["DataFile"]):
         """Return one file, or several."""
         places = range(len(self))[index]
         return self.make(places) if isinstance(places, int) else tuple(map(self.make, places))
+
+
+def packed(files: Sequence[DataFile]) -> ListedFiles:
+    """Return files as columns, of which those that differ in name, size, rows and row groups alone share the rest.
+
+    Args:
+        files: in canonical order. Equal values of partitions, columns and deletes are shared where they are one object.
+    """
+    known: dict[Any, int] = {}
+    examples: list[DataFile] = []
+    like = np.empty(len(files), dtype=np.int32)
+    for at, file in enumerate(files):
+        if (example := known.setdefault(_rest_of(file), len(examples))) == len(examples):
+            # It holds what the key's ids are of.
+            examples.append(replace(file, path="", name="", split_offsets=()))
+        like[at] = example
+    paths = [file.path.encode("utf-8", "surrogatepass") for file in files]
+    names = [file.name.encode("utf-8", "surrogatepass") for file in files]
+    sizes = _ints(file.version.num_bytes for file in files)
+    rows = _ints(-1 if file.num_rows is None else file.num_rows for file in files)
+    splits = [file.split_offsets for file in files]
+    making = _Unpacking(
+        tuple(examples),
+        like,
+        (sizes, rows),
+        (b"".join(paths), _ends(paths)),
+        _ints(len(name) for name in names).astype(np.int32),
+        {at: file.name for at, file in enumerate(files) if not paths[at].endswith(names[at])},
+        (_ints(offset for offsets in splits for offset in offsets), _ends(splits)) if any(splits) else None,
+    )
+    deleted = _ints(at for at, file in enumerate(files) if file.deletes)
+    return ListedFiles(sizes, rows, deleted, making, says_splits=any(splits))
+
+
+def _rest_of(file: DataFile) -> tuple[Any, ...]:
+    """Return what two files must have in common to be made from one example; what may be large by its id."""
+    version = file.version
+    shared = (file.partition, file.columns, file.deletes, file.reader, file.sidecars)
+    told = (version.mtime_ns, version.etag, version.immutable, version.local)
+    return (file.format, file.tail_bytes, *told, *map(id, shared))
+
+
+def _ints(numbers: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(numbers, dtype=np.int64)
+
+
+def _ends(parts: Sequence[Sequence[Any]]) -> NDArray[np.int64]:
+    """int64[P+1]: where parts that stand one after another begin, and the last one ends."""
+    return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(_ints(map(len, parts)))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unpacking:
+    """Makes the files that were packed.
+
+    Args:
+        examples: of files that have all in common but path, name, size, rows and row groups.
+        like: int32[F] the example of each file.
+        told: int64[F] size and rows; see `ListedFiles`.
+        paths: of all files, one after another, and int64[F+1] where each begins.
+        name_bytes: int32[F] how many of its path's last bytes are a file's name.
+        names: of files of whose path the name is no part.
+        splits: where row groups begin, file after file, and int64[F+1] where each file's begin; None where no file has.
+    """
+
+    examples: tuple[DataFile, ...]
+    like: NDArray[np.int32]
+    told: tuple[NDArray[np.int64], NDArray[np.int64]]
+    paths: tuple[bytes, NDArray[np.int64]] = field(repr=False)  # a presigned URL is a credential
+    name_bytes: NDArray[np.int32]
+    names: dict[int, str]
+    splits: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+
+    def __call__(self, place: int) -> DataFile:
+        """Make a file by its number."""
+        example = self.examples[self.like[place]]
+        text, begins = self.paths
+        path = text[begins[place] : begins[place + 1]]
+        name = self.names.get(place)
+        if name is None:
+            name = path[len(path) - int(self.name_bytes[place]) :].decode("utf-8", "surrogatepass")
+        offsets: tuple[int, ...] = ()
+        if self.splits is not None:
+            flat, starts = self.splits
+            offsets = tuple(flat[starts[place] : starts[place + 1]].tolist())
+        like, num_rows = example.version, int(self.told[1][place])
+        return DataFile(
+            path.decode("utf-8", "surrogatepass"),
+            name,
+            FileVersion(int(self.told[0][place]), like.mtime_ns, like.etag, like.immutable, like.local),
+            example.format,
+            example.partition,
+            example.columns,
+            example.deletes,
+            None if num_rows < 0 else num_rows,
+            offsets,
+            example.reader,
+            example.sidecars,
+            example.tail_bytes,
+        )

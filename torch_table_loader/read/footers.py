@@ -160,7 +160,7 @@ def estimated_groups(file: DataFile) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def estimated_layout(files: Sequence[DataFile]) -> TableLayout:
     """Lay files out by row groups as `estimated_groups` estimates them, all live and none ruled out."""
-    if not isinstance(files, ListedFiles):
+    if not isinstance(files, ListedFiles) or files.says_splits:
         groups = list(map(estimated_groups, files))
         return TableLayout.of(files, [rows for rows, _ in groups], [num_bytes for _, num_bytes in groups])
     for place in np.flatnonzero(files.num_rows < 0)[:1].tolist():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.planning.listed_files import packed
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
 from torch_table_loader.source.iceberg.appended import appended_entries, changes_since
@@ -124,7 +125,7 @@ class IcebergSource(SnapshotFiles):
             )
             storage.require(entry.path for entry in entries)
             files = _files(entries, naming)
-        files = _with_versions(files, storage)
+        listed = _listed(files, storage)
         notes += (*found_notes, *(f"{part} leaves no file out" for part in unasked))
         form = "1" if start is None else "changelog 1" if changelog else "appended 1"
         digest = hashlib.sha256(f"iceberg {form}\n{which}".encode()).hexdigest()
@@ -134,7 +135,7 @@ class IcebergSource(SnapshotFiles):
         partition = arrow_schema([*_identity_columns(metadata, current), *(CHANGES if changelog else ())])
         return cls(
             storage=storage,
-            files=files,
+            files=listed,
             schema=schema,
             fingerprint=digest,
             snapshot_id=snapshot.id,
@@ -250,10 +251,14 @@ def _files(entries: Sequence[Entry], naming: Naming) -> tuple[DataFile, ...]:
     return plan_files((entry for entry in entries if not entry.content), index, naming)
 
 
-def _with_versions(files: tuple[DataFile, ...], storage: TableStorage) -> tuple[DataFile, ...]:
-    """Where asking costs nothing, ask for the files' versions: one that is gone or written over is noticed."""
+def _listed(files: tuple[DataFile, ...], storage: TableStorage) -> Sequence[DataFile]:
+    """Return the files as columns, since of a lazy plan of very many they are most of what is held.
+
+    Where asking costs nothing, ask for each file's version: one that is gone or written over is noticed. No two of
+    these have much in common then, so that columns would save little.
+    """
     if not storage.is_local:
-        return files
+        return packed(files)
     return tuple(replace(file, version=storage.version(file.path)) for file in files)
 
 

@@ -157,9 +157,9 @@ def test_who_comes_after_the_end_asks_the_store_for_nothing() -> None:
     file = ahead.next_read(0).open("0")
     until(lambda: len(store.asked) == 8)
     ahead.close()
-    with pytest.raises(StorageError, match="was left"):
+    with pytest.raises(StorageError, match="was abandoned"):
         file.read_at(1, 0)
-    with pytest.raises(StorageError, match="was left"):
+    with pytest.raises(StorageError, match="was abandoned"):
         ahead.next_read(0)
     assert len(store.asked) == 8
 
@@ -207,11 +207,11 @@ def test_reads_that_are_added_come_of_several_stores_within_one_budget() -> None
     assert len(own.asked) <= 4, "the budget is of both, and what is delivered sooner comes first"
     sooner.close()
     sooner.close()
-    with pytest.raises(StorageError, match="the epoch was left"):
+    with pytest.raises(StorageError, match="the epoch was abandoned"):
         sooner.read(0, 8)
     assert later.read(0, 8 * MIB)[0] == 0
     fetcher.close()
-    with pytest.raises(StorageError, match="the epoch was left"):
+    with pytest.raises(StorageError, match="the epoch was abandoned"):
         PartsAhead(fetcher, own).expect(needs, 0)
     until(lambda: fetching() == 0)
 

@@ -262,7 +262,7 @@ def test_a_word_means_what_the_dataset_takes(call: str, word: str, said: str) ->
         ({"a": 0, "b": 0}, "weights are all 0, so no source gives a row.*give at least one"),
         ({"a": -1, "b": 1}, "weights must be numbers by source name, at least 0"),
         ({"a": "1", "b": 1}, "weights must be numbers by source name"),
-        ([1, 2], r"weights must be numbers by name of their source, got \[1, 2\]"),
+        ([1, 2], r"weights must be numbers by source name, got \[1, 2\]"),
         ({"a": 1}, "weights must name every source, and 'b' is not in it"),
     ],
     ids=str,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Collection
+
+import pytest
 
 _PATIENCE_S = 20.0
 
@@ -14,6 +18,17 @@ def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + _PATIENCE_S
     while not condition():
         assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def until_only(threads: Collection[threading.Thread]) -> None:
+    """Wait until no other thread lives; fail with the names and the stacks of those that do."""
+    end = time.monotonic() + _PATIENCE_S
+    while others := [thread for thread in threading.enumerate() if thread not in threads]:
+        if time.monotonic() > end:
+            frames = sys._current_frames()
+            stacks = {thread.name: traceback.format_stack(frames.get(thread.ident or 0)) for thread in others}
+            pytest.fail("\n".join(f"{name} lives on:\n{''.join(stack)}" for name, stack in stacks.items()))
         time.sleep(0.005)
 
 

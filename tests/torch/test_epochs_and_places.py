@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from tests.rooms.waiting import until
+from tests.rooms.waiting import until_only
 from tests.torch.modes import MIXTURE, MODES, ROWS, SPLITS, Mode
 from torch_table_loader import ConfigError
 
@@ -179,7 +179,7 @@ def test_a_closed_loader_leaves_no_worker_and_goes_on_where_it_was(tables: Path,
         batches = iter(loader)
         before = SPLITS.read(itertools.islice(batches, 2))
         state = loader.state_dict()
-    until(lambda: set(threading.enumerate()) <= threads)  # those of torch's queues end a moment later
+    until_only(threads)  # those of torch's queues end a moment later
     assert next(batches, None) is None
     assert loader.state_dict() == state
     loader.load_state_dict(state)

@@ -528,7 +528,7 @@ def test_weights_that_cannot_be_meant_are_refused(tables: Tables, weights: dict[
 def test_weights_without_names_are_refused(tables: Tables, weights: Any) -> None:
     dataset = make(tables)[1]
     for call in (dataset.set_weights, lambda said: MixedDataset(open_sources(tables), said)):
-        with pytest.raises(ConfigTypeError, match="weights must be numbers by name of their source, got"):
+        with pytest.raises(ConfigTypeError, match="weights must be numbers by source name, "):
             call(weights)
 
 
@@ -581,9 +581,9 @@ def test_all_excluded_and_unknown_rows_are_errors(tables: Tables) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"filters": pc.field("x") > 1}, "filters= is for the sources"),
-        ({"shuffle": "rows"}, "shuffle= is for the sources"),
-        ({"row_id": False}, "row_id= is for the sources"),
+        ({"filters": pc.field("x") > 1}, "filters= belongs to the sources"),
+        ({"shuffle": "rows"}, "shuffle= belongs to the sources"),
+        ({"row_id": False}, "row_id= belongs to the sources"),
         ({"stop": "never"}, "stop must be one of"),
         ({"block": -1}, "block must be"),
     ],

@@ -243,7 +243,7 @@ def test_explain_says_shares_and_when_the_epoch_ends(tables: dict[str, str]) -> 
     _, dataset = make(tables)
     notes = dataset.explain().notes
     assert notes[0].startswith("source 0 is 'a': 300 rows, a share of 0.5556")
-    assert notes[3].startswith("after every step each source has its share, but for less than one row")
+    assert notes[3].startswith("after every step each source has its share, to within one row")
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ class PlanCache:
         if found is None:
             self._warn(
                 "torn",
-                "an entry of the plan cache is damaged or of another table, and is written again: {file.name}",
+                f"an entry of the plan cache is damaged or of another table, and is written again: {file.name}",
             )
             return None
         entry, locals_then = found

@@ -293,7 +293,7 @@ def end_of(stop: StopRule, what: str = "row") -> str:
 def _check_source_names(weights: Mapping[str, float], sources: Mapping[str, object]) -> None:
     """Refuse weights that do not name the sources, all of them and no other."""
     if not isinstance(weights, Mapping):
-        raise ConfigTypeError(f"weights must be numbers by name of their source, got {weights!r}")
+        raise ConfigTypeError(f"weights must be numbers by source name, got {weights!r}")
     if missing := [name for name in sources if name not in weights]:
         raise ConfigError(f"weights must name every source, and {missing[0]!r} is not in it; 0 leaves a source out")
     if unknown := [name for name in weights if name not in sources]:

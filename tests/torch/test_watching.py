@@ -13,7 +13,7 @@ import torch
 
 from tests.torch.tables import write_table
 from torch_table_loader import StructuredDataset, TableLoader, watching
-from torch_table_loader.metrics import Metrics, Progress
+from torch_table_loader.metrics import Progress
 
 ROWS = 24
 

@@ -103,7 +103,7 @@ def test_a_filter_prunes_and_counts(table: Path, capsys: pytest.CaptureFixture[s
     assert re.search(r"day=2026-01-01/part-0.parquet +70 +[\d.,]+ \w+ +3 +0\n", output)
     assert re.search(r"day=2026-01-05/part-0.parquet +70 +[\d.,]+ \w+ +3 +1\n", output)
     assert numbers_below(output, "steps")[0][2:] == [30, numbers_below(output, "steps")[0][3], 1]
-    assert "rules 12 of 15 row groups out" in output
+    assert "prunes 12 of 15 row groups" in output
 
 
 def test_without_counting_nothing_is_claimed(table: Path, capsys: pytest.CaptureFixture[str]) -> None:

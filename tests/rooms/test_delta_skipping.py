@@ -104,7 +104,7 @@ def test_files_are_left_out_before_they_are_opened(tmp_path: Path, wanted: pc.Ex
     whole = pa.Table.from_pylist(everything, dataset.table.schema)
     assert len(dataset.table.files) == kept
     assert canonical(found) == canonical(whole.filter(wanted).to_pylist())
-    assert f"rules {10 - kept} of 10 files out" in " ".join(dataset.table.notes)
+    assert f"prunes {10 - kept} of 10 files" in " ".join(dataset.table.notes)
 
 
 def test_times_are_later_than_their_statistics_by_up_to_a_millisecond(tmp_path: Path) -> None:

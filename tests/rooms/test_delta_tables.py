@@ -123,7 +123,7 @@ def test_files_lose_a_filter_that_partitions_decide(tmp_path: Path) -> None:
     loader, dataset = DeltaDataset.create_dataloader(tmp_path / "t", filters=pc.field("p") < 2, batch_size=4)
     assert len(dataset.table.files) == 2
     assert len(loader) == 3
-    assert "rules 2 of 4 files out" in str(dataset.explain())
+    assert "prunes 2 of 4 files" in str(dataset.explain())
 
 
 def test_time_travel_by_version_and_time(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_it_says_what_was_pruned_and_why(table: Path) -> None:
     assert told.pruned_files == 2
     assert told.pruned_row_groups == 3, "those of 9, 7 and 30 rows"
     assert told.live_rows == TOTAL - 46
-    assert "rules 3 of 9 row groups out by partition values and statistics" in told.notes[0]
+    assert "prunes 3 of 9 row groups by partition values and statistics" in told.notes[0]
 
 
 def test_what_nobody_counted_is_none_and_not_zero(table: Path) -> None:

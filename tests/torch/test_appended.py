@@ -80,7 +80,7 @@ def test_filters_rule_appended_files_out_and_hold_for_rows(tmp_path: Path) -> No
         plan_cache=str(tmp_path / "c"),
     )
     assert sorted(values(loader)) == sorted(values(again)) == list(range(20, 33))
-    assert any("rules 1 of 3 appended files out" in note for note in dataset_of(loader).explain().notes)
+    assert any("prunes 1 of 3 appended files" in note for note in dataset_of(loader).explain().notes)
 
 
 def test_what_is_more_than_appending_is_refused_by_its_snapshot(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_filters_rule_appended_files_out_and_hold_for_rows(tmp_path: Path) -> No
         table.commit()
     loader = make(table.uri, start_version=0, filters=pc.field("x") < 23)
     assert sorted(take(loader)) == list(range(10, 23))
-    assert any("rules 1 of 3 files out" in note for note in notes_of(loader))
+    assert any("prunes 1 of 3 files" in note for note in notes_of(loader))
     assert sorted(take(make(table.uri, start_version=0, filters=pc.field("s") == "2"))) == list(range(20, 30))
 
 

@@ -30,7 +30,7 @@ class FormatEntry:
         origin: the distribution that has it, and its version.
         suffixes: how the names of its files end.
         cut: what a file is cut into; None: it is read whole.
-        pruning: what rules row groups out; None: nothing does.
+        pruning: what row groups are pruned by; None: nothing.
         ranges: whether it says which bytes it reads, so that these alone are fetched from an object store.
         counting: where the number of rows is known from.
         needs: a package that is not there.

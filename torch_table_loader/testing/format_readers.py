@@ -135,7 +135,7 @@ def _check_traits(where: str, reader: FormatReader, file: DataFile, meta: FileMe
     if traits.pruned is None:
         with contract_errors(where, "prune raised"):
             kept = reader.prune(file, meta, pc.scalar(False), meta.schema)
-        require(all(kept), f"{where}: prune rules row groups out, and traits.pruned must say by what")
+        require(all(kept), f"{where}: prune leaves row groups out, and traits.pruned must say by what")
 
 
 def _check_batches(where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta) -> pa.Table:

@@ -390,7 +390,7 @@ class StreamJob(Job):
         if options.filters is not None:
             pruned, groups = layout.pruned_groups, len(layout.group_rows)
             notes.append(
-                f"the filter {options.filters} rules {pruned:,} of {groups:,} row groups out by partition values and "
+                f"the filter {options.filters} prunes {pruned:,} of {groups:,} row groups by partition values and "
                 "statistics; the others are read and filtered row by row"
             )
             if not options.count_filtered:

@@ -150,7 +150,7 @@ class DeltaRequest:
         if self.filters is not None:
             num_files = sum(map(len, kept))
             kept = [kept_files(adds, columns, partition, self.filters) for adds in kept]
-            notes = (f"the filter rules {num_files - sum(map(len, kept)):,} of {num_files:,} files out",)
+            notes = (f"the filter prunes {num_files - sum(map(len, kept)):,} of {num_files:,} files",)
         if len(kept) == 1:
             return kept[0], notes
         return in_order(pa.concat_tables([without_statistics(adds) for adds in kept])), notes

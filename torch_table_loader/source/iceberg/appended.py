@@ -112,7 +112,7 @@ def appended_entries(
     if pruner is not None:
         ruled_out = len(appended) - len(found)
         notes.append(
-            f"the filter rules {ruled_out:,} of {len(appended):,} appended files out by partition values and statistics"
+            f"the filter prunes {ruled_out:,} of {len(appended):,} appended files by partition values and statistics"
         )
     return found, tuple(notes)
 

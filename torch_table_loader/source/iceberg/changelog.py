@@ -72,7 +72,7 @@ def changed_files(
     notes: tuple[str, ...] = ()
     if pruner is not None:
         ruled_out = len(changes) - len(kept)
-        notes = (f"the filter rules {ruled_out:,} of {len(changes):,} changes of files out by their statistics",)
+        notes = (f"the filter prunes {ruled_out:,} of {len(changes):,} changed files by their statistics",)
     return _files(kept, naming), notes
 
 

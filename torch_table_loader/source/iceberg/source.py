@@ -239,7 +239,7 @@ def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, s
     if pruner is None:
         return entries, ()
     note = (
-        f"the filter rules {len(manifests) - len(kept):,} of {len(manifests):,} manifests out by partition values, and "
+        f"the filter prunes {len(manifests) - len(kept):,} of {len(manifests):,} manifests by partition values, and "
         f"{num_files - len(entries):,} of {num_files:,} files of the others by partition values and statistics"
     )
     return entries, (note,)

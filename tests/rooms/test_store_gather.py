@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from tests.rooms.storing import MemoryTable, everything, in_memory, numbers
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.store import record_layout
 from torch_table_loader.store.builder import build_files
 from torch_table_loader.store.opened import open_store
-from torch_table_loader.store.record_layout import RecordLayout, check_storable
+from torch_table_loader.store.record_layout import Encoded, RecordLayout, check_storable
 
 ORDERS = [
     [],
@@ -87,6 +89,39 @@ def test_a_record_has_each_column_once_and_aligned(kinds: list[pa.DataType], siz
         assert slot.offset % min(slot.kind.width & -slot.kind.width, 8) == 0
     assert max(taken) < layout.width
     assert {slot.column for slot in layout.slots} == set(range(len(types)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    kinds=st.lists(KINDS, min_size=1, max_size=12),
+    sizes=st.lists(st.integers(0, 2), min_size=12, max_size=12),
+    rows=st.integers(0, 300),
+    block=st.integers(1, 200),
+    data=st.data(),
+)
+def test_records_are_filled_alike_in_place_and_by_blocks(
+    kinds: list[pa.DataType], sizes: list[int], rows: int, block: int, data: st.DataObject
+) -> None:
+    types = [pa.list_(kind, size) if size else kind for kind, size in zip(kinds, sizes, strict=False)]
+    layout = RecordLayout(pa.schema([(str(n), kind) for n, kind in enumerate(types)]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    values = tuple(
+        rng.integers(0, 256, (rows, slot.kind.count * slot.kind.width), np.uint8).view(group.dtype)
+        for group in layout.groups
+        for slot in (layout.slots[number] for number in group.slots)
+    )
+    encoded = Encoded(layout, rows, values, None, frozenset())
+    with patch.multiple(
+        record_layout, _FILL_BYTES=block * layout.width // 2, _BLOCK_BYTES=block * layout.width, _LEAST_BLOCK=1
+    ):
+        whole = np.zeros((rows, layout.width), np.uint8)
+        encoded.fill(whole)
+        pieces = [(start, records.copy()) for start, records in encoded.blocks()]
+    assert [start for start, _ in pieces] == list(range(0, rows, block))
+    assert np.array_equal(np.concatenate([np.zeros_like(whole[:0]), *(each for _, each in pieces)]), whole)
+    for slot, bare in zip(layout.slots, values, strict=True):
+        there = whole[:, slot.offset : slot.offset + slot.kind.count * slot.kind.width]
+        assert there.tobytes() == bare.tobytes()
 
 
 def test_a_type_that_cannot_be_gathered_is_refused() -> None:

@@ -95,9 +95,12 @@ def tokens_of(table: BenchTable) -> int:
     )
 
 
-def rows_of(batch: Mapping[str, Any]) -> int:
-    """Count a batch's rows by its last column, which is a plain one or a mask in every bench table."""
-    return len(batch[next(reversed(batch.keys()))])  # type: ignore[call-overload]
+def rows_of(batch: Any) -> int:
+    """Count a batch's rows by its last column, which is a plain one or a mask in every bench table.
+
+    Of a table of one column some readers hand out the column itself.
+    """
+    return len(batch[next(reversed(batch.keys()))] if isinstance(batch, Mapping) else batch)  # type: ignore[call-overload]
 
 
 __all__ = ["PACKED", "epochs", "packed", "rows_of", "tokens_of"]

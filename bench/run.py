@@ -58,9 +58,9 @@ _REPORT = Path("bench/RESULTS.md")
 class Bench:
     """Starts one child at a time and reads what it printed."""
 
-    def __init__(self, root: Path, rounds: int) -> None:
-        """Remember where the tables are and how many pairs to take."""
-        self._root, self._rounds = root, rounds
+    def __init__(self, root: Path, rounds: int, results: Path = FOLDER) -> None:
+        """Remember where the tables are, how many pairs to take, and where results are kept."""
+        self._root, self._rounds, self._results = root, rounds, results
         self._sweeps: dict[tuple[str, str, int], dict[str, float | str]] = {}
 
     def duel(self, duel: Duel) -> Row:
@@ -79,11 +79,12 @@ class Bench:
         return duel_row(duel, right, _pairs(sides))
 
     def duels(self, kinds: Mapping[str, tuple[Sequence[Duel], list[Row]]], only: str | None) -> None:
-        """Measure the duels of some kinds; each kind has a list for its rows."""
+        """Measure the duels of some kinds, and keep each result at once; each kind has a list for its rows."""
         duels = [(duel, found) for each, found in kinds.values() for duel in chosen(each, only)]
         for duel, found in (bar := tqdm(duels, unit="duel", disable=None if duels else True)):
             bar.set_postfix_str(f"{duel.table} {duel.batch_size} {duel.left} / {duel.right}")
             found.append(self.duel(duel))
+            keep(found[-1:], (), self._results)
             tqdm.write(found[-1].line())
 
     def sweep(self, rival: str, table: str, batch_size: int) -> dict[str, float | str]:
@@ -347,7 +348,7 @@ def main() -> None:
     """Read the command line, measure, write the report; exit with 1 where a bar was missed."""
     options = _asked()
     what = options.what or _WHAT
-    bench = Bench(options.root, options.rounds)
+    bench = Bench(options.root, options.rounds, options.results)
     rows: list[Row] = []
     outcomes: list[Outcome] = []
     packed: tuple[list[Row], list[Outcome]] = ([], [])

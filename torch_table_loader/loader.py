@@ -65,7 +65,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 
         Args:
             dataset: a `StructuredDataset`.
-            sampler: nothing; Lightning says so when it makes the loader of a prediction anew.
+            sampler: nothing; Lightning says so when it makes the loader of a prediction again.
             batch_sampler: nothing, too.
         """
         super().__init__(dataset, batch_size=None)

@@ -105,7 +105,7 @@ class Metrics:
         fetch: metrics of fetching from an object store; a copy that no longer changes.
         packing: sequences, tokens and parts of documents in the batches, including those copied to a device ahead of
             the trainer; None if rows are not packed.
-        files: data files of which the trainer took rows, counted anew in each epoch; None of a row store, of a mixture,
+        files: data files of which the trainer took rows, per epoch; None of a row store, of a mixture,
             and where rows are not counted.
     """
 

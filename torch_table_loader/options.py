@@ -136,7 +136,7 @@ class LoaderOptions:
             docs/object-stores.md.
         pack: `Pack(seq_len=...)`: documents of tokens become sequences, which `batch_size` then counts; see
             docs/language-models.md.
-        epochs: number of epochs in one iteration, each shuffled anew, or "forever"; None: the epoch that was set; see
+        epochs: number of epochs in one iteration, each shuffled again, or "forever"; None: the epoch that was set; see
             docs/state.md.
         on_growth: what to do with a state from before the table grew: "continue" its epoch with the new rows; None:
             read the state's own snapshot, or refuse the state if the table has no snapshots; see docs/growing.md.

@@ -191,7 +191,7 @@ class TableColumns:
         current: those that the table has now, in order.
         former: the others that it ever had, by id: a delete may still name them.
         names: ids for files without; None if the table gives none.
-        by_name: whether `names` count in files with ids of their own, too (Delta Lake, but for mapping by id).
+        by_name: whether `names` count in files with ids of their own, too (Delta Lake, except for mapping by id).
     """
 
     current: tuple[Column, ...]

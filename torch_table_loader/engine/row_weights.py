@@ -53,7 +53,7 @@ _MOST_CLASSES = 1 << 16
 
 
 class RowWeights:
-    """The sums of what the live rows of a table weigh. It pickles: those in a file are mapped anew."""
+    """The sums of what the live rows of a table weigh. It pickles: those in a file are mapped again."""
 
     def __init__(self, asked: Weights, place: Path | None, cells: Ints, digest: str) -> None:
         """Hold sums.

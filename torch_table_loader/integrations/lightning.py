@@ -17,7 +17,7 @@ class ResumeOnAnyRanks(Callback):
 
     Lightning counts batches of the epoch, and ends it at the length of the loader. On more ranks a batch of all ranks
     is larger, so that the batches counted so far are too many, and rows are left over; on fewer ranks they are too few.
-    This callback counts them anew from the rows that are left. On as many ranks as before it changes nothing.
+    This callback counts them again from the rows that are left. On as many ranks as before it changes nothing.
 
     Pass it to the run that continues: ``Trainer(callbacks=[ResumeOnAnyRanks()])``; it does no harm in other runs.
     """

@@ -3,7 +3,7 @@
 A stream is read in long runs, so each lane of each rank (a channel) must know beforehand how many rows of each source
 it will take: it then reads that many that follow one another. Places are therefore cut into blocks of whole steps, in
 which source i has ``floor((n + K) * W) - floor(n * W)`` less the same of the source before it, W being the cumulative
-shares, n the places before and K those of a block. So each source has its share after every block, but for less than
+shares, n the places before and K those of a block. So each source has its share after every block, to within
 one row. A block is one step where each source has a row in it, else so many that each has.
 
 Inside a block all places have an order, the same in every block of a stage, and the first source has the first places
@@ -67,7 +67,7 @@ class Deal:
         names: of the sources, sorted.
         weights: of each, integers; 0 leaves a source out.
         topology: of the job. Place p is in step ``p // (R * B)``, which lane ``step mod L`` of each rank makes, and of
-            rank ``p mod R`` (but for the last step under ``even_ranks="pad"``).
+            rank ``p mod R`` (except for the last step under ``even_ranks="pad"``).
         seed: key of the order inside blocks.
         epoch: from 0, in that key too.
         number: of the stage, likewise.
@@ -101,7 +101,7 @@ class Deal:
 
     @property
     def block_steps(self) -> int:
-        """Steps after which each source has its share, but for less than one row."""
+        """Steps after which each source has its share, to within one row."""
         rarest = min(weight for weight in self.weights if weight)
         return -(-sum(self.weights) // (rarest * self.step_rows))
 
@@ -315,7 +315,7 @@ def floor_sum(number: int, modulus: int, factor: int, offset: int) -> int:
 def _order(topology: Topology, steps: int, seed: int, epoch: int, number: int) -> Ints:
     """Return where each slot of a block is in the order that sources divide: int64[block].
 
-    Of places that follow one another in it, every rank and every step has as many as any other, but for one.
+    Of places that follow one another in it, every rank and every step has as many as any other, except for one.
     """
     ranks, size = topology.num_ranks, topology.batch_size
     stride = next(each for each in range(max(1, round(steps * _GOLDEN)), 2 * steps + 1) if gcd(each, steps) == 1)

@@ -44,14 +44,14 @@ def longest_first(weights: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Consecutive rows of a lane inside which shuffle windows begin anew.
+    """Consecutive rows of a lane inside which shuffle windows start over.
 
     Args:
         name: says where in the job it is; the key of its shuffle windows.
         runs: all its rows.
         padded_from: the first row that is padding; the number of rows if none is.
         skip: rows at its start that were delivered before.
-        apart: whether windows begin anew at each piece, too.
+        apart: whether windows start over at each piece, too.
     """
 
     name: str

@@ -106,7 +106,7 @@ def begun(
 
 
 def had_of(rounds: Mapping[str, Rounds], past: Sequence[DealtStage]) -> dict[str, int]:
-    """Count the items that each source delivered in stages; one that a stage had not counts anew behind it."""
+    """Count the items that each source delivered in stages; a source that a stage did not have starts at zero."""
     found = dict.fromkeys(rounds, 0)
     for stage in past:
         taken = dict(zip(stage.deal.names, stage.deal.rows_before(stage.places).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Turns of several sources such that every prefix has each source's share, but for less than one turn.
+"""Turns of several sources such that every prefix has each source's share, to within one turn.
 
 After n turns, source i of weight ``w_i`` (they sum to one) has had ``floor(n * w_i)`` of them, or one more where that
 is not whole. So its j-th turn has a window: it is not among the first ``floor((j - 1) / w_i)`` turns of all, and among

@@ -108,7 +108,7 @@ class Rounds:
         return derive_key(self.seed, epoch, f"packs of {self.name} in round {number}")
 
     def rest(self, epoch: int, past: Sequence[DealtStage]) -> Rest:
-        """Return what the stages of an epoch left, oldest first; a source begins anew after one that had it not."""
+        """Return what the stages of an epoch left, oldest first; a source starts over after one that had it not."""
         nothing = Rest(0, Consumption.none(), self.items)
         rest = nothing
         for stage in past:

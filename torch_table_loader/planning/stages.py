@@ -103,7 +103,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Position(ABC):
-    """What a job has done of an epoch: the same on every rank, but for `ended`.
+    """What a job has done of an epoch: the same on every rank, except for `ended`.
 
     Args:
         epoch: from 0.

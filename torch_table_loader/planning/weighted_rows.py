@@ -150,7 +150,7 @@ class WeightedRows:
 
         Args:
             samples: int64[k], each in [0, num_rows).
-            rounds: how often all samples came before, one for each or one for all; each round draws anew.
+            rounds: how often all samples came before, one for each or one for all; each round draws again.
         """
         if not len(samples):
             return samples

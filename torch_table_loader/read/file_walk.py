@@ -216,7 +216,7 @@ class FileWalk:
     def batches(self, run: Run) -> Iterator[tuple[Piece, int, pa.RecordBatch, bool]]:
         """Yield the rows of each piece of a run, batch by batch.
 
-        A file may stay open for longer than credentials last: where the store refuses them, it is opened anew with
+        A file may stay open for longer than credentials last: where the store refuses them, it is opened again with
         fresh ones, once at any row.
 
         Yields:

@@ -44,7 +44,7 @@ class FooterSizes:
         self._seen = self._file_bytes = self._footer_bytes = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Begin anew there."""
+        """Start over there."""
         return FooterSizes, ()
 
     def add(self, file: DataFile, meta: FileMeta) -> None:

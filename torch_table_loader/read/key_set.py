@@ -1,6 +1,6 @@
 """Sets of keys, against which the rows of a batch are looked up: equality deletes.
 
-pyarrow builds its hash table anew at each look-up. So key columns are brought into a form that numpy hashes and
+pyarrow builds its hash table again at each look-up. So key columns are brought into a form that numpy hashes and
 compares.
 """
 

@@ -37,7 +37,7 @@ class LRUCache:
         Args:
             key: names it.
             make: returns the value and its size in bytes, where it is not there.
-            serves: whether the value that is there is enough; if not, it is made anew.
+            serves: whether the value that is there is enough; if not, it is made again.
         """
         if self._pid != os.getpid():  # a fork: locks may be held by threads that are not here
             self._reset()

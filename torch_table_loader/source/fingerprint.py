@@ -61,7 +61,7 @@ def fingerprint_without(table: str, left_out: Sequence[LeftOut]) -> str:
 def content_key(table: str, files: Sequence[DataFile]) -> str:
     """Hash what tells a table's present files from all others, also from those that replace them under their names.
 
-    A fingerprint cannot: it stays the same where a file is written anew with as many bytes and rows, and another table
+    A fingerprint cannot: it stays the same where a file is written again with as many bytes and rows, and another table
     may have files of the same names and sizes. What is derived from a table and kept on disk goes by this key.
 
     Args:

@@ -124,7 +124,7 @@ class PlanCache:
         """Return what `put_note` kept; None if there is nothing, or something torn.
 
         Args:
-            key: says in full what the note depends on, but for where the table is.
+            key: says in full what the note depends on, except for where the table is.
         """
         digest = self._note_key(key)
         data = self._read(digest)
@@ -169,7 +169,7 @@ class PlanCache:
             self._warn("write", f"the plan cache cannot be written and stays as it is: {error}")
 
     def _given_up(self, what: str) -> bool:
-        """Whether a store did not answer before: each entry would wait for it anew."""
+        """Whether a store did not answer before: each entry would wait for it again."""
         return what in self._warned and not self.storage.is_local
 
     def _key(self, file: DataFile) -> bytes | None:

@@ -58,7 +58,7 @@ class StreamJob(Job):
     Args:
         table: surveyed.
         reader: reads its rows.
-        delivers: the columns that come out, but for `padding`.
+        delivers: the columns that come out, except for `padding`.
         strategy: splits it.
         planner: plans its epochs.
         read_rows: rows that a lane reads at a time.
@@ -153,7 +153,7 @@ class StreamJob(Job):
         return job, job.next_stage(position)
 
     def _check_rescaling(self, position: StreamPosition) -> None:
-        """Refuse to deal what is left of an epoch anew where nobody can say what that is."""
+        """Refuse to deal what is left of an epoch again where nobody can say what that is."""
         then, now = position.stage.topology, self.topology
         if self.strategy.coverage == "any" and not self.strategy.cuts and position.stage.steps:
             raise ResumeError(

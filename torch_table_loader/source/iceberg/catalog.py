@@ -168,7 +168,7 @@ def open_table(at: TableAddress) -> OpenTable:
 
 
 def as_it_is_now(at: TableAddress) -> TableAddress:
-    """Load a pyiceberg Table anew, where it has a catalog; a name stays a name."""
+    """Load a pyiceberg Table again, where it has a catalog; a name stays a name."""
     table = at.table
     known = isinstance(table, Table) and not isinstance(table, StaticTable)
     return replace(at, table=_from_catalog(table.name(), table.catalog, at.retry_seconds)) if known else at
@@ -176,7 +176,7 @@ def as_it_is_now(at: TableAddress) -> TableAddress:
 
 @dataclass(frozen=True, slots=True)
 class _Reloading:
-    """Asks a catalog for a table anew, and so for fresh credentials."""
+    """Asks a catalog for a table again, and so for fresh credentials."""
 
     table: Any
     catalog_config: Any = field(repr=False)

@@ -11,8 +11,11 @@ import pytest
 from bench.bars import BATCH_SIZE_DUELS, COLUMN_DUELS
 from bench.pairing import Pairs, Sample
 from bench.report import Outcome, Row
-from bench.results import keep
-from tools.speed_lines import CHARTS, READERS, Chart, speeds
+from bench.results import FOLDER, keep
+from tools.machines_table import table, written
+from tools.speed_lines import CHARTS, READERS, Chart, drawn, speeds
+
+ROOT = Path(__file__).parents[2]
 
 
 def row(table: str, asked: str, speed: float, right: str = "") -> Row:
@@ -66,3 +69,29 @@ def test_the_bench_measures_what_a_chart_shows(chart: Chart, duels: Any) -> None
     measured = {(duel.table, duel.batch_size, duel.right) for duel in duels}
     asked = {asked or "floor" for asked in READERS.values()}
     assert measured == {(table, size, right) for _, table, size in chart.places for right in asked}
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.file)
+def test_a_chart_is_what_the_script_draws(chart: Chart) -> None:
+    pages = {drawn(json.loads(path.read_text()), chart) for path in FOLDER.glob("*xeon*.json")}
+    image = (ROOT / "docs" / "images" / chart.file).read_text()
+    assert image in pages, "run: python tools/speed_lines.py bench/results/MACHINE.json docs/images"
+
+
+def test_the_table_of_machines_is_what_the_results_say() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert page == written(page), "run: python -m tools.machines_table docs/speed.md"
+
+
+def test_a_machine_without_a_race_has_a_dash_in_its_line(tmp_path: Path) -> None:
+    both, one = (
+        {"machine": name, "duels": kept(tmp_path / name[0], rows, [])["duels"]}
+        for name, rows in {
+            "Fast, 24 GiB": [row("B", "floor", 0.9), row("D", "floor", 0.8)],
+            "Slow, 8 GiB": [row("B", "floor", 0.7)],
+        }.items()
+    )
+    head, _, first, second = table([both, one]).splitlines()[1:-1]
+    assert [cell.partition(",")[0] for cell in head.split(" | ")] == ["| speed", "Fast", "Slow"]
+    assert first == "| 40 numbers a row, over decoding | 0.90 (0.90 to 0.90) | 0.70 (0.70 to 0.70) |"
+    assert second == "| documents of 800 tokens, over decoding | 0.80 (0.80 to 0.80) | – |"

@@ -1,0 +1,110 @@
+"""Write the table of all machines, from the bench's results as JSON: ``docs/speed.md``.
+
+Run it after the bench: ``python -m tools.machines_table docs/speed.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.results import FOLDER
+
+BEGIN, END = "<!-- made by tools/machines_table.py -->", "<!-- made until here -->"
+
+Key = tuple[str, int, str, str]
+
+LINES: dict[str, Key] = {
+    "8 numbers a row, in batches of 65,536, over decoding": ("A-zstd", 65_536, "ours:thread", "floor"),
+    "8 numbers a row, in batches of 8,192, over decoding": ("A-zstd", 8192, "ours:thread", "floor"),
+    "8 numbers a row, in batches of 1,024, over decoding": ("A-zstd", 1024, "ours:thread", "floor"),
+    "8 numbers a row, in batches of 128, over decoding": ("A-zstd", 128, "ours:thread", "floor"),
+    "40 numbers a row, over decoding": ("B", 8192, "ours:thread", "floor"),
+    "500 numbers a row, over decoding": ("C", 8192, "ours:thread", "floor"),
+    "documents of 800 tokens, over decoding": ("D", 8192, "ours:thread", "floor"),
+    "8 numbers a row, over torch-dataloader-utils": ("A-zstd", 8192, "ours:thread", "torch-dataloader-utils:best"),
+    "8 numbers a row, over Hugging Face datasets": ("A-zstd", 8192, "ours:thread", "datasets:best"),
+    "8 numbers a row, over polars": ("A-zstd", 8192, "ours:thread", "polars:best"),
+    "8 numbers a row, over Lance": ("A-zstd", 8192, "ours:thread", "lance:best"),
+    "8 numbers a row, worker processes over threads": ("A-zstd", 8192, "ours:process", "ours:thread"),
+    "40 numbers a row, Iceberg over plain files": ("B", 8192, "iceberg:plain", "ours:thread"),
+    "40 numbers a row, 5 % deleted by position, over none deleted": ("B", 8192, "iceberg:position", "iceberg:plain"),
+    "40 numbers a row, 5 % deleted by deletion vectors, over none deleted": (
+        "B",
+        8192,
+        "iceberg:vector",
+        "iceberg:plain",
+    ),
+    "40 numbers a row, 5 % deleted by equality, over none deleted": ("B", 8192, "iceberg:equality", "iceberg:plain"),
+    '8 numbers a row, `shuffle="rows"` in memory, over decoding': ("A-zstd", 8192, "rows:memory", "floor"),
+    '40 numbers a row, `shuffle="rows"` in memory, over decoding': ("B", 8192, "rows:memory", "floor"),
+}
+"""What a line says, and the duel that it shows: its table, the rows of a batch, the left and what the left was asked
+to meet."""
+
+
+def table(machines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table: a line for each duel, a column for each machine.
+
+    Args:
+        machines: their results, as `bench.results` keeps them.
+    """
+    raced = [_duels(machine) for machine in machines]
+    names = [_named(machine["machine"], duels.values()) for machine, duels in zip(machines, raced, strict=True)]
+    head = (f"| speed | {' | '.join(names)} |", f"|---|{'---|' * len(names)}")
+    return "\n".join((BEGIN, *head, *_lines(raced), END))
+
+
+def _duels(machine: Mapping[str, Any]) -> dict[Key, Mapping[str, Any]]:
+    """Return the races of a machine that the table shows."""
+    found = {(duel["table"], duel["batch"], duel["left"], duel["asked"]): duel for duel in machine["duels"]}
+    return {key: found[key] for key in LINES.values() if "ratio" in found.get(key, {})}
+
+
+def _named(machine: str, duels: Iterable[Mapping[str, Any]]) -> str:
+    """Return the machine's name with the first and the last day of its races."""
+    days = sorted({duel["at"].partition(" ")[0] for duel in duels})
+    return f"{machine.partition(',')[0]}, {' to '.join(dict.fromkeys((*days[:1], *days[-1:])))}"
+
+
+def _lines(raced: Sequence[Mapping[Key, Mapping[str, Any]]]) -> Iterator[str]:
+    for said, key in LINES.items():
+        if any(key in duels for duels in raced):
+            yield f"| {said} | {' | '.join(_cell(duels[key]) if key in duels else '–' for duels in raced)} |"
+
+
+def _cell(duel: Mapping[str, Any]) -> str:
+    """Return the median and the range.
+
+    >>> _cell({"ratio": 0.994, "range": [0.8, 1.26]})
+    '0.99 (0.80 to 1.26)'
+    """
+    least, most = duel["range"]
+    return f"{duel['ratio']:.2f} ({least:.2f} to {most:.2f})"
+
+
+def written(page: str, folder: Path = FOLDER) -> str:
+    """Return a page with its table as it should be.
+
+    Args:
+        page: Markdown, with the two marks between which the table stands.
+        folder: of the results, a file a machine.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page must have the lines {BEGIN!r} and {END!r}")
+    return before + table([json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]) + after
+
+
+def main() -> None:
+    """Write the table into the page that is named."""
+    page = Path(sys.argv[1])
+    page.write_text(written(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

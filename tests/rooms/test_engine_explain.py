@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.torch.tables import deliver_all, key, meant_warnings, write_table
 from torch_table_loader import ConfigError, StructuredDataset, TableLoader
+from torch_table_loader.engine.jobs.stream_job import StreamJob
+from torch_table_loader.engine.sizes import CHUNK_BYTES
+from torch_table_loader.records import ReadTask
 
 GROUPS = [[9, 7], [30], [0], [], [8, 8, 8], [1], [5]]
 TOTAL = sum(map(sum, GROUPS))
@@ -189,3 +195,38 @@ def test_progress_is_drawn_where_asked_for(table: Path, capsys: pytest.CaptureFi
     assert f"{len(loader)}/{len(loader)}" in drawn
     make(table)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("shuffle", [False, "rows"])
+def test_a_read_is_sized_by_what_the_footers_say_of_the_columns_that_are_read(
+    tmp_path: Path, shuffle: Literal["rows", False]
+) -> None:
+    rows, length = 6_000, 1_000
+    values = pa.array(np.random.default_rng(7).integers(0, 1 << 31, rows * length, np.int32))
+    offsets = pa.array(np.arange(rows + 1, dtype=np.int32) * length)
+    tokens = pa.ListArray.from_arrays(offsets, values)
+    columns = {"k": pa.array(np.arange(rows)), "tokens": tokens, "name": pa.array(["a", "b", "c"] * (rows // 3))}
+    path = tmp_path / "lists.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=200, use_dictionary=False, compression="none")
+
+    def row_bytes(*names: str) -> int:
+        return make(path, batch_size=64, columns=list(names), shuffle=shuffle)[1].job.row_bytes
+
+    assert row_bytes("k", "tokens") == pytest.approx(4 * length + 8, rel=0.05)
+    assert row_bytes("k") == 8
+    assert row_bytes("name") < 100, "what is not read weighs nothing"
+
+
+def test_large_values_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    """A row group is as large as a writer made it, and nobody cuts it by rows of a guessed width."""
+    path = tmp_path / "images.parquet"
+    images = [bytes([number % 256]) * 100_000 for number in range(3_000)]
+    table = pa.table({"image": pa.array(images, pa.binary()), "label": pa.array(range(3_000))})
+    pq.write_table(table, path, row_group_size=250, use_dictionary=False, compression="none")
+    dataset = make(path, batch_size=64)[1]
+    job = dataset.job
+    assert isinstance(job, StreamJob)
+    assert CHUNK_BYTES <= job.read_rows * 100_000 <= 8 * CHUNK_BYTES
+    task = ReadTask(0, job.table.layout.kept_segments(0))
+    assert max(batch.num_rows for batch in job.reader.read(task)) <= job.read_rows
+    assert dataset.explain().memory_bound <= 2 * 4 * 8 * CHUNK_BYTES

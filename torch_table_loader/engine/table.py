@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from torch_table_loader.arrow.datatypes import is_variable, width_of
 from torch_table_loader.engine.parallel import in_parallel
 from torch_table_loader.errors import TableError
-from torch_table_loader.format_contracts import BoundsReader, ListBoundsReader, NullProvingReader
+from torch_table_loader.format_contracts import BoundsReader, ListBoundsReader, NullProvingReader, RangedReader
 from torch_table_loader.planning.layout import TableLayout
 from torch_table_loader.read.deletes import Deletes
 from torch_table_loader.read.failures import reading
@@ -201,6 +202,32 @@ class Table:
         groups = self.layout.groups_of(index)
         kept: list[bool] = self.layout.group_kept[groups.start : groups.stop].tolist()
         return kept
+
+    def row_bytes(self, columns: Sequence[str]) -> int:
+        """Estimate the decoded bytes of a row: where widths vary, no fewer than those that files store.
+
+        Args:
+            columns: names of those that are read.
+        """
+        types = [self.schema.field(name).type for name in columns]
+        guess = sum(map(width_of, types)) or 1
+        if not any(map(is_variable, types)):
+            return guess
+        stored = int(self.layout.group_bytes.sum()) / max(1, self.layout.num_rows)
+        return max(guess, int(stored * self._stored_share(columns)))
+
+    def _stored_share(self, columns: Sequence[str]) -> float:
+        """Return the part of what a row group stores that belongs to some columns, by the first one; 1 if unknown."""
+        index = next((index for index in range(len(self.files)) if not self.estimated and self._kept_groups(index)), -1)
+        if index < 0 or not isinstance(reader := reader_of(self.files[index]), RangedReader):
+            return 1.0
+        file, meta = self.files[index], self.metas[index]
+        with _naming(self.storage, file):
+            own, whole = (
+                sum(stop - start for group in reader.ranges(file, meta, [0], names) for start, stop in group)
+                for names in (self._in_file(index, columns), meta.schema.names)
+            )
+        return own / whole if whole else 1.0
 
     def _in_file(self, index: int, columns: Sequence[str]) -> list[str]:
         """Return the columns that a file's statistics have under the table's own names."""

@@ -174,14 +174,7 @@ class Job(ABC):
     def blocks(self) -> tuple[int, int]:
         """Batches that cross a process together, and how many such blocks of a lane wait there."""
         options, collated = self.options, self.options.calls_functions
-        return blocks_of_a_process(
-            self.block_row_bytes, options.batch_size, options.prefetch_batches, collated=collated
-        )
-
-    @property
-    def block_row_bytes(self) -> int:
-        """Decoded bytes of a row, as blocks that cross a process are sized by."""
-        return self.row_bytes
+        return blocks_of_a_process(self.row_bytes, options.batch_size, options.prefetch_batches, collated=collated)
 
     def with_lanes(self, lanes: int) -> Self:
         """Return the same job with another number of lanes."""

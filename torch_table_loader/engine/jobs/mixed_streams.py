@@ -162,12 +162,6 @@ class MixedStreamJob(Job):
         return self.weights.changes
 
     @property
-    def block_row_bytes(self) -> int:
-        """Decoded bytes of a row; where widths vary, no fewer than those that are stored."""
-        own = max(source.block_row_bytes for source in self.sources.values())
-        return own if self.options.pack is None else self.row_bytes
-
-    @property
     def shares(self) -> dict[str, int]:
         """The newest weights, as the smallest integers; natural ones as they are at an epoch's start."""
         newest = self.weights.newest

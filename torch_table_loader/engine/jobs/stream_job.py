@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from torch_table_loader.arrow.datatypes import is_variable
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
 from torch_table_loader.engine.jobs.resolve import (
@@ -101,14 +100,6 @@ class StreamJob(Job):
     def counted(self) -> bool:
         """Whether live rows are known before reading."""
         return self.planner.counted
-
-    @property
-    def block_row_bytes(self) -> int:
-        """Decoded bytes of a row; where widths vary, no fewer than those that are stored."""
-        layout = self.table.layout
-        stored = int(layout.group_bytes.sum()) // max(1, layout.num_rows)
-        guessed = any(map(is_variable, self.reader.schema.types))
-        return max(self.row_bytes, stored) if guessed else self.row_bytes
 
     def with_lanes(self, lanes: int) -> StreamJob:
         """Return the same job with another number of lanes."""

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow.types as kinds
 
-from torch_table_loader.arrow.datatypes import width_of
 from torch_table_loader.batching.policy import TypePolicy
 from torch_table_loader.engine.jobs.resolve import codec_of, columns_of, delivered, planner_of, strategy_of
 from torch_table_loader.engine.jobs.stream_job import StreamJob
@@ -64,10 +63,10 @@ def open_stream(
         skip=options.on_error == "skip",
     )
     columns = columns_of(table, options)
-    row_bytes = sum(width_of(table.schema.field(name).type) for name in columns) or 1
     largest = int(table.layout.group_rows.max(initial=0))
     if stage is None and options.pack is not None:
         stage = stage_of(options.pack, table.schema, options.columns or ())
+    row_bytes = table.row_bytes(columns)
     encoded = [] if stage is not None else _encodable(table.schema, columns, TypePolicy.of(options))
     read_rows = rows_of_a_read(row_bytes, options.batch_size, largest)
     reader = table.reader(

@@ -237,7 +237,7 @@ class TableRows(TableItems):
         if (counter := counter_of(table, options, cache, fetching)) is not None:
             segments = counter.count(segments, np.arange(len(segments.splits)))
         live_rows = int(segments.live.sum())
-        row_bytes = sum(map(width_of, schema.types)) or 1
+        row_bytes = table.row_bytes(columns) if stage is None else sum(map(width_of, schema.types)) or 1
         keeps_ids = live_rows != table.layout.num_rows
         max_rows = rows_of_a_read(row_bytes, 1, int(table.layout.group_rows.max(initial=0)))
         reader = table.reader(columns, options.filters, row_ids=keeps_ids, max_rows=max_rows, stage=stage)

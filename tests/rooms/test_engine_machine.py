@@ -67,7 +67,7 @@ def test_a_quota_of_cgroup_v1_is_kept(tmp_path: Path, quota: str, cpus: int) -> 
 def test_the_tightest_of_nested_cgroups_counts(tmp_path: Path) -> None:
     quotas = {"pods": "600000 100000", "pods/7": "max 100000", "pods/7/box": "700000 100000", "pods/8": "100000 100000"}
     assert usable_cpus(v2(tmp_path / "2", quotas, own="pods/7/box")) == 6
-    assert usable_cpus(v2(tmp_path / "2", {"pods/7": "250000 100000"}, own="pods/7/box")) == 3
+    assert usable_cpus(v2(tmp_path / "3", quotas | {"pods/7": "250000 100000"}, own="pods/7/box")) == 3
     assert usable_cpus(v1(tmp_path / "1", {"": "-1", "pods": "400000", "pods/7": "-1"}, own="pods/7")) == 4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader
 from tests.rooms.waiting import until_only
 from tests.torch.modes import MIXTURE, MODES, ROWS, SPLITS, Mode
 from torch_table_loader import ConfigError
+from torch_table_loader.engine import machine
+from torch_table_loader.engine.jobs import job
 
 pytestmark = pytest.mark.usefixtures("small_gathers")
 
@@ -46,6 +49,30 @@ def test_one_epoch_an_iteration_shuffles_each_anew(mode: Mode, tables: Path, rec
         epoch_by_epoch(mode, tables, range(epoch, epoch + 1)) for epoch in range(2)
     ]
     assert not [str(entry.message) for entry in recwarn if "iterated again" in str(entry.message)]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str, scope="session")
+def test_an_epoch_asks_the_system_and_the_schema_for_nothing_that_the_last_one_knew(
+    mode: Mode, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wide tables and short epochs would pay for it: both take milliseconds."""
+    asked: list[str] = []
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            asked.append(name)
+            return function(*args)
+
+        return noted
+
+    for module, name in ((job, "make_codec"), (machine, "_cpu_quotas")):
+        monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
+    loader = mode.make(tables, epochs=1)
+    mode.read(loader)
+    assert "make_codec" in asked
+    asked.clear()
+    mode.read(loader)
+    assert not asked
 
 
 @pytest.mark.parametrize("epochs", [3, "forever"])

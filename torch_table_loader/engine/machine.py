@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 _KIB = 1024
@@ -18,7 +19,8 @@ def usable_cpus(root: Path = Path("/")) -> int:
         root: the folder above `proc` and `sys`.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cpus, *_cpu_quotas(root)]))
+    quota = _cpu_quota(root)
+    return max(1, cpus if quota is None else min(cpus, quota))
 
 
 def threads_for(lanes: int, cpus: int, ranks_on_node: int) -> int:
@@ -42,6 +44,12 @@ def ranks_on_this_node() -> int:
         if value.isdigit() and int(value) > 0:
             return int(value)
     return 1
+
+
+@cache
+def _cpu_quota(root: Path) -> int | None:
+    """Return the least quota; None where there is none. It is read once a process, since that takes a millisecond."""
+    return min(_cpu_quotas(root), default=None)
 
 
 def _cpu_quotas(root: Path) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torch_table_loader.batching.codec import make_codec
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from torch_table_loader.batching.rows import RowsCodec
     from torch_table_loader.engine.table import Table
     from torch_table_loader.engine.work.lane_work import LaneWork
     from torch_table_loader.options import LoaderOptions
@@ -327,6 +329,20 @@ class Job(ABC):
             return self.options
         return replace(self.options, pack=pack.of_length(self._phase(position)[0]))
 
+    def _codec(self, schema: pa.Schema, options: LoaderOptions) -> RowsCodec[Any]:
+        """Return the codec of a schema; it takes microseconds a column to make, and is kept for other epochs."""
+        length = None if options.pack is None else options.pack.seq_len
+        known, codec = self._codecs.get(length, (None, None))
+        if codec is None or not schema.equals(known, check_metadata=True):
+            codec = make_codec(schema, TypePolicy.of(options))
+            self._codecs[length] = schema, codec
+        return codec
+
+    @cached_property
+    def _codecs(self) -> dict[int | None, tuple[pa.Schema, RowsCodec[Any]]]:
+        """The last codec and its schema, by the length of sequences; None where rows are delivered."""
+        return {}
+
     def _common_work(self, position: Position, *, marks_padding: bool) -> dict[str, Any]:
         """Return the fields that all work has in common."""
         options = self._options_at(position)
@@ -335,7 +351,7 @@ class Job(ABC):
             "rank": self.rank,
             "lanes": self.topology.lanes,
             "epoch": position.epoch,
-            "codec": make_codec(self.schema(position), TypePolicy.of(options)),
+            "codec": self._codec(self.schema(position), options),
             "marks_padding": marks_padding,
             "collate_fn": options.collate_fn,
             "drop_last": options.drop_last,

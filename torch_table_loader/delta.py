@@ -16,7 +16,7 @@ from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
 from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import last_of, refuse_plain, time_travel
+from torch_table_loader.opening import check_changelog, last_of, refuse_plain, time_travel
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class DeltaDataset(TableDataset):
         timestamp: dt.datetime | str | None = None,
         start_version: int | None = None,
         end_version: int | None = None,
+        changelog: bool = False,
         allow_locations: Sequence[str] | None = None,
         split_deletes: bool = False,
         footers: Literal["eager", "lazy"] = "eager",
@@ -52,9 +53,11 @@ class DeltaDataset(TableDataset):
             version: the version to read; without this and `timestamp`, the newest.
             timestamp: read the version that was the newest at this time: a datetime or ISO text with time zone.
             start_version: read only rows appended after this version, up to the one that is read; commits in between
-                that remove or change rows are refused.
+                that remove or change rows are refused, unless `changelog` is given.
             end_version: with `start_version`, the last version whose rows are read; by default the one that `version`
                 or `timestamp` chooses.
+            changelog: with `start_version`, read all rows that came or went after it. Two columns say what happened to
+                a row: ``_change_type`` ("insert" or "delete") and ``_commit_version``.
             allow_locations: URLs with a host or bucket, and folders on these or on this machine, that may contain files
                 of the table besides the table's own host or bucket; files elsewhere are refused.
             split_deletes: also cut files with deletion vectors; not needed with ``shuffle="rows"``.
@@ -70,6 +73,7 @@ class DeltaDataset(TableDataset):
         """
         asked = make_options(options, type(self))
         refuse_plain(asked, footers, "a Delta Lake table", "version=")
+        check_changelog(changelog, start_version, "version", asked)
         version = last_of(start_version, end_version, version, ("start_version", "end_version", "version"))
         _check_chosen(version, timestamp)
         ranks = resolve_ranks(asked)
@@ -77,7 +81,9 @@ class DeltaDataset(TableDataset):
         pinned = version is not None or timestamp is not None
         plan_check = PlanCheck(ranks.rank, ranks.num_ranks, check=asked.check_plan, pinned=pinned)
         with plan_check:
-            request = _request(table_uri, asked, allow_locations, start_version, lazy=footers == "lazy")
+            request = _request(
+                table_uri, asked, allow_locations, start_version, changelog=changelog, lazy=footers == "lazy"
+            )
             source = request.open(version, timestamp, plan_check.common_value)
             open_at = partial(_open_job, asked, ranks, split_deletes=split_deletes, lazy=footers == "lazy")
             job = open_at(source)
@@ -98,6 +104,7 @@ def _request(
     allow_locations: Sequence[str] | None,
     start: int | None,
     *,
+    changelog: bool,
     lazy: bool,
 ) -> DeltaRequest:
     try:
@@ -118,6 +125,7 @@ def _request(
         options.storage_options,
         lazy,
         start,
+        changelog,
     )
 
 

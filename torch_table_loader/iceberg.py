@@ -14,9 +14,9 @@ from torch_table_loader.engine.jobs.modes import open_job
 from torch_table_loader.engine.jobs.resolve import with_batch_size
 from torch_table_loader.engine.plan_check import PlanCheck
 from torch_table_loader.engine.rank_info import resolve_ranks
-from torch_table_loader.errors import ConfigError, ConfigTypeError, MissingExtraError
+from torch_table_loader.errors import ConfigError, MissingExtraError
 from torch_table_loader.keywords import LoaderKeywords, make_options
-from torch_table_loader.opening import last_of, refuse_plain, time_travel
+from torch_table_loader.opening import check_changelog, last_of, refuse_plain, time_travel
 from torch_table_loader.options import LoaderOptions
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class IcebergDataset(TableDataset):
         refuse_plain(asked, footers, "an Iceberg table", "snapshot_id=")
         if catalog is not None and catalog_config is not None:
             raise ConfigError("catalog= and catalog_config= name one catalog; pass one of them")
-        _check_changelog(changelog, start_snapshot_id, asked)
+        check_changelog(changelog, start_snapshot_id, "snapshot_id", asked)
         catalog_config = catalog if catalog_config is None else catalog_config
         ranks = resolve_ranks(asked)
         asked = with_batch_size(asked, ranks.num_ranks, given="batch_size" in options)
@@ -123,18 +123,6 @@ class IcebergDataset(TableDataset):
             job = open_at(source)
             plan_check.check({**job.compared, **asdict(job.topology)})
         super().__init__(job, plan_check, time_travel(source, open_at))
-
-
-def _check_changelog(changelog: bool, start: int | None, options: LoaderOptions) -> None:
-    if not isinstance(changelog, bool):
-        raise ConfigTypeError(f"changelog must be a bool, got {type(changelog).__name__}")
-    if changelog and start is None:
-        raise ConfigError("changelog=True reads what came and went after a snapshot; say which by start_snapshot_id=")
-    if changelog and options.on_growth is not None:
-        raise ConfigError(
-            "changelog=True reads what happened up to one snapshot, and on_growth= goes on with another; leave "
-            "on_growth= out, and read what came after it as a changelog of its own"
-        )
 
 
 def _open_source(

@@ -237,6 +237,27 @@ def refuse_plain(options: LoaderOptions, footers: str, table: str, pin: str) -> 
         raise ConfigError('footers="lazy" does not work with shuffle="rows", which reads every file; leave it out')
 
 
+def check_changelog(changelog: Any, start: Any, name: str, options: LoaderOptions) -> None:
+    """Refuse a changelog without a start, or beside what it does not go with.
+
+    Args:
+        changelog: the caller's.
+        start: the snapshot after which rows are read; or None.
+        name: what a snapshot's argument is called.
+        options: the caller's.
+    """
+    if not isinstance(changelog, bool):
+        raise ConfigTypeError(f"changelog must be a bool, got {type(changelog).__name__}")
+    if changelog and start is None:
+        what = name.removesuffix("_id")
+        raise ConfigError(f"changelog=True reads what came and went after a {what}; say which by start_{name}=")
+    if changelog and options.on_growth is not None:
+        raise ConfigError(
+            f"changelog=True reads what happened up to one {name.removesuffix('_id')}, and on_growth= goes on with "
+            "another; leave on_growth= out, and read what came after it as a changelog of its own"
+        )
+
+
 def last_of(start: Any, end: Any, whole: Any, names: tuple[str, str, str]) -> int | None:
     """Return the snapshot that the caller names as the last to be read, or None.
 

@@ -127,7 +127,9 @@ class Deletes:
 
     def _positions(self, delete: DeleteFile, path: str) -> NDArray[np.int64]:
         if delete.kind == "mask":
-            return cast("NDArray[np.int64]", self._cached(("mask", path), delete, lambda: _unpacked(delete)))
+            return cast(
+                "NDArray[np.int64]", self._cached(("mask", path, delete.mask), delete, lambda: _unpacked(delete))
+            )
         if delete.kind == "vector":
             name = ("vector", delete.file.path, delete.blob)
             vector = self._cached(name, delete, lambda: self._sized_vector(delete))

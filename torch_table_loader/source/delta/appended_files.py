@@ -27,14 +27,14 @@ class Commit:
         operation: as the commit says; "unknown" where it says none.
         appended: the paths of files whose rows are new.
         removes: whether files left the table, or got a deletion vector.
-        changes: whether rows left the table with them, or were changed.
+        removed: the paths of those of them with which rows left the table, or were changed.
     """
 
     version: int
     operation: str
     appended: frozenset[str]
     removes: bool
-    changes: bool
+    removed: frozenset[str]
 
 
 def read_commits(storage: TableStorage, root: str, start: int, end: int) -> list[Commit]:
@@ -86,38 +86,42 @@ def appended_parts(reader: LogReader, storage: TableStorage, start: int, log: Lo
     root, end = reader.at.root.rstrip("/"), log.version
     commits = read_commits(storage, root, start, end)
     for commit in commits:
-        if commit.changes:
+        if commit.removed:
             raise ConfigError(
                 f"version {commit.version} of {root}, between {start} and {end}, removes or changes rows "
                 f"({commit.operation}), and only rows that were appended can be read by themselves; read up to the "
                 f"version before it (end_version={commit.version - 1}) and from it on (start_version="
-                f"{commit.version}), or the whole table"
+                f"{commit.version}), or what came and what went (changelog=True), or the whole table"
             )
-    parts = [_part(log if last == end else reader.read(last), paths, root) for last, paths in _runs(commits) if paths]
+    parts = [
+        replace(version := log if last == end else reader.read(last), adds=only_paths(version, paths, root))
+        for last, run in runs_of(commits)
+        if (paths := frozenset[str]().union(*(commit.appended for commit in run)))
+    ]
     replaced = [str(commit.version) for commit in commits if commit.removes]
     notes = (f"nothing is read from versions {', '.join(replaced)}, which replace files",) if replaced else ()
     return parts or [replace(log, adds=log.adds.slice(0, 0))], notes
 
 
-def _runs(commits: Sequence[Commit]) -> Iterator[tuple[int, frozenset[str]]]:
-    """Yield runs of commits in which no file is removed after it was appended: the last version, and what came."""
-    run: frozenset[str] = frozenset()
+def runs_of(commits: Sequence[Commit]) -> Iterator[tuple[int, list[Commit]]]:
+    """Yield runs of commits in which no file is removed after it was appended: the last version, and the commits."""
+    run: list[Commit] = []
     for at, commit in enumerate(commits):
-        run |= commit.appended
+        run.append(commit)
         if at + 1 == len(commits) or commits[at + 1].removes:
             yield commit.version, run
-            run = frozenset()
+            run = []
 
 
-def _part(log: Log, paths: frozenset[str], root: str) -> Log:
-    """Return a version with some of its files alone."""
+def only_paths(log: Log, paths: frozenset[str], root: str) -> pa.Table:
+    """Return some of the files of a version: see `Log.adds`."""
     adds = log.adds.filter(pc.is_in(log.adds["path"], pa.array(sorted(paths), log.adds["path"].type)))
     if adds.num_rows != len(paths):
         raise TableError(
             f"version {log.version} of {root} must have the {len(paths)} files that its commits appended, and has "
             f"{adds.num_rows} of them; the writer broke the format: read the whole table instead"
         )
-    return replace(log, adds=adds)
+    return adds
 
 
 def _commit(storage: TableStorage, root: str, version: int) -> Commit:
@@ -148,5 +152,5 @@ def _read(version: int, actions: Sequence[dict[str, Any]]) -> Commit:
         str((told and told[0]) or "unknown"),
         frozenset(str(add["path"]) for add in adds if add.get("dataChange", True)),
         bool(removes),
-        any(remove.get("dataChange", True) for remove in removes),
+        frozenset(str(remove["path"]) for remove in removes if remove.get("dataChange", True)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -48,16 +48,23 @@ class DeltaColumns:
         table: those that can be read; partition columns have ids that no file holds, as their values are in the log.
         physical: what the log and data files call each top-level column.
         unreadable: the types of those that cannot be read, by name.
+        added: the names of those that are not the table's: planning says their values.
     """
 
     table: TableColumns
     physical: Mapping[str, str]
     unreadable: Mapping[str, str]
+    added: tuple[str, ...] = ()
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that can be read, as Arrow has them."""
         return pa.schema([_arrow(column) for column in self.table.current])
+
+    def with_added(self, columns: Sequence[Column]) -> DeltaColumns:
+        """Return these columns and others, which no file has."""
+        table = replace(self.table, current=(*self.table.current, *columns))
+        return replace(self, table=table, added=tuple(column.name for column in columns))
 
     def column(self, name: str) -> Column:
         """Return a column of the top level."""

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from torch_table_loader.errors import ConfigError, TableError
+from torch_table_loader.source.changed_files import check_names
 from torch_table_loader.source.delta.appended_files import appended_parts, changes_since
+from torch_table_loader.source.delta.delta_changelog import CHANGES, changed_files, changes_of
 from torch_table_loader.source.delta.delta_options import TableAddress
 from torch_table_loader.source.delta.delta_schema import DeltaColumns, read_delta_schema
 from torch_table_loader.source.delta.live_files import live_files
@@ -63,6 +65,7 @@ class DeltaRequest:
         storage_options: the caller's, for the plan cache.
         lazy: whether nothing is asked of data files yet.
         start: the version after which the rows were appended that are read; None reads all.
+        changelog: whether all rows are read that came or went after it.
     """
 
     at: TableAddress
@@ -74,6 +77,7 @@ class DeltaRequest:
     storage_options: Mapping[str, Any] | None = field(repr=False)
     lazy: bool = False
     start: int | None = None
+    changelog: bool = False
 
     def open(
         self,
@@ -101,32 +105,33 @@ class DeltaRequest:
         agreed = agree("snapshot", log.version)
         if agreed != log.version:
             log = reader.read(agreed)  # rank 0 came earlier or later, and saw another commit as the newest
-        parts, notes = ([log], ()) if self.start is None else appended_parts(reader, storage, self.start, log)
         pinned = version is not None or when is not None
-        return replace(self._planned(log, parts, notes, storage), pinned=pinned)
+        return replace(self._planned(reader, log, storage), pinned=pinned)
 
-    def _planned(self, log: Log, parts: Sequence[Log], notes: tuple[str, ...], storage: TableStorage) -> DeltaSource:
-        """Plan the files of a version that some versions have."""
+    def _planned(self, reader: LogReader, log: Log, storage: TableStorage) -> DeltaSource:
+        """Plan the files of a version, or of what came and went before it."""
         root = self.at.root
         columns = read_delta_schema(log.fields, log.partition_columns, log.mode)
         _refuse_unreadable(columns, self.columns, root)
+        if self.changelog:
+            check_names(columns.physical, CHANGES)
+            columns = columns.with_added(CHANGES)
         schema = columns.schema
         if missing := [name for name in log.partition_columns if name not in columns.physical]:
             raise TableError(f"the schema of {root} must have its partition column {missing[0]!r}; fix the table")
         partition = [name for name in log.partition_columns if name in schema.names]
-        adds, found_notes = self._kept(parts, columns, partition)
-        masks = {path: mask for part in parts for path, mask in part.masks.items()}
         root = root.rstrip("/")
-        files: Sequence[DataFile]
-        files, elsewhere = live_files(adds, masks, columns.table, partition, root)
+        files, elsewhere, notes = self._files(reader, log, storage, columns, partition)
         storage.require(elsewhere)
         if storage.is_local and not self.lazy:  # where asking costs nothing, a file that is written over is noticed
             files = tuple(replace(file, version=storage.version(file.path)) for file in files)
         which = f"delta 1\n{log.table_id}\n{log.version}"
         description = f"Delta Lake table {root} ({log.table_id}), version {log.version}"
         if self.start is not None:
-            which = f"delta appended 1\n{log.table_id}\n{self.start}\n{log.version}"
-            description += f", rows appended after version {self.start}"
+            which = (
+                f"delta {'changelog' if self.changelog else 'appended'} 1\n{log.table_id}\n{self.start}\n{log.version}"
+            )
+            description += f", rows {'changed' if self.changelog else 'appended'} after version {self.start}"
         return DeltaSource(
             storage=storage,
             files=files,
@@ -134,26 +139,37 @@ class DeltaRequest:
             fingerprint=hashlib.sha256(which.encode()).hexdigest(),
             snapshot_id=log.version,
             description=description,
-            notes=(*notes, *found_notes),
-            partition_schema=pa.schema([schema.field(name) for name in partition]),
+            notes=notes,
+            partition_schema=pa.schema([schema.field(name) for name in (*partition, *columns.added)]),
             cache=self._cache(log, storage),
             request=self,
             start_snapshot_id=self.start,
+            changelog=self.changelog,
         )
 
-    def _kept(
-        self, parts: Sequence[Log], columns: DeltaColumns, partition: Sequence[str]
-    ) -> tuple[pa.Table, tuple[str, ...]]:
-        """Return the files that the filter leaves, and what there is to say of it."""
-        kept = [part.adds for part in parts]
-        notes: tuple[str, ...] = ()
-        if self.filters is not None:
-            num_files = sum(map(len, kept))
-            kept = [kept_files(adds, columns, partition, self.filters) for adds in kept]
-            notes = (f"the filter prunes {num_files - sum(map(len, kept)):,} of {num_files:,} files",)
-        if len(kept) == 1:
-            return kept[0], notes
-        return in_order(pa.concat_tables([without_statistics(adds) for adds in kept])), notes
+    def _files(
+        self, reader: LogReader, log: Log, storage: TableStorage, columns: DeltaColumns, partition: Sequence[str]
+    ) -> tuple[Sequence[DataFile], list[str], tuple[str, ...]]:
+        """Return the files that the filter leaves, those of them elsewhere, and what there is to say."""
+        root = self.at.root.rstrip("/")
+
+        def kept(adds: pa.Table) -> pa.Table:
+            return adds if self.filters is None else kept_files(adds, columns, partition, self.filters)
+
+        def notes_of(pruned: int, num_files: int, what: str) -> tuple[str, ...]:
+            return () if self.filters is None else (f"the filter prunes {pruned:,} of {num_files:,} {what}",)
+
+        if self.start is not None and self.changelog:
+            changes = changes_of(reader, storage, self.start, log)
+            changed, elsewhere, pruned = changed_files(changes, columns, partition, root, kept)
+            return changed, elsewhere, notes_of(pruned, pruned + len(changed), "changed files")
+        parts, notes = ([log], ()) if self.start is None else appended_parts(reader, storage, self.start, log)
+        found = [kept(part.adds) for part in parts]
+        adds = found[0] if len(found) == 1 else in_order(pa.concat_tables(map(without_statistics, found)))
+        masks = {path: mask for part in parts for path, mask in part.masks.items()}
+        files, elsewhere = live_files(adds, masks, columns.table, partition, root)
+        num_files = sum(len(part.adds) for part in parts)
+        return files, elsewhere, (*notes, *notes_of(num_files - len(adds), num_files, "files"))
 
     def _cache(self, log: Log, storage: TableStorage) -> PlanCache | None:
         """Open the plan cache, for the table as its schema is now: a column may have had another's name before."""

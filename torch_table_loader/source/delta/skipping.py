@@ -33,7 +33,8 @@ def kept_files(adds: pa.Table, columns: DeltaColumns, partition: Sequence[str], 
     except UnknownFormError:
         return adds
     facts = [_partition_facts(adds, name, schema.field(name).type) for name in sorted(used & set(partition))]
-    bounded = [name for name in sorted(used - set(partition)) if _counts(schema.field(name), filters, schema)]
+    stored = sorted((used & columns.physical.keys()) - set(partition))
+    bounded = [name for name in stored if _counts(schema.field(name), filters, schema)]
     facts += [_Bounds(adds, columns.physical[name]).facts(schema.field(name)) for name in bounded]
     if not facts or not adds.num_rows:
         return adds

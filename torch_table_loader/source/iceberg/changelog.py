@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch_table_loader.errors import ConfigError
+from torch_table_loader.source.changed_files import marked
 from torch_table_loader.source.iceberg.appended import REPLACE, Commit, commits_since, manifests_of, same_entry
 from torch_table_loader.source.iceberg.manifests import read_manifests
 from torch_table_loader.source.iceberg.scan import DeleteIndex
 from torch_table_loader.source.iceberg.schema import CHANGES
 
 if TYPE_CHECKING:
-    from torch_table_loader.records import DataFile, DeleteFile, FileColumns
+    from torch_table_loader.records import DataFile, DeleteFile
     from torch_table_loader.source.iceberg.manifests import Entry, Manifest, Raw
     from torch_table_loader.source.iceberg.metadata import TableMetadata
     from torch_table_loader.source.iceberg.pruning import Pruner
@@ -155,19 +156,11 @@ def _refuse_keys(was: Sequence[DeleteFile], now: Sequence[DeleteFile], commit: C
 
 def _files(changes: Sequence[Change], naming: Naming) -> tuple[DataFile, ...]:
     """Make a file of each change, with what the changelog says of its rows."""
-    files: list[DataFile] = []
-    times: dict[str, int] = {}
-    shared: dict[tuple[FileColumns, str, int], FileColumns] = {}
-    for change in changes:
-        name = naming.name_of(change.entry.path)
-        times[name] = nth = times.get(name, 0) + 1
-        file = naming.file_of(change.entry, name if nth == 1 else f"{name}#{nth}", change.deletes)
-        assert file.columns is not None  # noqa: S101 naming found them
-        said = (change.kind, change.ordinal, change.commit)
-        key = (file.columns, change.kind, change.ordinal)
-        if key not in shared:
-            constants = {column.field_id: value for column, value in zip(CHANGES, said, strict=True)}
-            shared[key] = replace(file.columns, constants={**file.columns.constants, **constants})
-        pairs = tuple((column.name, value) for column, value in zip(CHANGES, said, strict=True))
-        files.append(replace(file, columns=shared[key], partition=(*file.partition, *pairs)))
-    return tuple(files)
+    found = (
+        (
+            naming.file_of(change.entry, naming.name_of(change.entry.path), change.deletes),
+            (change.kind, change.ordinal, change.commit),
+        )
+        for change in changes
+    )
+    return marked(found, CHANGES)

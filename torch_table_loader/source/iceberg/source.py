@@ -11,6 +11,7 @@ from torch_table_loader.errors import ConfigError, TableError
 from torch_table_loader.planning.listed_files import packed
 from torch_table_loader.records import Column, TableColumns
 from torch_table_loader.scrubbing import shown_url
+from torch_table_loader.source.changed_files import check_names
 from torch_table_loader.source.iceberg.appended import appended_entries, changes_since
 from torch_table_loader.source.iceberg.cached_plan import read_plan, write_plan
 from torch_table_loader.source.iceberg.catalog import as_it_is_now, open_table
@@ -267,8 +268,8 @@ def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None, place: str
     current, unreadable = read_columns(struct)
     _refuse_unreadable(unreadable, wanted, place)
     own = {column.name for column in current}
-    if changelog and (taken := [column.name for column in CHANGES if column.name in own]):
-        raise ConfigError(f"a changelog adds a column {taken[0]!r}, and the table has one of that name; rename it")
+    if changelog:
+        check_names(own, CHANGES)
     lineage = [column for column in LINEAGE if wanted is not None and column.name in wanted]
     return [*current, *(CHANGES if changelog else ()), *(column for column in lineage if column.name not in own)]
 

@@ -29,10 +29,27 @@ def train(table: str) -> list[dict[str, Any]]:
     return seen
 
 
+def tokenize(table: str) -> list[dict[str, Any]]:
+    """Tokenize a table of text on all processes together; gives what each did."""
+    import torch.distributed as dist
+
+    from torch_table_loader import StructuredDataset, tokenize_table
+
+    dist.init_process_group("gloo")
+    dataset = StructuredDataset(table, num_ranks="auto", split_rows=10, drop_last=True, columns=["text"])
+    share = tokenize_table(dataset, f"{table}-tokens", "bytes")
+    seen: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, {"written": share.written, "parts": share.num_parts, "rows": share.documents})
+    dist.destroy_process_group()
+    return seen
+
+
 if __name__ == "__main__":
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False)
-        sys.stdout.write(f"seen: {json.dumps(distributor.run(train, sys.argv[1]))}\n")
+        sys.stdout.write(
+            f"seen: {json.dumps(distributor.run({'train': train, 'tokenize': tokenize}[sys.argv[1]], sys.argv[2]))}\n"
+        )
     finally:
         spark.stop()

@@ -1,4 +1,4 @@
-"""Columns that this library adds to a table's, and field ids that Iceberg keeps for itself.
+"""Columns that this library adds to a table's, and field ids that Iceberg reserves.
 
 https://iceberg.apache.org/spec/#reserved-field-ids
 """

@@ -41,13 +41,13 @@ class JobPosition:
         """
         self.job = job
         self.newest: Progress | None = None
-        """Of the newest iterator of the loader, unless a state was loaded since."""
+        """Progress of the loader's newest iterator, unless a state was loaded since."""
         self.is_for_any_iterator = False
-        """Whether the state was loaded into the dataset, and serves whoever iterates it."""
+        """Whether the state was loaded into the dataset, and applies to whatever iterates it."""
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._loaded: Position | None = None
         self._begun: int | None = None
-        """The epoch that was begun last, unless an epoch was set or a state loaded since."""
+        """The epoch that began last, unless an epoch was set or a state loaded since."""
         self._plan_check = plan_check
         self._reopen = reopen
         self._warned_of_repetition = False

@@ -24,10 +24,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _SPAN = "enumerate(DataLoader)#TableLoader.__next__"
-"""Profilers know the time that a DataLoader takes by this beginning."""
+"""Profilers recognize the time of a DataLoader by this prefix."""
 
 LOOKS = 256
-"""Batches from one look at the metrics to the next."""
+"""Batches between two checks of the metrics."""
 
 _SECONDS = 60.0
 _WAITS = 0.25

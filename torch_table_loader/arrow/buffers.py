@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 _POOLED_BYTES = 128 * 1024
-"""From here on glibc maps a block by itself, at first."""
+"""From this size on, glibc at first maps each block separately."""
 
 _ALIGNMENT = 64
 
 _KEPT_BLOCKS = 4
-"""Blocks of a size that wait to be used again: about one for each thread that decodes."""
+"""Unused blocks of one size that are kept for reuse: about one for each thread that decodes."""
 
 NewArray = Callable[[tuple[int, ...], Any], Any]
-"""Allocates an array of a shape and a dtype."""
+"""Allocates an array of a given shape and dtype."""
 
 
 def new_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -78,7 +78,7 @@ class ReusedBlocks:
     def __init__(self) -> None:
         """Start without memory."""
         self._free: defaultdict[int, deque[NDArray[Any]]] = defaultdict(lambda: deque(maxlen=_KEPT_BLOCKS))
-        """By their bytes, a power of two; what is beyond the most goes back to the system."""
+        """Blocks by their size, a power of two; those beyond the maximum number are returned to the system."""
         self._closed = False
 
     def new(self, num_bytes: int) -> memoryview:

@@ -18,7 +18,7 @@ from torch_table_loader.arrow.datatypes import is_text, plain_type
 _DOMAIN = b"torch-table-loader rows 1\n"
 
 _ROWS = 1 << 16
-"""Rows that are looked at together: what is made on the way, such as decoded dictionaries, stays small."""
+"""Rows that are processed together: this bounds temporary memory, such as decoded dictionaries."""
 
 
 def content_hash(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:

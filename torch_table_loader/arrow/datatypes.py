@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 _VARIABLE_BYTES = 64
-"""What a value of variable width is taken to weigh."""
+"""Estimated bytes of a value of variable width."""
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:

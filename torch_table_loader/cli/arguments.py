@@ -170,10 +170,10 @@ CHOSEN = (
         {"metavar": "TIME"},
     ),
 )
-"""What names a table of Iceberg or Delta Lake, and which of its snapshots is read."""
+"""Options that name a table of Iceberg or Delta Lake, and the snapshot to read."""
 
 TABLE_FORMATS = ("iceberg", "delta")
-"""What --format names beside the formats of files."""
+"""Values of --format besides the formats of files."""
 
 OF_FILES = ("path", "format", "filters", "partitioning", "storage_options", "retry_seconds", "plan_cache", "raw_files")
 """The keywords of commands that read a table's files."""

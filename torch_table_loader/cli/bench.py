@@ -35,7 +35,7 @@ _HEADER = {
     "ratio_best": "best",
     "share_waiting": "waits",
 }
-"""Of each figure the median, and the best where it says so."""
+"""The median of each figure, or the best if the key says so."""
 
 KEYWORDS = frozenset(
     {

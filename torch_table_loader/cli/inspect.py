@@ -40,13 +40,13 @@ NOT_TAKEN = frozenset({"worker_type"})
 """Keywords that change neither the plan nor the form of columns."""
 
 FORM = ("output_format", "nulls", "ragged", "strings", "decimals", "unsupported")
-"""Keywords that decide the form of columns: the table is opened without them, so that columns they refuse are shown."""
+"""Keywords that decide the form of columns: the table is opened without them, to show columns that they refuse."""
 
 REFUSED = "refused"
-"""How the verdict on a column begins that the loader refuses."""
+"""The beginning of the verdict on a column that the loader refuses."""
 
 UNLESS_NULL = "an error where a null comes"
-"""How the verdict on a column ends of which no statistics say whether it has nulls."""
+"""The end of the verdict on a column whose statistics do not say whether it has nulls."""
 
 _LISTS = {"nested": "jagged", "pad": "padded", "offsets": "values and offsets,"}
 

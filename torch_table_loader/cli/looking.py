@@ -128,7 +128,7 @@ def _short(value: Any) -> str | int | float | None:
 
 
 _LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_filtered": False}
-"""What opens any table, whatever its columns, without reading rows."""
+"""Options that open any table, whatever its columns, without reading rows."""
 
 head = Command(
     "head",

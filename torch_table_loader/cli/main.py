@@ -29,7 +29,7 @@ COMMANDS = (
     registry,
     completion,
 )
-"""Each has ``add_parser(subparsers)``, which returns parsers that set ``run``: a function of what was typed."""
+"""Each has ``add_parser(subparsers)``, which returns parsers that set ``run``: a function of the parsed options."""
 
 USAGE_ERROR = 2
 

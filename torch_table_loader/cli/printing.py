@@ -21,7 +21,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.report.markup import size_text
 
 _PLAIN_WIDTH = 80
-"""Columns of a pipe or a file, unless the environment says another number."""
+"""Width of a pipe or a file, unless the environment gives another number."""
 
 _LEAST_WIDTH = 40
 _GAP = 2
@@ -29,7 +29,7 @@ _INDENT = 2
 
 _UPRIGHT = {"row": "row", "column": "column", "value": "value"}
 _LEAST_TEXT = 8
-"""Text is folded into a column of this width at least."""
+"""Text is folded into a column of at least this width."""
 
 
 @dataclass(frozen=True, slots=True)

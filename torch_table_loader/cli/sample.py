@@ -16,7 +16,7 @@ from torch_table_loader.errors import ConfigError
 
 DAYS = 7
 ROWS = 1200
-"""Rows of a day's file."""
+"""Rows of each day's file."""
 
 GROUP_ROWS = 400
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.stages import SamplePosition
 
 Weights: TypeAlias = dict[str, int] | str
-"""By name of the source; or the word for those of what is left of each source."""
+"""Weights by the name of the source; or the word for those of what is left of each source."""
 
 
 _UNUSED = ("shuffle", "shuffle_seed")
-"""Options of a source that a mixture may leave out of its state, since it shuffles by its own."""
+"""Options of a source that a mixture may leave out of its state, because it shuffles by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,10 @@ State: TypeAlias = Mapping[str, Any]
 STATE_VERSION = 1
 
 UPGRADES: dict[int, Callable[[State], State]] = {}
-"""For each version before the current one, what turns a state of it into one of the next version."""
+"""For each version before the current one, a function that upgrades a state to the next version."""
 
 _COLUMN_NAMES_BYTES = 1024
-"""Names of columns are written out up to so many bytes, and hashed beyond."""
+"""Names of columns are written out up to this many bytes, and hashed beyond."""
 
 _REMEDIES = {
     "table": "pin the files of the first run with files= (dataset.save_files(path) keeps them), or start a new epoch",
@@ -224,7 +224,7 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
 
 
 _LABELS = {"stage": "stage (what pack= makes of the rows)"}
-"""What options of a state are called in messages, where the caller knows them by another name."""
+"""Names in messages for options of a state that the caller knows by another name."""
 
 
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:

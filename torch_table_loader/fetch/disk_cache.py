@@ -24,10 +24,10 @@ from torch_table_loader.local_files import check_owned, make_folder, new_file, o
 from torch_table_loader.records import FileVersion
 
 _HEAD = struct.Struct("<8s32sQ16s")
-"""Magic, key, number of bytes and their checksum; then come the bytes."""
+"""Magic, key, number of bytes and their checksum; the bytes follow."""
 _MAGIC = b"TTLRANG2"
 _OLD_MAGIC = b"TTLRANG1"
-"""Of ranges with a CRC-32, which nobody reads any more."""
+"""Magic of ranges with a CRC-32, which are no longer read."""
 _LOCK = "lock"
 _ENTRY = re.compile(r"([0-9a-f]{64})\.([0-9]+)-([0-9]+)\.range")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+-[0-9]+\.range\.[0-9a-f]{32}\.tmp")
@@ -36,19 +36,19 @@ _BLOCK = 4096
 _TOTAL_DIGITS = 20
 
 KEPT_SHARE = 0.9
-"""How full the cache is after eviction, so that not every range that is put looks through the folder."""
+"""How full the cache is after eviction, so that not every new range scans the folder."""
 PATIENCE_SECONDS = 0.1
-"""Seconds to wait for a process that holds the lock, which is for microseconds unless it evicts."""
+"""Seconds to wait for a process that holds the lock, which takes microseconds unless it evicts."""
 _POLL_SECONDS = 0.002
 UNCOUNTED_SHARE = 1 / 256
-"""Share of the cache that a process may write while it cannot count it; what comes on top is not kept."""
+"""Share of the cache that a process may write while it cannot count it; anything beyond is not cached."""
 STALE_SECONDS = 600.0
 """Seconds after which a file that nobody finished is removed."""
 
 _log = logging.getLogger(__name__)
 
 NewBlock = Callable[[int], memoryview]
-"""Allocates so many bytes, their values undefined."""
+"""Allocates a number of bytes with undefined values."""
 
 
 def _new_block(num_bytes: int) -> memoryview:

@@ -24,11 +24,11 @@ class Task:
         """Begin a read."""
         self.read = read
         self.is_sought = False
-        """Whether somebody finds out what it needs."""
+        """Whether some thread is finding out what it needs."""
         self.found = False
-        """Whether that is known."""
+        """Whether its needs are known."""
         self.requests: Requests | None = None
-        """None before that is known, and where nothing is fetched."""
+        """None before its needs are known, and if nothing is fetched."""
         self.over = False
         """Whether the lane has left it behind."""
 
@@ -66,10 +66,10 @@ class FetchQueue:
             budget: bytes in flight, or fetched and not left behind yet; requests that a lane waits for come on top.
         """
         self.held = 0
-        """Bytes that are put aside, in flight, or fetched and not yet left behind."""
+        """Bytes that are set aside, in flight, or fetched and not left behind yet."""
         self._budget = budget
         self._aside: list[tuple[_Turn, Request]] = []
-        """What lanes will read from the disk cache, in a heap."""
+        """Requests that lanes will read from the disk cache, in a heap."""
         self._trusts_cache = True
         self._plan = plan
         self._upcoming = next(self._plan, None)
@@ -77,7 +77,7 @@ class FetchQueue:
         self._numbers = itertools.count()
         self._urgent: deque[Task | Request] = deque()
         self._ahead: defaultdict[int, deque[Task]] = defaultdict(deque)
-        """By lane: tasks that the lane has not come to."""
+        """By lane: tasks that the lane has not reached yet."""
         self._current: dict[int, Task] = {}
         self._added: set[Task] = set()
 

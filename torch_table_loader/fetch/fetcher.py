@@ -61,16 +61,16 @@ class Fetcher:
         self._hedging = HedgePolicy()
         self._cache = settings.cache
         self._blocks = ReusedBlocks()
-        """Where lanes put what they read from the disk cache."""
+        """Memory for what lanes read from the disk cache."""
         self._stores: list[tuple[RangeStorage, int]] = [(storage, storage.traffic().retries)]
-        """Each storage that is asked, and how often it had been asked again before."""
+        """Each storage in use, and its earlier number of retries."""
         self._threads = self._idle = 0
         self._closed = False
         self._writing: set[int] = set()
-        """Threads that put bytes into the disk cache."""
+        """Threads that write bytes to the disk cache."""
         lock = threading.RLock()  # the garbage collector may close this wherever it runs
         self._wanted = threading.Condition(lock)
-        """Notified where there may be something to do."""
+        """Notified when there may be something to do."""
         self._arrived = threading.Condition(lock)
         with lock:
             self._grow()
@@ -447,4 +447,4 @@ _WRITING_S = 5.0
 """How long the end of an epoch waits for a local disk; a fork leaves threads behind that never end."""
 
 _LEARNED: dict[str, InFlightLimit] = {}
-"""By store: what its requests taught this process."""
+"""By store: what its requests have taught this process."""

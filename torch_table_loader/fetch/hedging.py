@@ -8,12 +8,12 @@ from collections import deque
 PEERS = 128
 """Requests that are remembered."""
 LEAST_PEERS = 16
-"""Requests without which nothing is late."""
+"""Number of requests below which none counts as late."""
 REFRESH = 8
-"""Requests after which the peers are looked at again."""
+"""Requests after which the peers are evaluated again."""
 
 LATE_SHARE = 0.95
-"""A request is late that takes longer than this share of its peers did ..."""
+"""A late request took longer than this share of its peers ..."""
 LATE_FACTOR = 2.0
 """... and than this many times the median ..."""
 LATE_SECONDS = 0.05
@@ -22,7 +22,7 @@ LATE_SECONDS = 0.05
 BUDGET = 0.05
 """Extra requests for each that ended."""
 ALLOWANCE = 4
-"""Extra requests that may come together, when none came for long."""
+"""Extra requests that may be sent together, if there were none for long."""
 
 
 class HedgePolicy:

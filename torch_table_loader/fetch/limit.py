@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 MIB = 1024 * 1024
 LEAST_WEIGHT = MIB
-"""A request of fewer bytes counts as this many: what it costs is its latency, not its bytes."""
+"""A smaller request counts as this many bytes: its cost is its latency, not its bytes."""
 
 WINDOWS = tuple(size * MIB for k in range(3, 11) for size in (1 << k, 3 << (k - 1)))
 """The sizes that the window can have: 8 MiB, 12, 16, 24, 32, 48, ... 1.5 GiB."""
 FIRST = 2
-"""Where it begins: two requests of 8 MiB, or 16 small ones."""
+"""The initial window: two requests of 8 MiB, or 16 small ones."""
 
 MOST_REQUESTS = 256
 
 CLIMB_GAIN = 1.1
-"""While it climbs, throughput must grow by this factor for each step that the window grew by; a doubling is two."""
+"""During the climb, throughput must grow by this factor for each step of the window; a doubling is two steps."""
 ENOUGH = 0.96
-"""The smallest window is taken that gives this share of the best throughput that any gave."""
+"""The smallest window is taken that reaches this share of the best throughput."""
 ROUNDS_BETWEEN_PROBES = 8
 PATIENCE = 2
 """Rounds without growth that end the climb: one may be the tail of the latency."""

@@ -71,10 +71,10 @@ class Request:
         self.attempts = 0
         """How often it was sent."""
         self.running = 0
-        """How many of those have not ended."""
+        """How many of those are still in flight."""
         self.began = 0.0
         self.is_late = False
-        """Whether it is to be sent once more."""
+        """Whether it should be sent once more."""
         self.is_held = False
         """Whether its bytes count as held."""
         self.is_here = False
@@ -114,7 +114,7 @@ class Requests:
         self.file = needs.file
         self.storage = storage
         self.is_over = False
-        """Whether nobody reads any more."""
+        """Whether reading is over."""
         pieces = plan_file(needs.groups, needs.file.version.num_bytes) if pieces is None else pieces
         if held:
             pieces = list(fitted_to_held(pieces, needs.groups, held))
@@ -129,7 +129,7 @@ class Requests:
         for each in self._by_start:
             each.is_here = holds(here, (each.start, each.stop))
         self._kept = deque(sorted(range(len(pieces)), key=lambda number: self._groups[number].stop))
-        """Pieces, by when they are left behind."""
+        """Pieces, in the order in which they are left behind."""
 
     def covering(self, start: int, stop: int) -> list[Request] | None:
         """Return the requests that bring some bytes, in file order; None if a byte is not planned, or was dropped.

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _GOLDEN = 0.6180339887498949
-"""Steps of a block in multiples of this share of it are spread as evenly as steps can be."""
+"""Steps of a block in multiples of this share of it are spread as evenly as possible."""
 
 _MOST_PLACES = 1 << 60
-"""Places of an order that has no end, up to which they are counted."""
+"""The number of places of an endless order, up to which they are counted."""
 
 
 class Portion(NamedTuple):

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 SUMMED = 64
-"""Documents of a block. Files of lengths have it in their layout."""
+"""Documents of a block; part of the layout of files of lengths."""
 
 _AT_ONCE = 1 << 14
-"""Documents, or tokens, whose blocks are looked at together."""
+"""Documents, or tokens, whose blocks are processed together."""
 
 _BATCH = 1 << 20
 """Documents whose lengths are widened together."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BITS = 16
 _BITMAP_FROM = 4096
-"""From so many ids on, a bitmap of 65,536 bits is smaller than their 16-bit numbers (as in Roaring bitmaps)."""
+"""From this many ids on, a bitmap of 65,536 bits is smaller than their 16-bit numbers (as in Roaring bitmaps)."""
 _HEADER = struct.Struct("<QI")
 _NOTHING = "0" * 32
 
@@ -162,7 +162,7 @@ class Remaining:
     total: int
     gone: Ints
     _shifts: Ints = field(init=False, repr=False)
-    """How many of what is left come before each place that is gone."""
+    """Number of remaining places before each excluded place."""
 
     def __post_init__(self) -> None:
         """Compute what every look-up needs."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ENDLESS = 1 << 62
-"""Rows of an order that has no end."""
+"""Rows of an endless order."""
 
 
 class StepPlaces(NamedTuple):

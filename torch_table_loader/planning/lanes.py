@@ -88,7 +88,7 @@ class RankPlan:
     counted: bool = True
     by_file: bool = False
     body_batches: list[int] = field(init=False)
-    """Batches of each lane on its own: the full ones, or where batches end with pieces all."""
+    """Each lane's own batches: the full ones, or all if batches end with pieces."""
     endless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

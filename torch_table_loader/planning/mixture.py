@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 StopRule = Literal["first_exhausted", "all_exhausted", "forever"]
 ShareUnit = Literal["rows", "tokens"]
 NaturalShares = Literal["rows", "tokens"]
-"""Weights that are what there is of each source, so that all of it comes once."""
+"""Weights in proportion to what is left of each source, so that every remaining row comes once."""
 
 BLOCK_ROWS = 256
 _MOST_BLOCK_ROWS = 1 << 16
 _SLOTS_AT_ONCE = 1 << 18
-"""Places that are shuffled together, so that memory stays small where places are far from each other."""
+"""Places that are shuffled together, which bounds memory if places are far from each other."""
 _LONG_BLOCK = 1 << 14
-"""Rows from which on a block is kept for the next batches that need it."""
+"""Number of rows from which on a block is kept for the next batches that need it."""
 _FEW_BLOCKS = 2
 """Blocks without shuffling take longer, so that those of small batches are kept too."""
 _LEAST_SHARE = 1 << 20
-"""A source with a weight has at least one row in so many."""
+"""A source with a weight has at least one row in this many."""
 
 
 class Place(NamedTuple):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 64
 MOST_ROWS = 384
-"""Few steps, since each costs the permutation of a shuffle window."""
+"""Few steps, because each may cost the permutation of a shuffle window."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _RADIX_LENGTHS = 1 << 16
-"""numpy sorts integers of 16 bits by counting."""
+"""numpy sorts 16-bit integers by counting."""
 
 _BLURS = (4, 6, 8, 9, 63)
-"""Lengths are blurred by up to a 16th, a 64th, a 256th, a 512th, or nothing of them: 2 to the power of these."""
+"""Exponents of 2: noise changes lengths by up to a 16th, a 64th, a 256th, a 512th, or nothing."""
 
 _BLUR_BITS = 20
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _LEAST_BLOCK = 256
 _BITS = 22
-"""Of a slot of a block, where a turn is one integer: its source, then its first and its last slot."""
+"""Bits for a slot of a block, in a turn as one integer: its source, then its first and its last slot."""
 _LOW = (1 << _BITS) - 1
 _PAIRS_AT_ONCE = 1 << 20
 

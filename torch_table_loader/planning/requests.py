@@ -8,19 +8,19 @@ from itertools import pairwise
 from typing import NamedTuple
 
 GAP_BYTES = 256 * 1024
-"""Bytes that are read in vain between two ranges rather than asking twice: a few milliseconds of a fast line."""
+"""Unneeded bytes that are read between two ranges to avoid a second request: a few milliseconds of a fast line."""
 
 REQUEST_BYTES = 8 * 1024 * 1024
-"""The most that one request asks for."""
+"""The most bytes of one request."""
 
 FIRST_BYTES = 1024 * 1024
-"""Row groups that the first piece may hold beyond one, in bytes: decoding begins when it is there."""
+"""Bytes of row groups that the first piece may have beyond one: decoding begins when the piece has arrived."""
 
 SPARE_BYTES = 32 * 1024
-"""Bytes that are read in vain however few are needed: a request costs as much."""
+"""Unneeded bytes that may be read in any case: a request costs as much."""
 
 _LEAST_USE = 8
-"""Of many bytes, one in so many may be read in vain."""
+"""Of many needed bytes, one more in this many may be read without need."""
 
 Range = tuple[int, int]
 """The first byte, and the byte after the last."""

@@ -30,7 +30,7 @@ class SequenceOrder(ABC):
     """The sequences of an epoch, by their place in its order. Threads that call it take turns."""
 
     count: int
-    """How many there are."""
+    """Number of sequences."""
 
     @abstractmethod
     def slices(self, places: Ints) -> Slices:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.layout import TableLayout
 
 PLACES_OF_A_FILE = 1 << 38
-"""Places between the first rows of two files: more than any file has rows, or tokens."""
+"""Places between the first rows of two files: more than the rows, or tokens, of any file."""
 
 _MOST_FILES = (1 << 62) // PLACES_OF_A_FILE
 

@@ -18,12 +18,12 @@ from torch_table_loader.planning.mixture import Mixture, StopRule
 from torch_table_loader.planning.ranks import Topology
 
 _STAGED = [entry.name for entry in fields(Topology) if entry.name != "micro_batches"]
-"""What a stream keeps of a topology in its state."""
+"""The fields of a topology that a stream's state contains."""
 
 _topology_values = operator.attrgetter(*_STAGED)
 
 _WIDTH = len(_STAGED) + 1
-"""Values of a stage in a state."""
+"""Number of values of a stage in a state."""
 
 _ENDED, _RUNNING = "ended", "running"
 

@@ -70,7 +70,7 @@ class TokenOrder:
         self.total = total
         self._documents, self._order, self._lengths, self._size = documents, order, lengths, block
         self._numbers, self._firsts = [0], [0]
-        """Blocks of which it is known how many tokens come before, rising."""
+        """Known blocks: those whose number of earlier tokens is known, ascending."""
         self._blocks: OrderedDict[int, _Block] = OrderedDict()
 
     def begin_at(self, anchor: Anchor) -> None:

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_DISTINCT = 1 << 16
-"""Up to so many distinct values quantiles are exact."""
+"""Quantiles are exact up to this many distinct values."""
 
 RELATIVE_ERROR = 2.0**-12
-"""How far a quantile of more distinct values may be from one of the values, relative to it."""
+"""Relative error of a quantile if there are more distinct values."""
 
 _UNIT = 1126
-"""Sums are in units of 2 to the minus this: the last bit of the mantissa of the least float64."""
+"""Sums are in units of 2 to the minus this: the last bit of the mantissa of the smallest float64."""
 
 _LOW_BITS = 26
 _HALF = 27
 _MOST_AT_ONCE = 1 << 20
-"""So many sums of numbers of 27 bits are exact as float64, which is what `np.bincount` adds."""
+"""This many numbers of 27 bits add up exactly in float64, which `np.bincount` uses."""
 
 _EXACT_INTS = 1 << 53
 _DROPPED = 41
-"""Low bits of a float64 that buckets leave out: the others are sign, exponent and 11 bits of the mantissa."""
+"""Low bits of a float64 that buckets ignore: the others are sign, exponent and 11 bits of the mantissa."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _MOST_SAMPLES = 1 << 40
-"""The arithmetic is exact up to here."""
+"""The arithmetic is exact up to this number."""
 
 _HALF = 20
 """Bits of a sample's number that are multiplied at a time."""
 
 _TOTAL_BITS = 61
-"""Weights become integers of about so many bits in total, so that sums of them and a share more fit into 63."""
+"""Weights become integers of about this many bits in total, so that their sum plus a share fits into 63 bits."""
 
 _CELLS_AT_ONCE = 1 << 20
 
@@ -121,11 +121,11 @@ class WeightedRows:
     num_rows: int = field(init=False)
     """Samples of an epoch."""
     weight: int = field(init=False)
-    """What the rows that are left weigh together."""
+    """Total weight of the remaining rows."""
     _borders: Ints = field(init=False, repr=False)
-    """What is left before each row that is gone."""
+    """Remaining weight before each excluded row."""
     _skipped: Ints = field(init=False, repr=False)
-    """What the first rows that are gone weigh: none of them, one, two."""
+    """Cumulative weights of the first excluded rows: of none, one, two, …"""
 
     def __post_init__(self) -> None:
         """Compute what every look-up needs."""

@@ -26,7 +26,7 @@ _TAKES = (
 )
 
 _Taken = tuple[pa.Table, str]
-"""A table, and what it came from, in words."""
+"""A table, and a description of its origin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ _FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], _Taken]], ...] = (
     (_is_of("datasets", "Dataset"), _of_hugging_face),
     (lambda data: not isinstance(data, type) and hasattr(data, "__arrow_c_stream__"), _of_stream),
 )
-"""What tells a value, and how its rows are taken; the first that fits."""
+"""Tests for values, each with how to take their rows; the first that matches is used."""
 
 
 def _settled(table: pa.Table) -> pa.Table:
@@ -255,4 +255,4 @@ _AROUND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], pa.DataType]
     (pt.is_list, lambda kind: pa.list_(_settled_field(kind.value_field))),
     (pt.is_struct, lambda kind: pa.struct(list(map(_settled_field, kind)))),
 )
-"""What tells a type that is around others, and what makes it around settled ones."""
+"""Tests for types that contain others, each with how to rebuild them around settled types."""

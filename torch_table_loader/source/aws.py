@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential, S3CredentialProvider
 
 _ASKED_AGAIN = timedelta(minutes=10)
-"""botocore renews credentials at least so long before they end; obstore asks for them when half of it is over."""
+"""botocore renews credentials at least this long before they expire; obstore asks for them after half of it."""
 
 
 def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) -> str | None:

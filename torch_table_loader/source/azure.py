@@ -50,7 +50,7 @@ _IN_ENVIRONMENT = (
     *(f"AZURE_{name}" for name in ("CLIENT_ID", "FEDERATED_TOKEN_FILE", "MSI_ENDPOINT", "USE_AZURE_CLI")),
     *("AZURE_STORAGE_CLIENT_ID", "IDENTITY_ENDPOINT", "MSI_ENDPOINT"),
 )
-"""Where obstore looks for an identity, and platforms say that a machine has one."""
+"""Variables where obstore looks for an identity, and by which platforms indicate that a machine has one."""
 
 _SCOPE = "https://storage.azure.com/.default"
 _PUBLIC = ".core.windows.net"

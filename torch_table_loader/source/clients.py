@@ -29,7 +29,7 @@ from torch_table_loader.records import FileVersion, LocalVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, S3_PROTOCOLS, filesystem_class
 
 STAT_THREADS = 16
-"""Requests in flight where files must be asked one by one: stores answer in tens of milliseconds."""
+"""Requests in flight if files must be queried one by one: stores answer in tens of milliseconds."""
 
 _COPY_BYTES = 1 << 24
 
@@ -38,7 +38,7 @@ _READ_AHEAD = 1 << 20
 
 _CONNECT_S = 10
 _SILENCE_S = 30
-"""An HTTP server that sends nothing for so long does not answer; how long a whole answer takes does not matter."""
+"""An HTTP server that sends nothing for this long does not answer; the duration of a whole answer does not matter."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -48,7 +48,7 @@ _UNSTABLE = ("fuse", "cifs", "smb", "vboxsf")
 clients of object stores do once they forget it, and Windows servers may have no numbers at all."""
 
 _HARMLESS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
-"""Headers that go along to another host; whatever else the caller named may be a secret."""
+"""Headers that are sent to another host too; anything else that the caller set may be a secret."""
 
 _SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
@@ -64,7 +64,7 @@ class Found(NamedTuple):
     path: str
     version: FileVersion | None
     special: str = ""
-    """What else it is, where it is neither a file nor a directory: a FIFO, a socket or a device."""
+    """What else it is, if it is neither a file nor a directory: a FIFO, a socket or a device."""
 
     @property
     def is_dir(self) -> bool:
@@ -122,7 +122,7 @@ class Client(ABC):
         """Copy a local file to the store."""
 
     read_ahead_bytes = 0
-    """What is read at once of a file that is read in small parts."""
+    """Bytes of one read of a file that is read in small parts."""
 
     checks_tags = False
     """Whether `read_range` refuses a file whose tag is no longer the one it was given (If-Match)."""

@@ -34,13 +34,13 @@ _PASSED_ON = frozenset(
     {"base_url", "service_account", "service_account_key", "application_credentials", "bearer_token"}
 )
 _FOUND = ("google_default", "cloud")
-"""gcsfs's words for logins that obstore finds by itself."""
+"""gcsfs's names for logins that obstore finds by itself."""
 
 _OWN = ("cache", "browser")
-"""gcsfs's words for logins of its own."""
+"""gcsfs's names for its own logins."""
 
 _NOBODY = "anonymous"
-"""obstore asks for a token before it writes, signed or not: this one spares it the question."""
+"""obstore asks for a token before it writes, signed or not: this fixed token avoids the request."""
 
 
 def choose_gcs(options: Mapping[str, Any]) -> ClientChoice:

@@ -18,7 +18,7 @@ from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.records import FileVersion
 
 NAME = "table"
-"""What the one file of a table in memory is called."""
+"""The name of the one file of a table in memory."""
 
 _GROUP_BYTES = 1 << 20
 _MOST_GROUP_ROWS = 1 << 16

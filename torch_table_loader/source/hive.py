@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch_table_loader.errors import ConfigError, TableError
 
 NULL_SEGMENT = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive and Spark write for null (Hive's ``hive.exec.default.partition.name``)."""
+"""The text that Hive and Spark write for null (Hive's ``hive.exec.default.partition.name``)."""
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 ByNames = Callable[[Sequence[str]], "FormatReader"]
-"""Returns the format reader that the names of files ask for."""
+"""Returns the format reader for files, from their names."""
 
 
 @dataclass(frozen=True, slots=True)

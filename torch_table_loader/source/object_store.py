@@ -33,13 +33,13 @@ Connect: TypeAlias = "Callable[[str], Bucket]"
 """Opens a bucket (or container) by its name."""
 
 CONNECT_TIMEOUT_S = 10.0
-"""Seconds to connect in, where ``connect_timeout`` says nothing else."""
+"""Seconds to connect, unless ``connect_timeout`` is set."""
 
 READ_TIMEOUT_S = 30.0
-"""Seconds without a byte after which a request has failed, where ``request_timeout`` says nothing else."""
+"""Seconds without a byte after which a request has failed, unless ``request_timeout`` is set."""
 
 _NO_RETRIES: RetryConfig = {"max_retries": 0}
-"""Who asks decides whether to ask again: one policy for all clients."""
+"""The caller decides whether to retry: one policy for all clients."""
 
 _NO_LIMIT = "30 days"
 """For a whole request: a slow line is not a failure while bytes arrive. obstore takes no "never" here."""
@@ -59,12 +59,12 @@ _NETWORK = {
     "tls_ca_file_path": "ca_file",
     "verify": "verify",
 }
-"""What is said of the network to any store, by every name people write, to one name each."""
+"""Network options of any store: every name that people write, and our name for it."""
 
 _MEANINGLESS = frozenset(
     {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "asynchronous"}
 )
-"""Of fsspec's caches, which this library does not use: a stale listing would hide a changed file."""
+"""Options of fsspec's caches, which this library does not use: a stale listing would hide a changed file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ _FAMILIES = {
     **dict.fromkeys(("abfs", "abfss", "az", "wasb", "wasbs"), "abfs"),
     "gcs": "gs",
 }
-"""Protocols that are other names of one kind of store."""
+"""Protocols that are other names for a kind of store."""
 
 _HEAD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(arn:[^/]*/[^/]*|[^/]*)")
 _UNSOUND = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
-"""Characters that no host has, and by which two parsers may come to see two hosts."""
+"""Characters that no host contains, and that could make two parsers see different hosts."""
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 

@@ -25,7 +25,7 @@ _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 
 _MOST_RETRY_SECONDS = 15.0
-"""Reading the footers again takes less time than waiting for long, and always works."""
+"""Reading the footers again takes less time than a long wait, and always works."""
 
 _log = logging.getLogger(__name__)
 

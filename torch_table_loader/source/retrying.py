@@ -18,18 +18,18 @@ from torch_table_loader.source.traffic import TrafficCounter
 T = TypeVar("T")
 
 FIRST_WAIT_S = 0.1
-"""The most that is waited before the second try; twice as much before each further one."""
+"""The longest wait before the second try; it doubles before each further one."""
 
 LONGEST_WAIT_S = 8.0
 
 WARN_AFTER_S = 5.0
-"""The caller hears of a store that has served no request for so long."""
+"""The caller is warned of a store that has served no request for this long."""
 
 _SLICE_S = 0.1
-"""How soon a wait ends that nobody wants any more."""
+"""Seconds within which a wait ends once nobody needs the answer."""
 
 _LEAST_S = 0.001
-"""What is left of the time is not worth a try."""
+"""If less time remains, another try is not worthwhile."""
 
 _log = logging.getLogger(__name__)
 _random = random.SystemRandom()  # leaves the caller's random numbers alone, and differs between ranks

@@ -48,7 +48,7 @@ _NAMES = {
     "request_payer": "requester_pays",
     "force_virtual_addressing": "virtual",
 }
-"""What is said of S3, by every name people write, to one name each."""
+"""Options of S3: every name that people write, and our name for it."""
 
 _LOST = frozenset(
     {
@@ -61,12 +61,12 @@ _LOST = frozenset(
         "retry_strategy",
     }
 )
-"""pyarrow's words for what this library does not do, or settles itself for all stores: they change nothing."""
+"""pyarrow's options that this library lacks, or handles itself for all stores: they have no effect."""
 
 _REFUSED = {"default_metadata": "no metadata is written with objects"}
 
 _REGION = "us-east-1"
-"""Where nothing says another: what stores that know no regions expect, too."""
+"""The default region: stores without regions expect it, too."""
 
 _S3FS = (
     ("access_key", "key"),
@@ -79,7 +79,7 @@ _S3FS = (
 _OBSTORE_ALONE = frozenset(
     {"role_arn", "session_name", "external_id", "virtual", "proxy", "ca_file", "connect_timeout", "read_timeout"}
 )
-"""Options that s3fs has no word for, or another one in another place."""
+"""Options that s3fs lacks, or expects elsewhere."""
 
 
 def choose_s3(options: Mapping[str, Any]) -> ClientChoice:

@@ -19,7 +19,7 @@ _DELTA = re.compile(r"(?P<table>(?:.*/)?)_delta_log(?:/.*)?")
 _HUDI = re.compile(r"(?P<table>(?:.*/)?)(?:\.hoodie(?:/.*)?|\.hoodie_partition_metadata[^/]*)")
 
 _MARKS = ("metadata/", "_delta_log", ".hoodie")
-"""What one of the patterns needs: most names have none of them."""
+"""Text that every pattern requires: most names contain none of it."""
 
 _VERSION = re.compile(r"v?(\d+)")
 

@@ -47,13 +47,13 @@ _CLIENT_OPTIONS = {
     "client.role-arn": "s3.role-arn",
     "client.role-session-name": "s3.role-session-name",
 }
-"""Options for all of AWS's services, where the S3 ones say nothing."""
+"""Options for all of AWS's services, used if the S3 ones are not set."""
 
 EXPIRY = "s3.session-token-expires-at-ms"
-"""When credentials end, in milliseconds since the epoch: what catalogs that vend them say."""
+"""When credentials expire, in milliseconds since the epoch, according to catalogs that vend them."""
 
 RENEW_BEFORE_S = 300.0
-"""Credentials are renewed so many seconds before they end: a file that was just opened is read meanwhile."""
+"""Credentials are renewed this many seconds before they expire: a file that was just opened is read meanwhile."""
 
 _renewing = threading.Lock()
 
@@ -66,7 +66,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 Provider = Callable[[], Mapping[str, Any]]
-"""Gives fresh properties, as pyiceberg names them, with `EXPIRY` where they end; must pickle for worker processes."""
+"""Returns fresh properties, as pyiceberg names them, with `EXPIRY` if they expire; must be picklable for workers."""
 
 _TRUE = frozenset({"true", "1", "yes"})
 _REFUSALS = (
@@ -284,7 +284,7 @@ class TableStorage:
 
 
 MOST_BYTES = 256 << 20
-"""What a file of the table's metadata may hold; it is read whole."""
+"""The most bytes of a metadata file, which is read completely."""
 
 
 def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> bytes:

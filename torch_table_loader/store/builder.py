@@ -40,13 +40,13 @@ from torch_table_loader.store.spec import (
 _log = logging.getLogger(__name__)
 
 Report = Callable[[int], None]
-"""Called with how many chunks are done, now and then."""
+"""Called from time to time with the number of finished chunks."""
 
 _LOOK_AGAIN = 0.1
-"""Seconds until a builder that waits for others looks again."""
+"""Seconds after which a builder that waits for others checks again."""
 
 _LOOKS_UNTIL_WARNING = 20
-"""Looks after which a builder that waits logs so."""
+"""Checks after which a waiting builder logs that it waits."""
 
 _TOO_LARGE = "the row store needs about {:,} bytes of memory"
 _SMALLER = (
@@ -55,7 +55,7 @@ _SMALLER = (
 )
 
 _SPARE = 0.02
-"""Share of a store's bytes that is wanted beside them."""
+"""Share of a store's bytes that must be free in addition to them."""
 
 
 def build_files(
@@ -192,7 +192,7 @@ class _Builder:
         self._report = report
         self._failed = False
         self._chunks_left = 0
-        """How often a thread of ours has left a chunk, finished or not."""
+        """How often a thread of this process has released a chunk, finished or not."""
         self._changed = threading.Condition()
         self._looks = 0
         self._looking = threading.Lock()

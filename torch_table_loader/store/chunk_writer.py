@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from torch_table_loader.store.record_layout import Encoded
 
 ReadChunk = Callable[[int], Iterable[pa.RecordBatch]]
-"""Reads the live rows of a chunk, in row order: the columns, then (where the store keeps ids) the column ``row_id``."""
+"""Reads the live rows of a chunk, in row order: the columns, then (if the store keeps ids) the column ``row_id``."""
 
 
 class Sink(ABC):
     """The destination of a chunk's parts."""
 
     checked: bool
-    """Whether checksums are wanted."""
+    """Whether checksums are computed."""
 
     @abstractmethod
     def records(self, row: int, encoded: Encoded, crc: int) -> int:

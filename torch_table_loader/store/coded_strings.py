@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _REPEATED = 2
-"""How often each string of a chunk must come, on average, for a code a row to pay."""
+"""How often each string of a chunk must occur, on average, for codes to pay."""
 
 _NULL = -1
 

@@ -23,7 +23,7 @@ BEAT = 2.0
 """Seconds between two heartbeats."""
 
 DEAD_AFTER = 30.0
-"""Seconds without a heartbeat after which a builder is taken for dead."""
+"""Seconds without a heartbeat after which a builder is presumed dead."""
 
 
 class Leases:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _LONG = 48
-"""From so many values a list on, a copy of each list costs less than the index of each value."""
+"""From this many values a list on, copying each list costs less than computing the index of each value."""
 
 _MOST_INDEX = 1 << 20
-"""Values whose indices are held at a time."""
+"""Values whose indices are in memory at a time."""
 
 
 class ListPart(NamedTuple):

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 PAGE = 4096
 GAP_PAGES = 4
-"""Pages that are read in vain between two rather than asking twice: 16 KiB."""
+"""Unneeded pages that are read to avoid a second request: 16 KiB."""
 REQUEST_PAGES = 1024
 LEAST_ROWS = 4096
 """Rows of a lane's first window."""

@@ -38,7 +38,7 @@ _FILL_BYTES = 1 << 19
 """Bytes of records that are filled at a time: with the same values by column they fit a core's second cache."""
 
 _LEAST_TOGETHER = 3
-"""Columns that are worth bringing together before they are transposed."""
+"""Number of columns from which on they are collected before they are transposed."""
 
 _LEAST_BLOCK = 64
 
@@ -121,7 +121,7 @@ class RecordLayout:
         self.value_dtype = np.dtype(
             [(entry.name, entry.type.value_type.to_pandas_dtype()) for entry in list(schema)[:flat]]
         ).newbyteorder("<")
-        """Of the values of one element of a row's lists."""
+        """The type of the values of one element of a row's lists."""
         kinds = [fixed_type(plain_type(entry.type)) for entry in schema]
         placed = sorted(
             ((column, kind) for column, kind in enumerate(kinds) if kind is not None),

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OpenReader: TypeAlias = Callable[[], AbstractContextManager[PartsReader]]
-"""Opens what reads parts of a store's files, for as long as a block lasts."""
+"""Opens a reader of parts of a store's files, until the block ends."""
 
 _UPLOAD = "upload"
 _THREADS = 16
 _EXPECTED = 2
-"""Windows whose bytes are asked for beside the one that is gathered, or was."""
+"""Windows whose bytes are requested beside the one that is being gathered, or was."""
 
 
 class RemoteRows:

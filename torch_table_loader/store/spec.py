@@ -15,10 +15,10 @@ import pyarrow as pa
 from torch_table_loader.store.record_layout import WIDE_BYTES, RecordLayout
 
 FORMAT = 1
-"""Raise it when the files' layout changes: names of stores carry it."""
+"""Increase it when the files' layout changes: names of stores contain it."""
 
 FLAT_FORMAT = 2
-"""The same of stores that keep lists flat, such as tokens of documents."""
+"""The same for stores that keep lists flat, such as tokens of documents."""
 
 MANIFEST = "manifest.json"
 RECORDS = "records.bin"

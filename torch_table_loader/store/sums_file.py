@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HASH_BYTES = 16
 _LOOK_AGAIN = 0.1
-"""Seconds until a rank that waits for another one's file looks again."""
+"""Seconds after which a rank that waits for another one's file checks again."""
 
 
 def digest_of(sums: Ints) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
 
 _SPOT = 16
-"""Bytes of the middle that "spot" overwrites."""
+"""Bytes in the middle that "spot" overwrites."""
 
 
 @dataclass(frozen=True, slots=True)

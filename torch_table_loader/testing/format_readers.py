@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MAX_ROWS = 7
 _PROBED_COLUMNS = 16
 _ORDERED = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_string, pa.types.is_temporal)
-"""Types that pyarrow compares; half floats it does not."""
+"""Types that pyarrow can compare; half floats are not among them."""
 
 
 def check_format_reader(

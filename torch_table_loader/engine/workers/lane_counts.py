@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MOST = 1024
-"""Workers that are counted; the memory is set aside before anyone knows how many there will be."""
+"""The most workers that are counted; the memory is allocated before their number is known."""
 
 
 class LaneCounts:
@@ -27,7 +27,7 @@ class LaneCounts:
         """Start without lanes, in memory that forked workers share; its pages are allocated when one writes to them."""
         self._rows: NDArray[np.float64] = np.frombuffer(mmap.mmap(-1, _MOST * 6 * 8), np.float64).reshape(_MOST, 6)
         self._shared: torch.Tensor | None = None
-        """The same where a worker was spawned, which inherits nothing."""
+        """The same for a spawned worker, which inherits nothing."""
 
     def __getstate__(self) -> torch.Tensor | None:
         """Pass the memory to a spawned worker; any other kind of copy counts by itself."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Made: TypeAlias = "tuple[Any, PackCounts | None]"
-"""A batch, and what packing made it of; None where rows are not packed."""
+"""A batch and its statistics of packing; None if rows are not packed."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class LaneMerger(Iterator[Any]):
         self._open = deque(range(work.lanes))
         self._joined: deque[Made] | None = None
         self._left_of_joined: int | None = None
-        """Batches that come after the newest one, where it is of what all lanes left over."""
+        """Batches that come after the newest one, if that is of the rows left over by all lanes."""
         self._is_closed = False
         self._schedule = work.plan.schedule(start) if work.plan.counted else None
         # No generator of ours may hold self: in a cycle it, and the workers, would wait for the garbage collector.

@@ -47,9 +47,9 @@ class _Message:
     done: bool = False
     worker: int = 0
     fetched: FetchStats | None = None
-    """What its worker has fetched so far, where files are far away."""
+    """What its worker has fetched so far, if files are remote."""
     counts: Sequence[PackCounts] = ()
-    """What packing made the batches of, where rows are packed."""
+    """Statistics of packing for the batches, if rows are packed."""
 
 
 class _WorkerLanes(IterableDataset[_Message | None]):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 FREE, FILLED, LENT = range(3)
-"""What a slot is: the worker may write into it, it waits for the consumer, or the trainer's batches lie in it."""
+"""States of a slot: the worker may write to it, it waits for the consumer, or the trainer's batches are in it."""
 
 
 @dataclass(slots=True)

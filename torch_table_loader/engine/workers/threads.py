@@ -112,7 +112,7 @@ class _Lane:
         self.waiting = 0
         self.busy = False
         self.read = False
-        """Nothing is left to read; its part of the tails may be missing still."""
+        """Nothing is left to read; its part of the tails may still be missing."""
         self.done = False
         self.error: BaseException | None = None
 
@@ -136,7 +136,7 @@ class ThreadExecutor(LaneExecutor):
         """
         self._work = work
         self._joins = work.joins_tails(start)
-        """Whether the tails of the lanes are still to be joined."""
+        """Whether the tails of the lanes still have to be joined."""
         batches_of_lanes, self._ahead = begin_lanes(work, start)
         self._lanes = [_Lane(batches) for batches in batches_of_lanes]
         self._prefetch = BLOCKS_AHEAD if prefetch is None and work.calls_functions else prefetch

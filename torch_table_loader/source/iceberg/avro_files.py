@@ -25,10 +25,10 @@ REMEDY = "restore it, or read a snapshot that does not need it"
 
 _SYNC_BYTES = 16
 _MOST_BLOCK_BYTES = 64 << 20
-"""What a block may hold. Writers begin a new one after some 64 KiB."""
+"""The most bytes of a block. Writers begin a new one after some 64 KiB."""
 
 _MOST_RATIO = {"deflate": 1032, "null": 1}
-"""What a codec can make of a byte; the others have no such bound."""
+"""The most bytes that a codec can expand a byte to; other codecs have no such bound."""
 
 
 def read_records(

@@ -47,7 +47,7 @@ _SHORT = {
     "aws_region": ("glue.region", "s3.region"),
     "endpoint_url": ("s3.endpoint",),
 }
-"""What people write, and what pyiceberg reads: it ignores other names without a word."""
+"""Names that people write, and the names that pyiceberg reads: it silently ignores all others."""
 
 _KNOWN = frozenset(
     [

@@ -29,10 +29,10 @@ _MOST = 1 << 46
 """No file has more rows or bytes."""
 
 _FAR_REQUESTS = 32
-"""Manifests that are asked for at once where the store is far away."""
+"""Manifests that are requested in parallel from a remote store."""
 
 _UNKNOWN_ROWS = -1
-"""What older versions of Spark's migration write of Avro files."""
+"""Names that older versions of Spark's migration use for Avro files."""
 
 _VERSIONS = ("1", "2", "3")
 _PARTITION_VALUES = (type(None), bool, int, float, str, bytes, Decimal, UUID, dt.date, dt.time)
@@ -137,7 +137,7 @@ class DeletesInfo:
 
 
 Raw = Mapping[str, Any]
-"""A manifest's ``data_file``, as its Avro says it."""
+"""A manifest's ``data_file``, as read from Avro."""
 
 
 def by_id(raw: Raw, name: str) -> dict[int, Any]:

@@ -59,7 +59,7 @@ _UNDECIDED = (
     struct.error,
     OverflowError,
 )
-"""What an evaluator raises where statistics are of another type than the column (it was promoted), or not there."""
+"""Errors of an evaluator if statistics are missing, or of another type than the column (it was promoted)."""
 
 _VALUE_TYPES: dict[type[IcebergType], tuple[type, ...]] = {
     BooleanType: (bool,),
@@ -71,7 +71,7 @@ _VALUE_TYPES: dict[type[IcebergType], tuple[type, ...]] = {
     FixedType: (bytes,),
     UUIDType: (bytes, UUID),
 }
-"""Of partition values; those of all other types are whole numbers."""
+"""Types of partition values; those of all other types are integers."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 

@@ -10,13 +10,13 @@ from pyiceberg.catalog.rest import RestCatalog
 from requests import Session
 
 CONNECT_SECONDS = 10.0
-"""Seconds to connect in; ``rest.client.connection-timeout-ms`` sets others."""
+"""Seconds to connect; ``rest.client.connection-timeout-ms`` overrides it."""
 
 ANSWER_SECONDS = 60.0
-"""Seconds without a byte after which a request has failed; ``rest.client.socket-timeout-ms`` sets others."""
+"""Seconds without a byte after which a request has failed; ``rest.client.socket-timeout-ms`` overrides it."""
 
 _CONNECT, _ANSWER = "rest.client.connection-timeout-ms", "rest.client.socket-timeout-ms"
-"""As Iceberg's own client in Java calls them."""
+"""The names that Iceberg's own Java client uses."""
 
 
 class LimitedRestCatalog(RestCatalog):

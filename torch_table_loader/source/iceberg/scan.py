@@ -18,7 +18,7 @@ from torch_table_loader.source.iceberg.spans import may_meet
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _MAY_HIDE = frozenset("@?#")
-"""Without one of these a URL has no login, query or fragment."""
+"""A URL without any of these has no login, query or fragment."""
 
 _REWRITE = "the writer broke the format: write the table's metadata again, or read an older snapshot"
 _Scope = tuple[int, tuple[Any, ...]]

@@ -26,14 +26,14 @@ from torch_table_loader.source.iceberg.checked import shown
 ROW_ID = Column(ROW_ID_FIELD, "_row_id", pa.int64())
 LAST_UPDATED = Column(LAST_UPDATED_FIELD, "_last_updated_sequence_number", pa.int64())
 LINEAGE = (ROW_ID, LAST_UPDATED)
-"""Row lineage (v3): reserved columns, which come only where they are asked for."""
+"""Row lineage (v3): reserved columns, which are only read on request."""
 
 CHANGES = (
     Column(CHANGE_TYPE_FIELD, "_change_type", pa.string(), required=True),
     Column(CHANGE_ORDINAL_FIELD, "_change_ordinal", pa.int32(), required=True),
     Column(COMMIT_SNAPSHOT_FIELD, "_commit_snapshot_id", pa.int64(), required=True),
 )
-"""What a changelog says of its rows, under the names that Spark gives it."""
+"""Columns of a changelog about its rows, under Spark's names."""
 
 _PRIMITIVES = {
     "boolean": pa.bool_(),

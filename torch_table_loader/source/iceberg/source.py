@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch_table_loader.source.table_storage import TableStorage
 
 _Plan = tuple[list["Entry"], tuple[str, ...]]
-"""The files of a snapshot that a filter leaves, and what there is to say of them."""
+"""The files of a snapshot that a filter leaves, and notes about them."""
 
 
 @dataclass(frozen=True, kw_only=True)

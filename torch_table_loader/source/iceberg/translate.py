@@ -22,7 +22,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.source.expression_tree import Call, Field, Literal, Node, UnknownFormError, parse
 
 ice: Any = expressions
-"""Its predicates take names and values, which their annotations do not say."""
+"""Its predicates accept names and values, although their annotations do not say so."""
 
 _OPPOSITE = {
     "equal": "not_equal",
@@ -49,7 +49,7 @@ _PREDICATES: dict[str, Any] = {
     "greater_equal": ice.GreaterThanOrEqual,
 }
 _EXACT = 2**53
-"""Whole numbers up to here are doubles exactly."""
+"""Integers up to this are exact as doubles."""
 
 _MATCH_NULLS = 0
 _UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
 
 _NAMES = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")
-"""What a version's file may be called; Iceberg wrote the last one before it wrote the one above."""
+"""Possible names of a version's file; Iceberg used the last one before the one above."""
 
 _MOST_DIGITS = 18
 

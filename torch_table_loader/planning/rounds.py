@@ -90,7 +90,7 @@ class Rounds:
     width: int = 1
     live: NDArray[np.int64] = field(init=False)
     items: int = field(init=False)
-    """Rows of a round."""
+    """Items of a round."""
 
     def __post_init__(self) -> None:
         """Count the rows."""

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 class _EpochSampler:
-    """Lightning, Fabric and Accelerate call ``loader.sampler.set_epoch``; it forwards."""
+    """Forwards ``loader.sampler.set_epoch``, which Lightning, Fabric and Accelerate call."""
 
     def __init__(self, position: JobPosition) -> None:
         self._position = position
         self._offset = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch as a framework counts it: Fabric begins at 0 in a resumed run, so a loaded state wins."""
+        """Set the epoch as a framework counts it. Fabric begins at 0 in a resumed run, so a loaded state wins."""
         if (loaded := self._position.loaded_epoch) is not None:
             self._offset = loaded - epoch
         self._position.set_epoch(max(0, epoch + self._offset))
@@ -57,7 +57,7 @@ class _EpochSampler:
 class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
     """A DataLoader of the batches of a table, in an order that depends on neither threads nor processes.
 
-    ``create_dataloader`` of a dataset makes it. Frameworks that wrap loaders see that this one needs no wrapper.
+    A dataset's ``create_dataloader`` creates it. Frameworks that wrap loaders see that this one needs no wrapper.
     """
 
     def __init__(self, dataset: Any, *, sampler: None = None, batch_sampler: None = None) -> None:  # noqa: ARG002
@@ -65,8 +65,8 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 
         Args:
             dataset: a `StructuredDataset`.
-            sampler: nothing; Lightning says so when it makes the loader of a prediction again.
-            batch_sampler: nothing, too.
+            sampler: must be None; Lightning passes it when it recreates a loader for prediction.
+            batch_sampler: must be None, too.
         """
         super().__init__(dataset, batch_size=None)
         self._position: JobPosition = dataset._position
@@ -76,7 +76,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         object.__setattr__(self, "sampler", _EpochSampler(self._position))  # torch guards it against assignment
         job = self._position.job
         if job.options.worker_type == "process":
-            check_processes(job)  # what cannot be is refused here, not in the first epoch
+            check_processes(job)  # what cannot work is refused here, not in the first epoch
         check_placing(job.options.device, pin=job.options.pin_memory)
         self._position.warn_of_uneven_steps()
 
@@ -90,11 +90,11 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         return self._position.job.options
 
     def __repr__(self) -> str:
-        """Say what is read."""
+        """Return a summary of what is read."""
         return f"<{type(self).__name__} of {type(self.dataset).__name__}: {self._position.told}>"
 
     def _repr_html_(self) -> str:
-        """Show in a notebook what is read."""
+        """Return the summary for a notebook."""
         from torch_table_loader.report.charts import table
         from torch_table_loader.report.markup import fragment
 
@@ -106,7 +106,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         return {name: value for name, value in vars(self).items() if name != "_iterators"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin without iterators."""
+        """Start without iterators."""
         vars(self).update(state, _iterators=WeakSet())
 
     def __len__(self) -> int:
@@ -268,7 +268,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
 class LoaderIterator(Iterator[Any]):
     """An iterator over an epoch. Leaving the loop ends its threads and processes.
 
-    Threads may share it: each batch goes to one of them, and the end, or an error, to all.
+    Threads may share it: each batch goes to one of them, and the end, or an error, to all of them.
     """
 
     def __init__(self, start: Position, loader: TableLoader) -> None:
@@ -276,7 +276,7 @@ class LoaderIterator(Iterator[Any]):
 
         Args:
             start: where to begin.
-            loader: whose newest iterator this is.
+            loader: the loader; this becomes its newest iterator.
         """
         began = time.perf_counter()
         self._position = loader._position
@@ -294,7 +294,7 @@ class LoaderIterator(Iterator[Any]):
         self.progress = Progress(start, work, self._merger, longest, began, resumed=resumed, servers=job.num_threads)
 
     def go_on(self, position: Position) -> None:
-        """Leave what was read ahead, and continue at another position; the caller has the turn."""
+        """Drop what was read ahead, and continue at another position; the caller holds the lock."""
         self._merger.close()
         work, longest = self._start(position)
         self.progress.go_on(position, work, self._merger, longest)
@@ -342,7 +342,7 @@ class LoaderIterator(Iterator[Any]):
             return batch
 
     def _take(self) -> Any:
-        """Return the next batch, of the next epoch where the iteration continues with it."""
+        """Return the next batch, from the next epoch if the iteration continues with it."""
         while True:
             try:
                 return self._ahead.pop() if self._ahead else next(self._next)
@@ -351,7 +351,7 @@ class LoaderIterator(Iterator[Any]):
                     raise
 
     def _begin_next_stage(self) -> bool:
-        """Go on with sequences of the next length, if the epoch has any."""
+        """Continue with sequences of the next length, if the epoch has any."""
         following = self._job.following(self.progress.position)
         if following is None:
             return False
@@ -360,7 +360,7 @@ class LoaderIterator(Iterator[Any]):
         return True
 
     def _begin_next_epoch(self) -> bool:
-        """Go on with the next epoch, if the iteration is to; the epoch that comes next is the next one either way."""
+        """Continue with the next epoch, if the iteration should; otherwise the next iterator begins with it."""
         position, options, ended = self._position, self._job.options, self.progress.position
         is_newest = position.newest is self.progress and position.epoch == ended.epoch
         if options.epochs is None or not is_newest:
@@ -381,19 +381,19 @@ class LoaderIterator(Iterator[Any]):
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """End with an error that this thread raises now, and each other that asks for a batch later."""
+        """End with an error that this thread raises now, and every other thread when it asks for a batch later."""
         self._error = twin_of(error)  # the error itself would keep the caller's frames
         self._raised_in.add(threading.current_thread())
         self.close()
 
     def _raise_again(self) -> None:
-        """Raise the error that ended the iterator, where it was not raised in this thread yet."""
+        """Raise the error that ended the iterator, if it was not raised in this thread yet."""
         if self._error is not None and threading.current_thread() not in self._raised_in:
             self._raised_in.add(threading.current_thread())
             raise twin_of(self._error)
 
     def _enter(self) -> EpochOfAccelerate:
-        """Follow an epoch or weights that were set since ``iter()``, and say to Accelerate that the epoch begins."""
+        """Follow an epoch or weights set since ``iter()``, and tell Accelerate that the epoch begins."""
         position = self._position
         if position.newest is self.progress and position.epoch != self.progress.position.epoch:
             self.go_on(position.begin())
@@ -404,7 +404,7 @@ class LoaderIterator(Iterator[Any]):
         return self._entry
 
     def _follow_changes(self, *, begins: bool = False) -> None:
-        """Go on with what the caller changed, such as weights, and compare it with the other ranks."""
+        """Apply the caller's changes, such as weights, and compare them with the other ranks."""
         self._changes = self._job.changes
         now = self.progress.now()
         if (current := self._job.current(now)) is not now:
@@ -412,7 +412,7 @@ class LoaderIterator(Iterator[Any]):
         self._position.check_weights(current, begins=begins)
 
     def _was_last(self) -> bool:
-        """Whether the last batch was given; where rows are not counted one is read ahead for it."""
+        """Whether the last batch was yielded; if rows are not counted, one batch is read ahead to find out."""
         if next(self._position.starts_behind(self.progress.position.epoch), None) is not None:
             return False
         if self._plan.counted:
@@ -434,5 +434,5 @@ class LoaderIterator(Iterator[Any]):
 
 
 def _remainder(plan: object) -> int:
-    """Count the real rows of the tail step, where gathering the ranks' batches puts its padding at the end; else −1."""
+    """Count the real rows of the tail step if gathering the ranks' batches puts its padding at the end; else −1."""
     return plan.remainder if isinstance(plan, GlobalBatches) and plan.topology.even_ranks == "pad" else -1

@@ -1,4 +1,4 @@
-"""Where a dataset and its loader are: the one owner of the epoch, of a state that was loaded, and of what was taken."""
+"""The position of a dataset and its loader: the only owner of the epoch, a loaded state, and what was taken."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
 
 
 class JobPosition:
-    """The job of a rank, the epoch that comes next, and how far the newest iterator is.
+    """The job of a rank, the next epoch, and the progress of the newest iterator.
 
-    A dataset and its loader share one. A copy in a worker process shares the epoch alone.
+    A dataset and its loader share one. A copy in a worker process shares only the epoch.
     """
 
     def __init__(self, job: Job, plan_check: PlanCheck | None = None, reopen: Reopen | None = None) -> None:
-        """Begin before epoch 0.
+        """Start before epoch 0.
 
         Args:
             job: ready to be planned.
-            plan_check: compares with the other ranks what is excluded and mixed; None compares nothing.
-            reopen: returns the job over the tables that a state was saved with; None keeps those that are open.
+            plan_check: compares exclusions and weights with the other ranks; None compares nothing.
+            reopen: returns the job over the tables that a state was saved with; None keeps the open tables.
         """
         self.job = job
         self.newest: Progress | None = None
-        """Of the newest iterator of the loader, unless a state was loaded since."""
+        """Progress of the loader's newest iterator, unless a state was loaded since."""
         self.is_for_any_iterator = False
-        """Whether the state was loaded into the dataset, and serves whoever iterates it."""
+        """Whether the state was loaded into the dataset, and applies to whatever iterates it."""
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._loaded: Position | None = None
         self._begun: int | None = None
-        """The epoch that was begun last, unless an epoch was set or a state loaded since."""
+        """The epoch that began last, unless an epoch was set or a state loaded since."""
         self._plan_check = plan_check
         self._reopen = reopen
         self._warned_of_repetition = False
         self._warned_of_uneven_steps = torch.zeros(1, dtype=torch.bool).share_memory_()  # type: ignore[no-untyped-call]
-        if not job.can_be_mixed:  # a mixture takes steps of its own: such a job warns when it is iterated itself
+        if not job.can_be_mixed:  # a mixture has its own steps: such a job warns when it is iterated itself
             self.warn_of_uneven_steps()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to the process that trains: its iterator, and what opens tables again."""
+        """Leave out what belongs to the training process: its iterator, and what reopens tables."""
         return {**vars(self), "newest": None, "_reopen": None}
 
     @property
@@ -66,7 +66,7 @@ class JobPosition:
 
     @property
     def told(self) -> str:
-        """What is read, and how, in a line."""
+        """A line that says what is read, and how."""
         told = self.facts
         tables = f"{told['tables']} tables, " if told["tables"] != "1" else ""
         share = f"rank {told['rank']}, batch_size={told['batch_size']}"
@@ -92,35 +92,35 @@ class JobPosition:
 
     @property
     def loaded_epoch(self) -> int | None:
-        """The epoch of a state that was loaded, and in which no iterator began since; None without one."""
+        """The epoch of a loaded state in which no iterator has begun since; None without one."""
         return None if self._loaded is None else self._loaded.epoch
 
     @property
     def next(self) -> Position:
-        """Where the next iterator begins: at a state that was loaded, else at the start of the epoch."""
+        """Where the next iterator begins: at a loaded state, else at the start of the epoch."""
         position: Position = self.job.current(self._loaded or self.job.start(self.epoch))
         return position
 
     @property
     def now(self) -> Position:
-        """Where the newest iterator is, unless the next one is to begin elsewhere."""
+        """Where the newest iterator is, unless the next one should begin elsewhere."""
         if self.newest is None or self.newest.position.epoch != self.epoch:
             return self.next
         return self.newest.now()
 
     @property
     def running(self) -> Position | None:
-        """Where the epoch that runs is, or will continue; None if none does."""
+        """Where the running epoch is, or will continue; None if no epoch is running."""
         if self.newest is not None and self.newest.position.epoch == self.epoch:
             return self.newest.now()
         return self._loaded
 
     @property
     def num_steps(self) -> int:
-        """Batches of this rank in the epoch that comes next, and in those that the same iteration continues with.
+        """Batches of this rank in the next epoch, and in those that the same iteration continues with.
 
         Raises:
-            TypeError: the caller gave the counting pass up, or there is no end.
+            TypeError: the caller turned the counting pass off, or the epoch has no end.
         """
         position, epochs = self.next, self.job.options.epochs
         if not self.job.counted:
@@ -132,17 +132,17 @@ class JobPosition:
 
     @property
     def left(self) -> int:
-        """Batches of this rank that are left of the epoch in which the next iterator begins.
+        """Batches of this rank left in the epoch in which the next iterator begins.
 
         Raises:
-            TypeError: the caller gave the counting pass up.
+            TypeError: the caller turned the counting pass off.
         """
         position = self.next
         every = sum(num_steps(self.job.planned(stage).plan) for stage in self.job.stages(position))
         return max(0, every - position.stage.steps)
 
     def starts_behind(self, epoch: int) -> Iterator[Position]:
-        """Yield the starts of the epochs that an iteration continues with behind one; see the option `epochs`."""
+        """Yield the starts of the epochs with which an iteration continues after one; see the option `epochs`."""
         epochs = self.job.options.epochs
         if epochs is None:
             return
@@ -151,12 +151,12 @@ class JobPosition:
             yield self.job.start(number)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iterator, here and in worker processes that exist.
+        """Choose the epoch of the next iterator, here and in existing worker processes.
 
-        The epoch of a state that was loaded keeps its position; any other begins at its start.
+        The epoch of a loaded state keeps its position; any other begins at its start.
 
         Raises:
-            ConfigError: it is not an int of at least 0.
+            ConfigError: the epoch is not an int of at least 0.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int):
             raise ConfigTypeError(f"epoch must be an int, got {type(epoch).__name__} {epoch!r}")
@@ -168,7 +168,7 @@ class JobPosition:
             self._loaded = None
 
     def begin(self) -> Position:
-        """Return where an iterator begins, and note that it does; a state that was loaded serves once."""
+        """Return where an iterator begins, and record that it does; a loaded state is used once."""
         position, self._loaded, self.is_for_any_iterator = self.next, None, False
         self._begin(position)
         if self._plan_check is not None and position.exclusion_digests:
@@ -176,12 +176,12 @@ class JobPosition:
         return position
 
     def seek(self, epoch: int, steps: int) -> None:
-        """Let the next iterator begin so many steps into an epoch."""
+        """Make the next iterator begin so many steps into an epoch."""
         self.restore(self.job, self.job.at(epoch, steps))
         self.newest = None
 
     def begin_alone(self) -> tuple[Job, Position]:
-        """Return what this process reads for a DataLoader of the caller's, whose workers are the lanes."""
+        """Return what this process reads for the caller's own DataLoader, whose workers are the lanes."""
         info = get_worker_info()
         if self.job.options.epochs is not None:
             raise ConfigError(
@@ -202,11 +202,11 @@ class JobPosition:
         return job, position
 
     def restart(self) -> None:
-        """Forget a state that was loaded, so that the next iterator begins at the start of the epoch."""
+        """Forget a loaded state, so that the next iterator begins at the start of the epoch."""
         self._loaded = self._begun = None
 
     def note_first_batch(self, epoch: int) -> None:
-        """Note that an iterator gives its first batch of an epoch; warn once where that repeats a shuffled one."""
+        """Record that an iterator yields its first batch of an epoch; warn once if that repeats a shuffled epoch."""
         if self._begun == epoch and self.job.options.shuffle and not self._warned_of_repetition:
             self._warned_of_repetition = True
             again = f"epoch {epoch} is iterated again, in the same order"
@@ -218,20 +218,20 @@ class JobPosition:
         return self.job.state(self.now)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator continue from a state, on any number of ranks and lanes.
+        """Make the next iterator continue from a state, on any number of ranks and lanes.
 
         Raises:
-            ResumeError: it is of another table or other options; names what differs.
+            ResumeError: the state belongs to another table or other options; the message names what differs.
         """
         job, position = self.reopened(state).resume(state)
         self.restore(job, position)
         self.newest = None
 
     def load_for_workers(self, state: Mapping[str, Any], lanes: int) -> None:
-        """Continue from a state in a DataLoader of the caller's, whose workers are the lanes.
+        """Continue from a state in the caller's own DataLoader, whose workers are the lanes.
 
         Raises:
-            ResumeError: it does not fit, or is of another number of workers.
+            ResumeError: the state does not fit, or was saved with another number of workers.
         """
         job, position = self.job.with_lanes(lanes).resume(state)
         if job.topology.lanes != lanes:
@@ -248,7 +248,7 @@ class JobPosition:
         return self._reopen(self.job, state)
 
     def restore(self, job: Job, position: Position) -> None:
-        """Let the next iterator begin at a position; warn where it undoes what the caller asked before."""
+        """Make the next iterator begin at a position; warn if that undoes an earlier request of the caller."""
         self.job.warn_of_undone(job)
         self.job = job
         self._epoch.fill_(position.epoch)
@@ -258,8 +258,8 @@ class JobPosition:
         """Compare a mixture's weights with the other ranks.
 
         Args:
-            position: from which on they hold.
-            begins: whether an iterator gives its first batch; else the weights were changed.
+            position: the position from which they apply.
+            begins: whether an iterator yields its first batch, rather than that the weights were changed.
         """
         if self._plan_check is not None and (weighed := position.weights) is not None:
             self._plan_check.check_weights(position.epoch, *weighed, begins=begins)

@@ -1,4 +1,4 @@
-"""Sizes as people write them, and numbers of any kind."""
+"""Sizes as people write them, and numbers of any type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def whole(value: Any) -> int | None:
-    """Return an integer of any kind, numpy's too, as an int; None of what is not an integer.
+    """Return an integer of any type, including numpy's, as an int; None for anything else.
 
     >>> whole(3), whole(3.0), whole(True)
     (3, None, None)
@@ -29,14 +29,14 @@ def whole(value: Any) -> int | None:
 
 
 def parse_bytes(value: int | str, name: str = "a size") -> int:
-    """Turn a size into bytes.
+    """Parse a size in bytes.
 
     Args:
         value: an int, or a number with a unit: B, KB, KiB, MB, MiB, GB, GiB, TB, TiB, in any case.
-        name: of the option, for messages.
+        name: the name of the option, for messages.
 
     Raises:
-        ConfigError: not a size, or not positive.
+        ConfigError: the value is not a size, or is not positive.
 
     >>> parse_bytes("512mb"), parse_bytes("1.5 GiB"), parse_bytes(4096)
     (512000000, 1610612736, 4096)
@@ -59,17 +59,17 @@ def parse_bytes(value: int | str, name: str = "a size") -> int:
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return an integer of any kind, numpy's too, as an int.
+    """Return an integer of any type, including numpy's, as an int.
 
     Args:
-        name: of the option or argument.
-        value: what came.
-        least: the least that is allowed.
-        most: the most.
+        name: the name of the option or argument.
+        value: the value to check.
+        least: the smallest value allowed.
+        most: the largest value allowed.
 
     Raises:
-        ConfigTypeError: it is not an integer.
-        ConfigError: it is out of range.
+        ConfigTypeError: the value is not an integer.
+        ConfigError: the value is out of range.
     """
     number = whole(value)
     if number is None:
@@ -82,11 +82,11 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def seconds(name: str, value: Any) -> float:
-    """Return a duration of any kind of number as a float.
+    """Return a duration, a number of any type, as a float.
 
     Args:
-        name: of the option.
-        value: what came.
+        name: the name of the option.
+        value: the value to check.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigTypeError(f"{name} must be a number of seconds, got {type(value).__name__} {value!r}")

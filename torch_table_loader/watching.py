@@ -1,4 +1,4 @@
-"""What is said while an epoch runs: bars, log lines, a span for profilers, and a warning where training waits."""
+"""Reports while an epoch runs: bars, log lines, a span for profilers, and a warning if training waits."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _SPAN = "enumerate(DataLoader)#TableLoader.__next__"
-"""Profilers know the time that a DataLoader takes by this beginning."""
+"""Profilers recognize the time of a DataLoader by this prefix."""
 
 LOOKS = 256
-"""Batches from one look at the metrics to the next."""
+"""Batches between two checks of the metrics."""
 
 _SECONDS = 60.0
 _WAITS = 0.25
@@ -43,12 +43,12 @@ def in_span(take: Callable[[], T]) -> T:
 def with_bars(
     batches: Iterator[Any], work: LaneWork, merger: LaneMerger, start: int, options: LoaderOptions
 ) -> Iterator[Any]:
-    """Draw progress bars around batches.
+    """Draw progress bars while yielding batches.
 
     Args:
-        batches: those that are left.
-        work: the rank's.
-        merger: where they come from; only its notes are kept.
+        batches: the remaining batches.
+        work: the rank's work.
+        merger: the source of the batches; only its statistics are kept.
         start: steps that were taken before.
         options: whether workers have bars, and how often they are drawn.
     """
@@ -73,23 +73,23 @@ def _batches_of(clocks: Sequence[LaneClock], lane: int) -> int:
 
 
 def _megabytes_per_second(fetched: FetchStats, began: float) -> str:
-    """Return how fast compressed bytes come from the store; nothing where none do."""
+    """Return how fast compressed bytes come from the store; an empty string if none do."""
     seconds = time.perf_counter() - began
     return f"{fetched.num_bytes / 1e6 / seconds:.1f} MB/s" if fetched.num_bytes and seconds > 0 else ""
 
 
 class Watch:
-    """Says how the iterators of a loader fare."""
+    """Reports the progress of a loader's iterators."""
 
     def __init__(self) -> None:
-        """Begin without a warning given."""
+        """Start without any warning given."""
         self._has_warned = False
 
     def look(self, progress: Progress) -> None:
-        """Log the first batch; at later ones look whether training waits.
+        """Log the first batch; at later ones check whether training waits.
 
         Args:
-            progress: of the iterator that gave a batch.
+            progress: the progress of the iterator that yielded a batch.
         """
         batches = progress.leg.batches
         if batches == 1 and progress.leg.earlier is None and _log.isEnabledFor(logging.INFO):
@@ -99,10 +99,10 @@ class Watch:
             self._warn_of_waiting(progress)
 
     def epoch_ended(self, progress: Progress) -> None:
-        """Log what the epoch took, and warn where training waited.
+        """Log statistics of the epoch, and warn if training waited.
 
         Args:
-            progress: of the iterator that ends.
+            progress: the progress of the iterator that ends.
         """
         if _log.isEnabledFor(logging.INFO):
             metrics = progress.metrics()
@@ -120,9 +120,9 @@ class Watch:
 
 
 def waits_for_data(waiting: float, total: float) -> bool:
-    """Return whether training waits for data so long that it should be told.
+    """Return whether training waits for data so long that a warning is due.
 
-    A loop that does nothing with its batches waits all the time, and does not train.
+    A loop that does nothing with its batches waits all the time, but does not train.
 
     Args:
         waiting: seconds that it waited.

@@ -1,4 +1,4 @@
-"""How often rows come, as the caller asked for it: validated once, then frozen."""
+"""How often rows come, as requested by the caller: validated once, then frozen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Weights:
         samples: number of rows of an epoch; None: the number of live rows that are not excluded.
 
     Raises:
-        ConfigError: both columns or nothing is given, or `samples` is not an integer of at least 1.
+        ConfigError: both columns or no argument is given, or `samples` is not an integer of at least 1.
 
     >>> Weights(balance="label").said
     "balance='label'"
@@ -32,7 +32,7 @@ class Weights:
     samples: int | None = None
 
     def __post_init__(self) -> None:
-        """Check what was given."""
+        """Check the arguments."""
         for name in ("column", "balance"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
@@ -49,20 +49,20 @@ class Weights:
 
     @property
     def source(self) -> str | None:
-        """The column that is read; None where each row comes as often as each other."""
+        """The column that is read; None if every row comes equally often."""
         return self.balance if self.column is None else self.column
 
     @property
     def said(self) -> str:
-        """What the weights are made of, as the caller wrote it."""
+        """The weights' arguments, as the caller wrote them."""
         return f"column={self.column!r}" if self.balance is None else f"balance={self.balance!r}"
 
 
 def as_weights(given: object) -> Weights:
-    """Return the weights that an option says: a `Weights`, or the name of a column of them.
+    """Return the weights that an option gives: a `Weights`, or the name of a column of weights.
 
     Raises:
-        ConfigTypeError: it is something else.
+        ConfigTypeError: the option is something else.
     """
     if isinstance(given, Weights):
         return given

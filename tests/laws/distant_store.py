@@ -1,4 +1,4 @@
-"""A simulated store: latency by a distribution, a line that connections share, and a cap for each of them."""
+"""A simulated store: a distribution of latencies, a line that connections share, and a cap for each connection."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Run:
 
 
 def simulate(store: Store, sizes: Sequence[int], limit: Limit, seed: int = 0) -> Run:
-    """Request all sizes in order, as many at once as the limit lets."""
+    """Request all sizes in order, with as many in flight as the limit allows."""
     return _Simulation(store, list(reversed(sizes)), limit, random.Random(seed)).run()
 
 
@@ -141,5 +141,5 @@ class _Simulation:
 
 
 def best_fixed(store: Store, sizes: Sequence[int], rate: Callable[[Run], float], seed: int = 0) -> float:
-    """The best that any fixed number of requests in flight gives, by a measure of a run."""
+    """Return the best rate that any fixed number of requests in flight gives, by a measure of a run."""
     return max(rate(simulate(store, sizes, Fixed(most), seed)) for most in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256))

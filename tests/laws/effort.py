@@ -1,4 +1,4 @@
-"""How hard the laws try."""
+"""The effort of the laws."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def examples(usual: int) -> int:
-    """Give the number of examples: the usual one, times LAWS_EFFORT."""
+    """Return the number of examples: the usual one, times LAWS_EFFORT."""
     return usual * int(os.environ.get("LAWS_EFFORT", "1"))

@@ -1,4 +1,4 @@
-"""Reads who imports whom from the source, without running it."""
+"""Reads the imports between modules from their source, without running it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Sources:
         return cls(root.name, modules)
 
     def imports(self) -> Iterator[Import]:
-        """Give every import: at the top, inside functions, for type checkers, and by ``import_module``."""
+        """Yield every import: at the top, inside functions, for type checkers, and by ``import_module``."""
         for name, (tree, _) in self.modules.items():
             for node, typing_only in _nodes(tree, typing_only=False):
                 for target in self._targets(node, name):
@@ -76,7 +76,7 @@ class Sources:
         return []
 
     def _folder(self, importer: str, level: int) -> str:
-        """What a relative import starts from."""
+        """Return the folder that a relative import starts from."""
         parts = [self.package, *filter(None, importer.split("."))]
         is_folder = not importer or any(name.startswith(f"{importer}.") for name in self.modules)
         return ".".join(parts[: len(parts) - level + is_folder])
@@ -88,11 +88,11 @@ class Sources:
         return full if base.split(".", maxsplit=1)[0] == self.package and relative in self.modules else base
 
     def long_files(self, most: int) -> Iterator[tuple[str, int]]:
-        """Give modules of more lines than `most`."""
+        """Yield modules of more lines than `most`."""
         return ((name, lines) for name, (_, lines) in self.modules.items() if lines > most)
 
     def long_functions(self, most: int) -> Iterator[tuple[str, str, int]]:
-        """Give functions whose body, without the docstring, has more lines than `most`."""
+        """Yield functions whose body, without the docstring, has more lines than `most`."""
         for name, (tree, _) in self.modules.items():
             for node in ast.walk(tree):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -69,7 +69,7 @@ def contingency_p(row: Ints, column: Ints) -> float:
 
 
 def single(order: Ints) -> PValues:
-    """Look at one order from every side."""
+    """Compute every statistic of one order."""
     n = len(order)
     at = np.arange(n, dtype=np.int64)
     yield "blocks of positions", contingency_p(at * 16 // n, order * 16 // n)
@@ -126,7 +126,7 @@ def parity(make: Maker, n: int, keys: int = 400) -> PValues:
 
 
 def neighbouring_keys(make: Maker, n: int) -> PValues:
-    """Orders of neighbouring seeds and epochs have nothing to do with each other."""
+    """Orders of neighboring seeds and epochs are independent of each other."""
     mean, variance = (n - 1) / 2, (n * n - 1) / 12
     for seed, epoch, other_seed, other_epoch in ((0, 0, 1, 0), (0, 0, 0, 1), (1, 0, 0, 1), (5, 3, 4, 4), (7, 0, -7, 0)):
         one, two = make(n, seed, epoch), make(n, other_seed, other_epoch)
@@ -187,7 +187,7 @@ def kernel(make: Maker, n: int, samples: int = 4_000, length: int = 24) -> PValu
 
 
 def battery(make: Maker, sizes: Sequence[int]) -> list[tuple[str, float]]:
-    """Give every p-value but those of parity and of the smallest orders."""
+    """Return every p-value except those of parity and of the smallest orders."""
     found = []
     for n in sizes:
         found += [(f"{name}, n={n}", p) for name, p in single(make(n, 0, 0))]
@@ -205,7 +205,7 @@ def battery(make: Maker, sizes: Sequence[int]) -> list[tuple[str, float]]:
 
 
 def rejected(found: list[tuple[str, float]], level: float = LEVEL) -> list[tuple[str, float]]:
-    """Name what chance does not explain, by Bonferroni over all that was looked at."""
+    """Return what chance does not explain, with a Bonferroni correction over all statistics."""
     return [(name, p) for name, p in found if p * len(found) < level]
 
 

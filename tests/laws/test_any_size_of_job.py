@@ -1,4 +1,4 @@
-"""Promises 5 and 6: a job goes on at the next batch, and on any number of ranks and workers; in one process."""
+"""Promises 5 and 6: a job resumes at the next batch, on any number of ranks and workers; in one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_las
 
 @settings(max_examples=examples(150), deadline=None)
 @given(layout=tables, strategy=st.one_of(cutters, st.just(HalvesV2())), topology=topologies, epoch=st.integers(0, 3))
-def test_saved_after_every_batch_the_rest_comes_as_it_would_have(
+def test_a_state_saved_after_any_batch_delivers_the_same_rest(
     layout: TableLayout, strategy: Any, topology: Topology, epoch: int
 ) -> None:
     if not callable(strategy):
@@ -69,7 +69,7 @@ def test_chains_of_topologies_under_a_generator(
 
 
 def _play_chain(world: World, chain: list[tuple[Topology, int]], epoch: int, only: int | None = None) -> list[int]:
-    """Run some steps under each topology, handing on rank 0's state, and the last one to its end."""
+    """Run some steps under each topology, passing on rank 0's state, and the last one to its end."""
     cursor = StreamPosition.at(epoch, chain[0][0])
     rows: list[int] = []
     for number, (topology, steps) in enumerate(chain):
@@ -84,7 +84,7 @@ def _play_chain(world: World, chain: list[tuple[Topology, int]], epoch: int, onl
 
 @settings(max_examples=examples(60), deadline=None)
 @given(layout=tables, strategy=cutters, before=topologies, after=topologies, steps=st.integers(0, 20))
-def test_a_rescaled_job_drops_no_more_than_its_topologies_say(
+def test_a_rescaled_job_drops_no_more_than_its_topologies_allow(
     layout: TableLayout, strategy: Any, before: Topology, after: Topology, steps: int
 ) -> None:
     rows = _play_chain(World(layout, strategy), [(before, steps), (after, 0)], epoch=1)

@@ -1,4 +1,4 @@
-"""Sequences of a global batch are dealt so that ranks have about equally much to do."""
+"""Sequences of a global batch are dealt so that ranks have about equal work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_each_sequence_goes_to_one_rank_and_no_rank_waits_longer(ranks: int, siz
     assert np.array_equal(dealt, balanced(costs, ranks))
 
 
-def test_ranks_get_about_equal_costs() -> None:
+def test_ranks_have_about_equal_costs() -> None:
     generator = np.random.default_rng(3)
     spreads = []
     for _ in range(20):
@@ -35,7 +35,7 @@ def test_ranks_get_about_equal_costs() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 50), max_size=5), min_size=1, max_size=9))
-def test_costs_are_sums_of_squares(sequences: list[list[int]]) -> None:
+def test_costs_are_sums_of_squared_lengths(sequences: list[list[int]]) -> None:
     lengths = np.array([length for sequence in sequences for length in sequence], dtype=np.int64)
     offsets = np.cumsum([0, *map(len, sequences)])
     assert attention_costs(lengths, offsets).tolist() == [sum(n * n for n in sequence) for sequence in sequences]

@@ -1,4 +1,4 @@
-"""Strategies that may leave rows out or repeat them: what they hold comes as often as they hold it, in any shape."""
+"""Strategies that may leave rows out or repeat them: each row comes as often as splits contain it, on any topology."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def expected(layout: TableLayout, strategy: AnyPieces) -> list[int]:
     chain=st.lists(st.tuples(lossless, st.integers(0, 12)), min_size=1, max_size=5),
     epoch=st.integers(0, 3),
 )
-def test_what_splits_hold_comes_as_often_in_any_shape(
+def test_rows_come_as_often_as_splits_contain_them_in_any_topology(
     layout: TableLayout, pieces: Any, by_file: bool, chain: list[tuple[Topology, int]], epoch: int
 ) -> None:
     world = World(layout, AnyPieces(pieces), by_file=by_file)
@@ -80,7 +80,7 @@ def test_what_splits_hold_comes_as_often_in_any_shape(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(layout=tables, pieces=pieces, seed=st.integers(0, 9))
-def test_a_cover_counts_loose_splits_right(layout: TableLayout, pieces: Any, seed: int) -> None:
+def test_a_cover_counts_the_rows_of_loose_splits(layout: TableLayout, pieces: Any, seed: int) -> None:
     lives = np.random.default_rng(seed).random(layout.num_rows) < 0.5
     splits = resolve_strategy(AnyPieces(pieces), {}).cut(layout)
     files = np.unique(splits.file)
@@ -104,6 +104,6 @@ def _rows(splits: SplitTable) -> list[list[int]]:
     ]
 
 
-def test_a_coverage_that_there_is_not_is_refused() -> None:
+def test_an_unknown_coverage_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"coverage of AnyPieces must be 'once', or 'any' .* got 'most'"):
         resolve_strategy(AnyPieces((), coverage="most"), {})

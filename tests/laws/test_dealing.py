@@ -1,4 +1,4 @@
-"""A mixture of streams, place by place: shares after every block, and what each channel takes, known beforehand."""
+"""A mixture of streams, place by place: shares after every block, and what each channel takes, known in advance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def total_of(deal: Deal, most: int = 4000) -> int:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(deal=deals)
-def test_each_source_has_its_share_after_every_block_but_for_less_than_one(deal: Deal) -> None:
+def test_each_source_has_its_share_after_every_block_to_within_one_row(deal: Deal) -> None:
     places = np.arange(total_of(deal))
     counts = np.cumsum(deal.sources(places)[:, None] == np.arange(len(deal.names)), axis=0)
     for end in range(deal.block_rows, len(places) + 1, deal.block_rows):
@@ -34,7 +34,7 @@ def test_each_source_has_its_share_after_every_block_but_for_less_than_one(deal:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(deal=deals, data=st.data())
-def test_what_channels_have_before_a_place_is_known_without_the_places_before(deal: Deal, data: st.DataObject) -> None:
+def test_rows_of_channels_before_a_place_are_known_without_earlier_places(deal: Deal, data: st.DataObject) -> None:
     places, topology = np.arange(total_of(deal)), deal.topology
     source = deal.sources(places)
     lane = places // deal.step_rows % topology.lanes
@@ -54,7 +54,7 @@ def test_what_channels_have_before_a_place_is_known_without_the_places_before(de
 
 @settings(max_examples=examples(60), deadline=None)
 @given(deal=deals)
-def test_every_batch_has_as_much_of_a_source_as_any_other_but_for_one(deal: Deal) -> None:
+def test_batches_differ_by_at_most_one_row_of_a_source(deal: Deal) -> None:
     source = deal.sources(np.arange(deal.block_rows)).reshape(deal.block_steps, -1, deal.topology.num_ranks)
     for number in range(len(deal.names)):
         counts = (source == number).sum(axis=1)
@@ -63,7 +63,7 @@ def test_every_batch_has_as_much_of_a_source_as_any_other_but_for_one(deal: Deal
 
 @settings(max_examples=examples(60), deadline=None)
 @given(deal=deals, data=st.data())
-def test_an_epoch_ends_with_its_shares_as_its_rule_says(deal: Deal, data: st.DataObject) -> None:
+def test_an_epoch_ends_by_its_rule_with_the_shares_met(deal: Deal, data: st.DataObject) -> None:
     left = {name: data.draw(st.integers(1, 300)) for name in deal.names}
     wanted = [number for number, weight in enumerate(deal.weights) if weight]
     rows = np.array([left[name] for name in deal.names])[wanted]
@@ -85,7 +85,7 @@ def test_an_epoch_ends_with_its_shares_as_its_rule_says(deal: Deal, data: st.Dat
     left=st.dictionaries(st.sampled_from("abcd"), st.integers(0, 300), min_size=1).filter(lambda w: any(w.values())),
     topology=topologies,
 )
-def test_natural_shares_end_with_all_there_is(left: dict[str, int], topology: Topology) -> None:
+def test_natural_shares_deliver_every_row(left: dict[str, int], topology: Topology) -> None:
     deal = deal_of(left, topology, (0, 0, 0), natural=True).ending(left, "first_exhausted")
     assert deal.total == sum(left.values())
     assert deal.rows_before(deal.total).tolist() == [left[name] for name in deal.names]
@@ -94,7 +94,7 @@ def test_natural_shares_end_with_all_there_is(left: dict[str, int], topology: To
 
 @settings(max_examples=examples(40), deadline=None)
 @given(deal=deals, left=st.integers(1, 50), rows=st.integers(50, 90), data=st.data())
-def test_rounds_are_dealt_whole_to_runs_that_touch(deal: Deal, left: int, rows: int, data: st.DataObject) -> None:
+def test_rounds_are_dealt_completely_in_adjacent_runs(deal: Deal, left: int, rows: int, data: st.DataObject) -> None:
     source = data.draw(st.sampled_from([number for number, weight in enumerate(deal.weights) if weight]))
     taken = np.zeros((deal.topology.num_ranks, deal.topology.lanes), dtype=np.int64)
     for number in range(3):
@@ -106,5 +106,5 @@ def test_rounds_are_dealt_whole_to_runs_that_touch(deal: Deal, left: int, rows: 
 
 
 @given(number=st.integers(0, 30), modulus=st.integers(1, 50), factor=st.integers(0, 90), offset=st.integers(0, 90))
-def test_sums_of_floors_are_what_adding_them_gives(number: int, modulus: int, factor: int, offset: int) -> None:
+def test_floor_sums_equal_plain_addition(number: int, modulus: int, factor: int, offset: int) -> None:
     assert floor_sum(number, modulus, factor, offset) == sum((factor * i + offset) // modulus for i in range(number))

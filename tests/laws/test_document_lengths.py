@@ -1,4 +1,4 @@
-"""Lengths in narrow integers say of any document where it begins, and of any token whose it is."""
+"""Lengths in narrow integers give the start of any document, and the document of any token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_every_document_and_every_token_is_found(lengths: list[int]) -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 5), max_size=200), data=st.data())
-def test_it_cuts_as_a_row_of_offsets_is_cut(lengths: list[int], data: st.DataObject) -> None:
+def test_cuts_equal_those_of_plain_offsets(lengths: list[int], data: st.DataObject) -> None:
     offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     edge = st.integers(0, int(offsets[-1]))
     stretches = data.draw(st.lists(st.tuples(edge, edge).map(sorted), max_size=8))
@@ -46,7 +46,7 @@ def test_it_cuts_as_a_row_of_offsets_is_cut(lengths: list[int], data: st.DataObj
     assert tokens_of(found) == tokens_of(cut(offsets, starts, stops))
 
 
-def test_many_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_documents_are_processed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_lengths, "_AT_ONCE", 7)
     monkeypatch.setattr(document_lengths, "_BATCH", 7)
     lengths = np.arange(1, 301)
@@ -57,6 +57,6 @@ def test_many_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("longest", "width"), [(255, 1), (256, 2), (65_535, 2), (65_536, 4)])
-def test_a_document_takes_the_bytes_of_the_longest_and_an_eighth_of_one(longest: int, width: int) -> None:
+def test_a_document_takes_the_bytes_of_the_longest_length_plus_an_eighth(longest: int, width: int) -> None:
     made = DocumentLengths.of(np.full(6400, longest))
     assert made.padded.nbytes + made.sums.nbytes == 6400 * width + 8 * 101

@@ -52,7 +52,7 @@ def test_exactly_once_full_batches_known_length(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(layout=tables, cutter=cutters, topology=topologies, step=st.integers(0, 200))
-def test_a_place_in_the_epoch_is_arithmetic(
+def test_a_position_in_the_epoch_is_computed_without_iterating(
     layout: TableLayout, cutter: TargetSizeStrategy, topology: Topology, step: int
 ) -> None:
     world = World(layout, cutter)

@@ -1,4 +1,4 @@
-"""Exclusion: a set that reads back as it was, and an order over exactly what is left."""
+"""Exclusion: a set that round-trips, and an order over exactly the remaining rows."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def ids_of(spans: list[tuple[int, int, int]]) -> list[int]:
 
 
 @given(spans=spans)
-def test_a_set_reads_back_as_it_was(spans: list[tuple[int, int, int]]) -> None:
+def test_an_encoded_set_decodes_to_the_same_set(spans: list[tuple[int, int, int]]) -> None:
     ids = np.array(sorted(set(ids_of(spans))), dtype=np.int64)
     text = encode_ids(ids)
     assert np.array_equal(decode_ids(text), ids)
     assert json.loads(json.dumps(text)) == text
 
 
-def test_large_numbers_and_full_blocks_read_back() -> None:
+def test_large_numbers_and_full_blocks_round_trip() -> None:
     ids = np.array([0, 2**40, 2**62, 2**63 - 1])
     assert np.array_equal(decode_ids(encode_ids(ids)), ids)
     full = np.arange(1 << 20, dtype=np.int64)
@@ -48,7 +48,7 @@ def test_large_numbers_and_full_blocks_read_back() -> None:
 
 
 @given(mask=st.lists(st.booleans(), max_size=50), before=st.sets(st.integers(0, 49)))
-def test_a_mask_is_the_rows_at_which_it_is_true(mask: list[bool], before: set[int]) -> None:
+def test_a_mask_means_the_rows_where_it_is_true(mask: list[bool], before: set[int]) -> None:
     rows = len(mask)
     start = Exclusions().exclude([row for row in before if row < rows], rows)
     ids = [row for row, chosen in enumerate(mask) if chosen]
@@ -67,7 +67,7 @@ def test_millions_stay_compact() -> None:
 
 
 @given(operations=operations)
-def test_exclude_and_include_do_what_sets_do(operations: list[tuple[bool, list[tuple[int, int, int]]]]) -> None:
+def test_exclude_and_include_are_set_operations(operations: list[tuple[bool, list[tuple[int, int, int]]]]) -> None:
     found, wanted = Exclusions(), set[int]()
     for exclude, spans in operations:
         ids = ids_of(spans)
@@ -79,7 +79,7 @@ def test_exclude_and_include_do_what_sets_do(operations: list[tuple[bool, list[t
     assert np.array_equal(again.ids, found.ids)
 
 
-def test_the_hash_tells_what_was_asked_and_in_which_order() -> None:
+def test_the_hash_depends_on_the_calls_and_their_order() -> None:
     asked = [
         Exclusions(),
         Exclusions().exclude([1], N),
@@ -93,7 +93,7 @@ def test_the_hash_tells_what_was_asked_and_in_which_order() -> None:
 
 
 @given(total=st.integers(0, 200), gone=st.sets(st.integers(0, 199)))
-def test_what_is_left_is_selected_in_order(total: int, gone: set[int]) -> None:
+def test_remaining_places_are_selected_in_order(total: int, gone: set[int]) -> None:
     out = np.array(sorted(row for row in gone if row < total), dtype=np.int64)
     left = Remaining(total, out)
     wanted = [row for row in range(total) if row not in gone]
@@ -103,13 +103,13 @@ def test_what_is_left_is_selected_in_order(total: int, gone: set[int]) -> None:
 
 
 @given(gone=st.sets(st.integers(0, 999), max_size=900), epoch=st.integers(0, 3))
-def test_the_epoch_is_a_permutation_of_what_is_left(gone: set[int], epoch: int) -> None:
+def test_the_epoch_is_a_permutation_of_the_remaining_rows(gone: set[int], epoch: int) -> None:
     left = Remaining(1_000, np.array(sorted(gone), dtype=np.int64))
     order = left.select(Permutation(left.num_rows, derive_key(7, epoch, "rows")).slice(0, left.num_rows))
     assert sorted(order.tolist()) == sorted(set(range(1_000)) - gone)
 
 
-def test_versions_are_one_entry_while_nothing_was_asked_since() -> None:
+def test_versions_are_one_entry_until_something_changes() -> None:
     one = Exclusions().exclude([5], N)
     assert len(ExclusionVersions(one, one).to_state()) == 1
     assert ExclusionVersions.from_state({}) == ExclusionVersions()
@@ -130,7 +130,7 @@ def test_versions_are_one_entry_while_nothing_was_asked_since() -> None:
         (torch.zeros(0, dtype=torch.bool), ConfigError, r"got \(0,\)"),
     ],
 )
-def test_ids_that_no_row_has_are_refused(ids: list[object], error: type[Exception], message: str) -> None:
+def test_ids_without_a_row_are_refused(ids: list[object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Exclusions().exclude(ids, N)
     assert len(Exclusions().exclude([], N).ids) == 0
@@ -146,6 +146,6 @@ def test_ids_that_no_row_has_are_refused(ids: list[object], error: type[Exceptio
         {"exclusions": [["", "0" * 32]] * 3},
     ],
 )
-def test_other_states_are_refused(state: dict[str, object]) -> None:
+def test_malformed_states_are_refused(state: dict[str, object]) -> None:
     with pytest.raises(ResumeError, match="state_dict"):
         ExclusionVersions.from_state(state)

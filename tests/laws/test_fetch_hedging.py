@@ -1,4 +1,4 @@
-"""Asking again for late requests: the slowest come sooner, few are asked for twice, and none without a tail."""
+"""Hedging late requests: the slowest arrive sooner, few requests are sent twice, and none without a tail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tail(median: float) -> Latency:
 
 
 def simulate(latency: Latency, size: Size, runs: int = 100, seed: int = 0) -> tuple[list[float], list[float], int]:
-    """Request runs of 64, with and without hedges.
+    """Send runs of 64 requests, with and without hedges.
 
     Returns:
         The slowest of each run without, the slowest with, and how many were asked for again.
@@ -57,7 +57,7 @@ def simulate(latency: Latency, size: Size, runs: int = 100, seed: int = 0) -> tu
 
 @pytest.mark.parametrize("median", [0.015, 0.04, 0.1])
 @pytest.mark.parametrize("size", SIZES)
-def test_with_a_tail_the_slowest_of_64_comes_clearly_sooner_for_few_extra_requests(median: float, size: str) -> None:
+def test_with_a_tail_the_slowest_of_64_arrives_sooner_for_few_extra_requests(median: float, size: str) -> None:
     plain, hedged, hedges = simulate(tail(median), SIZES[size])
     assert hedges <= BUDGET * 6400 + ALLOWANCE
     assert all(with_ <= without for with_, without in zip(hedged, plain, strict=True))
@@ -69,7 +69,7 @@ def test_with_a_tail_the_slowest_of_64_comes_clearly_sooner_for_few_extra_reques
 
 @pytest.mark.parametrize("median", [0.001, 0.015, 0.1])
 @pytest.mark.parametrize("size", SIZES)
-def test_without_a_tail_nothing_is_asked_for_twice(median: float, size: str) -> None:
+def test_without_a_tail_nothing_is_requested_twice(median: float, size: str) -> None:
     assert simulate(lambda rng: median * rng.uniform(0.8, 1.3), SIZES[size])[2] == 0
 
 
@@ -94,7 +94,9 @@ Ended = st.lists(
 
 @settings(max_examples=examples(100))
 @given(Ended, st.integers(1, 1 << 40))
-def test_late_is_later_than_most_peers_and_grows_with_bytes(ended: list[tuple[float, int]], num_bytes: int) -> None:
+def test_the_limit_is_later_than_most_peers_and_grows_with_bytes(
+    ended: list[tuple[float, int]], num_bytes: int
+) -> None:
     policy = HedgePolicy()
     for seconds, size in ended:
         assert len(vars(policy)["_peers"]) <= PEERS
@@ -122,7 +124,7 @@ def test_the_budget_holds_after_any_number_of_requests(between: list[int]) -> No
         assert extra <= BUDGET * ended + ALLOWANCE + 1e-6
 
 
-def test_too_few_peers_say_nothing() -> None:
+def test_too_few_peers_give_no_limit() -> None:
     policy = HedgePolicy()
     for _ in range(LEAST_PEERS - 1):
         policy.ended(0.1, 1000)

@@ -1,4 +1,4 @@
-"""How much is in flight: nearly what the best fixed number would give, without spoiling the first requests."""
+"""How much is in flight: nearly as fast as the best fixed number, without slowing the first requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def share_of_the_best(store: Store, sizes: list[int]) -> float:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("store", STORES)
-def test_a_long_epoch_takes_what_it_takes_with_the_best_fixed_number(store: str, size: str) -> None:
+def test_a_long_epoch_is_as_fast_as_with_the_best_fixed_number(store: str, size: str) -> None:
     num_bytes = EPOCH * (100 if STORES[store].total > 1000 * MB and SIZES[size] > 190_000 else 10)
     sizes = [SIZES[size]] * int(num_bytes / SIZES[size])
     assert share_of_the_best(STORES[store], sizes) >= 0.9
@@ -48,7 +48,7 @@ def test_a_long_epoch_takes_what_it_takes_with_the_best_fixed_number(store: str,
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("store", [name for name, store in STORES.items() if store.total == 125 * MB])
-def test_beginning_low_costs_little_of_a_short_epoch(store: str, size: str) -> None:
+def test_starting_small_costs_a_short_epoch_little(store: str, size: str) -> None:
     """At 100 ms a request of 8 MiB takes a fifth of the epoch: two at first cost a fifth of the line."""
     sizes = [SIZES[size]] * int(EPOCH / SIZES[size])
     assert share_of_the_best(STORES[store], sizes) >= (0.8 if STORES[store].latency < 0.1 else 0.77)
@@ -63,7 +63,7 @@ def test_the_first_large_requests_share_the_line_with_one_other(latency: float) 
 
 
 @pytest.mark.parametrize("latency", [0.015, 0.04, 0.1])
-def test_no_more_fly_than_the_line_carries(latency: float) -> None:
+def test_no_more_requests_are_in_flight_than_the_line_carries(latency: float) -> None:
     """Requests of 8 MiB fill the line in pairs or threes; a few times as many is the most that is ever tried."""
     run = simulate(Store(latency), [8 * MIB] * 500, InFlightLimit())
     late = [count for at, count in run.flying if at > run.seconds / 2]
@@ -79,7 +79,7 @@ def test_it_recovers_after_refusals(size: str, refuses_above: int) -> None:
     assert run.rate(5.0, 8.0) >= 0.8 * 125 * MB
 
 
-def test_refusals_halve_the_window_once_for_all_that_were_in_flight() -> None:
+def test_refusals_halve_the_window_once_for_all_requests_in_flight() -> None:
     limit = InFlightLimit()
     flights = [limit.begin(1, 0.0) for _ in range(16)]
     window = limit.window
@@ -90,7 +90,7 @@ def test_refusals_halve_the_window_once_for_all_that_were_in_flight() -> None:
     assert limit.in_flight == 0
 
 
-def test_a_round_that_never_was_full_says_nothing() -> None:
+def test_a_round_that_never_filled_the_window_is_ignored() -> None:
     limit = InFlightLimit()
     for second in range(100):
         flight = limit.begin(8 * MIB, float(second))
@@ -106,9 +106,7 @@ Deeds = st.lists(
 
 @settings(max_examples=examples(100))
 @given(Deeds, st.integers(0, 5))
-def test_whatever_happens_it_stays_within_its_bounds_and_one_request_may_always_fly(
-    deeds: list[tuple[str, int]], step: int
-) -> None:
+def test_the_window_stays_within_bounds_and_always_allows_one_request(deeds: list[tuple[str, int]], step: int) -> None:
     limit, flying, now = InFlightLimit(), list[Flight](), 0.0
     for deed, number in deeds * 20:
         now += step * number / MB

@@ -1,4 +1,4 @@
-"""What is fetched ahead: everything once, in the order of delivery, within the budget."""
+"""Fetching ahead: everything once, in the order of delivery, within the budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def requests_of(task: Task, kept: Kept = frozenset()) -> Requests | None:
 
 @st.composite
 def groups(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
-    """Row groups that follow one another in a file, some columns of each."""
+    """Draw consecutive row groups of a file, with some columns of each."""
     found, at = [], 4
     for _ in range(draw(st.integers(1, 4))):
         ranges = []
@@ -70,7 +70,7 @@ def _given(needs: FileNeeds | None) -> FileNeeds | None:
 
 
 class Line:
-    """Does what a queue says; requests arrive in any order."""
+    """Carries out the jobs of a queue; requests arrive in any order."""
 
     def __init__(self, queue: FetchQueue, random: Random, kept: Kept = frozenset()) -> None:
         self.queue = queue
@@ -79,7 +79,7 @@ class Line:
         self.flying: list[Request] = []
 
     def work(self) -> bool:
-        """Begin what there is to do, and let one request arrive; whether anything happened."""
+        """Begin all jobs, and let one request arrive; return whether anything happened."""
         did = False
         while (job := self.queue.next_job(lambda _: len(self.flying) < 3)) is not None:
             did = True
@@ -93,7 +93,7 @@ class Line:
         return did or bool(self.flying)
 
     def task(self, lane: int) -> Task:
-        """A lane's next read, once it is known what it needs."""
+        """Return a lane's next read, once its needs are known."""
         task = self.queue.take(lane)
         if not task.found:
             self.queue.want(task)
@@ -142,7 +142,7 @@ def test_every_lane_gets_its_bytes_whatever_the_budget_and_the_order_of_arrival(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(LANES, st.integers(1, 30_000))
-def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes: Lanes, budget: int) -> None:
+def test_requests_that_nobody_waits_for_stay_in_order_and_within_the_budget(lanes: Lanes, budget: int) -> None:
     queue = FetchQueue(in_order(plans(lanes)), budget)
     sent: list[Request] = []
     while (job := queue.next_job(lambda _: True)) is not None:
@@ -159,7 +159,7 @@ def test_what_nobody_waits_for_stays_in_order_and_within_the_budget(lanes: Lanes
 
 
 def sent_while_nobody_reads(queue: FetchQueue, kept: Kept, *, may_send: bool = True) -> list[Request]:
-    """What a queue sends while no lane comes to any of it, all of which arrives."""
+    """Return what a queue sends while no lane reads; all of it arrives."""
     sent: list[Request] = []
     while (job := queue.next_job(lambda _: may_send)) is not None:
         if isinstance(job, Task):
@@ -176,7 +176,7 @@ def ranges_of(requests: Iterable[Request]) -> set[tuple[str, int, int]]:
 
 @settings(max_examples=examples(100), deadline=None)
 @given(LANES, st.integers(1, 400_000), KEPT)
-def test_what_the_disk_cache_has_is_left_to_lanes_and_has_its_part_of_the_budget_until_it_was_lost(
+def test_cached_requests_are_left_to_lanes_and_count_in_the_budget_until_lost(
     lanes: Lanes, budget: int, kept: Kept
 ) -> None:
     far = sent_while_nobody_reads(FetchQueue(in_order(plans(lanes)), budget), set())
@@ -196,7 +196,7 @@ def test_what_the_disk_cache_has_is_left_to_lanes_and_has_its_part_of_the_budget
 
 
 def _one_that_a_lane_loses(queue: FetchQueue, lanes: Lanes, kept: Kept) -> Request | None:
-    """Have the first lane come to its first read, and lose what it finds in the disk cache."""
+    """Let the first lane reach its first read, and lose what it finds in the disk cache."""
     if not lanes[0]:
         return None
     task = queue.take(0)
@@ -213,7 +213,7 @@ def _one_that_a_lane_loses(queue: FetchQueue, lanes: Lanes, kept: Kept) -> Reque
     return lost
 
 
-def test_a_request_that_its_lane_left_while_it_read_the_cache_is_given_back() -> None:
+def test_a_request_abandoned_while_its_lane_reads_the_cache_is_released() -> None:
     for ends in (True, False):
         queue = FetchQueue(iter([PlannedRead(0, 0, 1, lambda: needs_of("a", [[(0, 10)]]))]), 1000)
         task = queue.take(0)
@@ -233,7 +233,7 @@ def test_a_request_that_its_lane_left_while_it_read_the_cache_is_given_back() ->
         assert queue.next_job(lambda _: True) is None
 
 
-def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:
+def test_the_first_answer_to_a_request_sent_twice_counts() -> None:
     queue = FetchQueue(iter([PlannedRead(0, 0, 1, lambda: needs_of("a", [[(0, 10)]]))]), 1000)
     task = queue.take(0)
     assert queue.next_job(lambda _: True) is task
@@ -256,7 +256,7 @@ def test_the_first_answer_of_a_request_that_was_sent_twice_counts() -> None:
     assert queue.held == 0
 
 
-def test_a_read_that_its_lane_left_before_it_was_found_holds_nothing() -> None:
+def test_a_read_abandoned_before_its_needs_are_known_holds_nothing() -> None:
     queue = FetchQueue(iter([PlannedRead(0, 0, 1, lambda: needs_of("a", [[(0, 10)]]))]), 1000)
     task = queue.take(0)
     assert queue.next_job(lambda _: True) is task

@@ -25,7 +25,7 @@ generators = st.sampled_from([HalvesV2(), RoundRobinStrategy(shuffle=True)])
 
 
 def suited(topology: Topology, strategy: Any) -> Topology:
-    """Leave out what generators refuse."""
+    """Leave out options that generators refuse."""
     if callable(strategy):
         return topology
     t = topology
@@ -87,7 +87,7 @@ def test_no_batch_has_rows_of_two_files_and_each_row_comes_once(
     ),
     epoch=st.integers(0, 3),
 )
-def test_a_job_goes_on_in_any_shape(
+def test_a_job_continues_on_any_topology(
     layout: TableLayout, strategy: Any, chain: list[tuple[Topology, int]], epoch: int
 ) -> None:
     chain = [(suited(topology, strategy), steps) for topology, steps in chain]
@@ -106,7 +106,7 @@ def test_a_job_goes_on_in_any_shape(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(layout=tables, strategy=st.one_of(whole_files, generators), topology=topologies, epoch=st.integers(0, 3))
-def test_saved_after_every_batch_the_rest_comes_as_it_would_have(
+def test_a_state_saved_after_any_batch_delivers_the_same_rest(
     layout: TableLayout, strategy: Any, topology: Topology, epoch: int
 ) -> None:
     topology = suited(topology, strategy)
@@ -120,7 +120,7 @@ def test_saved_after_every_batch_the_rest_comes_as_it_would_have(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(layout=tables, before=topologies, after=topologies, steps=st.integers(0, 12))
-def test_the_plan_says_which_rows_and_which_file_a_batch_has(
+def test_the_plan_knows_the_rows_and_the_file_of_each_batch(
     layout: TableLayout, before: Topology, after: Topology, steps: int
 ) -> None:
     world, cursor = World(layout, WholeFileStrategy(), by_file=True), StreamPosition.at(0, before)
@@ -151,7 +151,7 @@ def test_the_first_step_of_a_file_is_where_its_rows_begin(layout: TableLayout, t
 
 @settings(max_examples=examples(100), deadline=None)
 @given(layout=tables, size=st.integers(1, 40), ranks=st.integers(1, 5), lanes=st.integers(1, 3))
-def test_the_batches_of_whole_files_are_the_same_on_every_world(
+def test_batches_of_whole_files_are_the_same_on_every_topology(
     layout: TableLayout, size: int, ranks: int, lanes: int
 ) -> None:
     def batches(num_ranks: int, lanes: int, even_ranks: Any) -> Batches:

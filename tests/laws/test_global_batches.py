@@ -1,4 +1,4 @@
-"""Row mode's order law: whatever the ranks, lanes and batch sizes, one order, each place once, one integer to go on."""
+"""The order law of row mode: for any ranks, lanes and batch sizes, one order, each place once, one integer as state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ topologies = row_topologies(9)
 
 
 def end_of(total: int, start: int, topology: Topology) -> int:
-    """Give the place at which an epoch ends: the last whole step of the optimizer, where short ones are dropped."""
+    """Return the place at which an epoch ends: the last whole optimizer step, if short ones are dropped."""
     rows = topology.num_ranks * topology.batch_size
     ends = range(start % rows, total + 1, rows * topology.micro_batches)
     return max(start, *ends) if topology.drop_last else total
@@ -48,7 +48,7 @@ def test_a_step_of_the_job_is_the_next_global_batch_strided_over_ranks(
 
 
 @given(total=st.integers(0, 120), start=st.integers(0, 120), topology=topologies)
-def test_every_place_comes_once_and_steps_are_as_promised(total: int, start: int, topology: Topology) -> None:
+def test_every_place_comes_once_in_the_promised_number_of_steps(total: int, start: int, topology: Topology) -> None:
     start = min(start, total)
     ranks = ranks_of(total, start, topology)
     seen: list[int] = []
@@ -89,7 +89,7 @@ def test_the_padded_tail_gathers_to_its_real_rows_first(total: int, topology: To
 
 
 @given(total=st.integers(0, 200), chain=st.lists(st.tuples(topologies, st.integers(0, 6)), max_size=5))
-def test_a_chain_of_topologies_goes_on_from_one_integer(total: int, chain: list[tuple[Topology, int]]) -> None:
+def test_a_chain_of_topologies_continues_from_one_integer(total: int, chain: list[tuple[Topology, int]]) -> None:
     consumed, seen, dropped = 0, [], 0
     for topology, steps in [*chain, (Topology(1, 1, 7), 10**9)]:
         ranks = ranks_of(total, consumed, topology)
@@ -106,7 +106,7 @@ def test_a_chain_of_topologies_goes_on_from_one_integer(total: int, chain: list[
 
 
 @given(total=st.integers(0, 150), topology=topologies, block=st.integers(1, 4), data=st.data())
-def test_lanes_share_the_steps_and_decide_nothing(
+def test_lanes_share_the_steps_without_affecting_the_order(
     total: int, topology: Topology, block: int, data: st.DataObject
 ) -> None:
     batches = GlobalBatches(total, 0, topology, 0)
@@ -125,7 +125,7 @@ def test_lanes_share_the_steps_and_decide_nothing(
 
 @st.composite
 def divided(draw: st.DrawFn) -> tuple[int, list[Topology]]:
-    """Draw a global batch, and jobs that take it on several ranks in several micro-batches."""
+    """Draw a global batch, and jobs that divide it over several ranks and micro-batches."""
     rows = draw(st.sampled_from([1, 6, 12, 24, 36]))
     ways = [
         (ranks, micro) for ranks in range(1, rows + 1) for micro in range(1, rows + 1) if not rows % (ranks * micro)
@@ -141,7 +141,7 @@ def divided(draw: st.DrawFn) -> tuple[int, list[Topology]]:
 
 
 def steps_of_the_optimizer(ranks: list[GlobalBatches]) -> list[list[int]]:
-    """Give the rows of each step that a job takes, sorted and without padding."""
+    """Return the rows of each step of a job, sorted and without padding."""
     micro, steps = ranks[0].topology.micro_batches, ranks[0].longest
     taken = [
         [place for batches in ranks if step < batches.steps for place in real_places(batches, step)]
@@ -157,7 +157,7 @@ def real_places(batches: GlobalBatches, step: int) -> list[int]:
 
 
 @given(total=st.integers(0, 150), job=divided())
-def test_a_step_of_the_optimizer_has_the_same_rows_on_any_ranks_in_any_micro_batches(
+def test_an_optimizer_step_has_the_same_rows_on_any_ranks_and_micro_batches(
     total: int, job: tuple[int, list[Topology]]
 ) -> None:
     rows, topologies = job
@@ -168,7 +168,7 @@ def test_a_step_of_the_optimizer_has_the_same_rows_on_any_ranks_in_any_micro_bat
 
 
 @given(total=st.integers(0, 150), topology=topologies, start=st.integers(0, 30), data=st.data())
-def test_a_job_that_goes_on_anywhere_in_a_step_of_the_optimizer_takes_the_rest(
+def test_a_job_resumed_within_an_optimizer_step_takes_the_rest(
     total: int, topology: Topology, start: int, data: st.DataObject
 ) -> None:
     for rank, whole in enumerate(ranks_of(total, min(start, total), topology)):
@@ -186,13 +186,13 @@ def test_the_tail_of_a_job_that_is_larger_than_the_table() -> None:
     assert [tail.real for tail in tails] == [2, 2, 2, 0]
 
 
-def test_huge_epochs_are_arithmetic() -> None:
+def test_huge_epochs_need_no_iteration() -> None:
     batches = GlobalBatches(10**12, 0, Topology(4096, 4, 1024), 4095)
     assert batches.steps == 10**12 // (4096 * 1024) + 1
     assert batches.step(7).places[:2].tolist() == [7 * 4096 * 1024 + 4095, 7 * 4096 * 1024 + 8191]
 
 
-def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest() -> None:
+def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest_sizes() -> None:
     assert rank_batch_size(256, 1024, 4) == 256
     with pytest.raises(ConfigError, match="nearest is 1001"):
         rank_batch_size(None, 1000, 7)
@@ -211,12 +211,12 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_nearest() -> No
 
 
 @pytest.mark.parametrize("even_ranks", ["balance", "drop"])
-def test_ways_of_splits_are_refused(even_ranks: str) -> None:
+def test_even_ranks_of_streams_are_refused(even_ranks: str) -> None:
     with pytest.raises(ConfigError, match="is for splits"):
         GlobalBatches(10, 0, Topology(2, 1, 3, even_ranks=even_ranks), 0)  # type: ignore[arg-type]
 
 
-def test_places_outside_are_refused() -> None:
+def test_places_outside_the_epoch_are_refused() -> None:
     with pytest.raises(ConfigError, match="start must be in"):
         GlobalBatches(10, 11, Topology(2, 1, 3), 0)
     with pytest.raises(ConfigError, match="rank must be in"):

@@ -1,4 +1,4 @@
-"""A table that grows within an epoch: what was left of it and what came since come once; in one process."""
+"""A table that grows within an epoch: its remaining rows and the new rows come once; in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ files = st.tuples(st.integers(0, 4), st.lists(st.integers(0, 20), max_size=4))
 
 
 class GrowingWorld:
-    """The versions of a table; a row has the name of its file and its place in it."""
+    """The versions of a table; a row is identified by its file's name and its place in the file."""
 
     def __init__(self, added: list[tuple[int, list[int]]], strategy: Any, *, shuffle: bool) -> None:
         self.worlds: list[World] = []
@@ -45,7 +45,7 @@ class GrowingWorld:
         return Extent(version, 0, "")
 
     def rows(self, version: int, played: list[list[tuple[int, bool]]]) -> list[tuple[int, int]]:
-        """Name the rows of some batches, padding left out."""
+        """Return the rows of some batches, without padding."""
         starts = self.worlds[version].layout.file_starts
         found = [row for batch in played for row, padding in batch if not padding]
         file = np.searchsorted(starts, found, side="right") - 1
@@ -59,7 +59,7 @@ class GrowingWorld:
     def live(
         self, parts: list[tuple[int, Topology, int]], epoch: int
     ) -> list[tuple[int, Topology, list[list[tuple[int, int]]], list[int]]]:
-        """Run some steps of each version under each topology, the last to its end; gives rows and steps by rank."""
+        """Run some steps of each version under each topology, the last to its end; return rows and steps by rank."""
         position, before, lived = StreamPosition.at(epoch, parts[0][1]), parts[0][0], []
         for number, (version, topology, steps) in enumerate(parts):
             position = StreamPosition.from_state(position.to_state())
@@ -80,7 +80,7 @@ lossless = topologies.filter(lambda t: t.even_ranks != "drop" and not t.drop_las
 
 @st.composite
 def lives(draw: st.DrawFn, shapes: st.SearchStrategy[Topology] = lossless) -> list[tuple[int, Topology, int]]:
-    """Draw the parts of an epoch: versions that never go back, topologies that may stay, and steps."""
+    """Draw the parts of an epoch: versions that never decrease, topologies that may stay the same, and steps."""
     versions = sorted(draw(st.lists(st.integers(0, 4), min_size=2, max_size=5)))
     same, parts = st.booleans(), list[tuple[int, Topology, int]]()
     for version in versions:
@@ -97,7 +97,7 @@ def lives(draw: st.DrawFn, shapes: st.SearchStrategy[Topology] = lossless) -> li
     shuffle=st.booleans(),
     epoch=st.integers(0, 3),
 )
-def test_a_table_that_grows_delivers_every_row_once(
+def test_a_growing_table_delivers_every_row_once(
     added: list[tuple[int, list[int]]],
     strategy: Any,
     parts: list[tuple[int, Topology, int]],
@@ -114,7 +114,7 @@ def test_a_table_that_grows_delivers_every_row_once(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(added=st.lists(files, max_size=8), strategy=cutters, parts=lives(topologies), epoch=st.integers(0, 3))
-def test_a_table_that_grows_repeats_nothing_where_rows_are_dropped(
+def test_a_growing_table_repeats_nothing_when_rows_are_dropped(
     added: list[tuple[int, list[int]]], strategy: Any, parts: list[tuple[int, Topology, int]], epoch: int
 ) -> None:
     world = GrowingWorld(added, strategy, shuffle=True)
@@ -129,7 +129,7 @@ def test_a_table_that_grows_repeats_nothing_where_rows_are_dropped(
     parts=lives(st.builds(Topology, st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(1, 30))),
     epoch=st.integers(0, 3),
 )
-def test_a_table_that_grows_under_a_generator(
+def test_a_growing_table_under_a_generator_strategy(
     added: list[tuple[int, list[int]]], strategy: Any, parts: list[tuple[int, Topology, int]], epoch: int
 ) -> None:
     world = GrowingWorld(added, strategy, shuffle=True)
@@ -137,7 +137,7 @@ def test_a_table_that_grows_under_a_generator(
     assert sorted(rows) == world.all_rows(parts[-1][0])
 
 
-def test_an_epoch_that_was_finished_goes_on_with_the_new_rows_alone() -> None:
+def test_a_finished_epoch_continues_with_only_the_new_rows() -> None:
     topology = Topology(2, 2, 3)
     world = GrowingWorld([(1, [4]), (0, [10]), (1, [3])], TargetSizeStrategy(target_rows=4), shuffle=True)
     [_, (_, _, rows, steps)] = world.live([(0, topology, 100), (1, topology, 0)], epoch=1)
@@ -145,7 +145,7 @@ def test_an_epoch_that_was_finished_goes_on_with_the_new_rows_alone() -> None:
     assert sum(steps) == 3
 
 
-def test_the_state_says_what_the_table_was_and_reads_as_it_was_written() -> None:
+def test_the_state_describes_earlier_tables_and_round_trips() -> None:
     one, two = Topology(1, 1, 8), Topology(2, 1, 8)
     position = StreamPosition.at(0, one).after(3).before_growth(Extent(7, 2, "ab")).on(two).after(5)
     assert position.to_state()["history"] == [
@@ -159,7 +159,7 @@ def test_the_state_says_what_the_table_was_and_reads_as_it_was_written() -> None
 
 @settings(max_examples=examples(100), deadline=None)
 @given(added=st.lists(files, min_size=1, max_size=8), seed=st.integers(0, 3), data=st.data())
-def test_rows_come_as_they_would_have_and_then_those_that_came_since(
+def test_old_rows_keep_their_order_and_new_rows_follow(
     added: list[tuple[int, list[int]]], seed: int, data: st.DataObject
 ) -> None:
     counts = np.array([sum(groups) for _, groups in added], dtype=np.int64)

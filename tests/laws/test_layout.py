@@ -33,7 +33,7 @@ def kept_table(groups: list[list[tuple[int, bool]]]) -> TableLayout:
 
 
 @given(groups=GROUPS)
-def test_what_is_pruned_is_counted(groups: list[list[tuple[int, bool]]]) -> None:
+def test_pruned_groups_and_files_are_counted(groups: list[list[tuple[int, bool]]]) -> None:
     layout, kept = kept_table(groups), [[is_kept for _, is_kept in file] for file in groups]
     assert layout.kept_groups.tolist() == list(map(sum, kept))
     assert layout.pruned_groups == sum(not is_kept for file in kept for is_kept in file)
@@ -63,7 +63,7 @@ def test_a_slice_of_runs_is_the_slice_of_their_rows(pieces: list[tuple[int, int,
 
 
 @given(pieces=PIECES, cuts=st.lists(st.integers(0, 80), max_size=4))
-def test_slices_that_meet_join_to_the_whole(pieces: list[tuple[int, int, int]], cuts: list[int]) -> None:
+def test_adjacent_slices_join_to_the_whole(pieces: list[tuple[int, int, int]], cuts: list[int]) -> None:
     runs = Runs.of(pieces)
     edges = [0, *sorted(cuts), 10_000]
     parts = [runs.slice(a, b) for a, b in itertools.pairwise(edges)]
@@ -77,13 +77,13 @@ def test_concat_joins_in_order(parts: list[list[tuple[int, int, int]]]) -> None:
 
 
 @given(pieces=PIECES, data=st.data())
-def test_take_gives_whole_pieces(pieces: list[tuple[int, int, int]], data: st.DataObject) -> None:
+def test_take_returns_whole_pieces(pieces: list[tuple[int, int, int]], data: st.DataObject) -> None:
     index = data.draw(st.lists(st.integers(0, max(0, len(pieces) - 1)), max_size=6 if pieces else 0))
     assert list(Runs.of(pieces).take(np.array(index, dtype=np.int64))) == [pieces[at] for at in index]
 
 
 @given(pieces=PIECES, start=st.integers(0, 80), stop=st.integers(0, 80))
-def test_a_slice_leaves_the_runs_as_they_were(pieces: list[tuple[int, int, int]], start: int, stop: int) -> None:
+def test_a_slice_does_not_change_the_runs(pieces: list[tuple[int, int, int]], start: int, stop: int) -> None:
     runs = Runs.of(pieces)
     part = runs.slice(start, stop)
     part.stop[:] = -1
@@ -94,7 +94,7 @@ def test_a_slice_leaves_the_runs_as_they_were(pieces: list[tuple[int, int, int]]
 
 
 @given(groups=GROUPS)
-def test_a_layout_reads_as_the_files_it_was_built_of(groups: list[list[tuple[int, bool]]]) -> None:
+def test_a_layout_reads_as_the_files_it_was_built_from(groups: list[list[tuple[int, bool]]]) -> None:
     layout = kept_table(groups)
     assert len(layout) == len(groups)
     for info, file in zip(layout, groups, strict=True):
@@ -107,7 +107,7 @@ def test_a_layout_reads_as_the_files_it_was_built_of(groups: list[list[tuple[int
     assert [row for file in range(len(layout)) for row in layout.groups_of(file)] == list(range(len(layout.group_rows)))
 
 
-def test_a_layout_refuses_columns_that_do_not_fit() -> None:
+def test_a_layout_refuses_columns_of_different_lengths() -> None:
     layout = table([[1, 2]])
     with pytest.raises(ConfigError, match="one entry for each of 2 row groups"):
         TableLayout(
@@ -127,7 +127,7 @@ def test_a_layout_refuses_columns_that_do_not_fit() -> None:
 
 
 @given(cut=cut_tables())
-def test_splits_read_back_as_they_were_given(cut: tuple[TableLayout, list[Split]]) -> None:
+def test_splits_round_trip(cut: tuple[TableLayout, list[Split]]) -> None:
     layout, splits = cut
     laid = SplitTable.of(layout, splits, "me")
     assert list(laid) == splits
@@ -145,7 +145,7 @@ def test_a_split_without_a_range_is_the_whole_file(layout: TableLayout) -> None:
 
 @settings(max_examples=300)
 @given(cut=cut_tables(), complete=st.booleans())
-def test_coverage_is_what_counting_each_row_says(cut: tuple[TableLayout, list[Split]], complete: bool) -> None:
+def test_coverage_agrees_with_counting_each_row(cut: tuple[TableLayout, list[Split]], complete: bool) -> None:
     layout, splits = cut
     if complete:
         splits = [*splits[:1], *(Split(file) for file in layout if not splits or file != splits[0].file)]
@@ -196,14 +196,14 @@ def test_faults_name_the_file_and_the_rows(splits: list[tuple[str, tuple[int, in
 
 
 class Loose:
-    """Looks like a row range, and may be anything."""
+    """Looks like a row range, with any values."""
 
     def __init__(self, offset: object, length: object) -> None:
         self.offset, self.length = offset, length
 
 
 @pytest.mark.parametrize("part", [Loose(0.0, 5.0), Loose("0", 5), Loose(None, None)])
-def test_rows_that_are_no_integers_are_refused(part: Loose) -> None:
+def test_row_numbers_that_are_not_integers_are_refused(part: Loose) -> None:
     layout = table([[10]])
     split = Split(layout[0], part)  # type: ignore[arg-type]  # the fault
     with pytest.raises(ConfigTypeError, match="offset or length of a row range of me must be an integer"):
@@ -221,7 +221,9 @@ def test_negative_rows_are_refused(part: Loose) -> None:
 
 
 @given(cut=cut_tables(), filtered=st.booleans())
-def test_segments_are_where_splits_and_row_groups_meet(cut: tuple[TableLayout, list[Split]], filtered: bool) -> None:
+def test_segments_are_intersections_of_splits_and_row_groups(
+    cut: tuple[TableLayout, list[Split]], filtered: bool
+) -> None:
     layout, splits = cut
     segments = SegmentTable.of(SplitTable.of(layout, splits, "me"), filtered=filtered)
     for at, split in enumerate(splits):
@@ -245,7 +247,7 @@ def test_segments_are_where_splits_and_row_groups_meet(cut: tuple[TableLayout, l
 
 
 @given(cut=cut_tables(), data=st.data())
-def test_a_task_reads_the_rows_that_statistics_keep(cut: tuple[TableLayout, list[Split]], data: st.DataObject) -> None:
+def test_a_task_reads_the_rows_kept_by_statistics(cut: tuple[TableLayout, list[Split]], data: st.DataObject) -> None:
     layout, splits = cut
     segments = SegmentTable.of(SplitTable.of(layout, splits, "me"), filtered=False)
     for at, split in enumerate(splits):
@@ -278,7 +280,7 @@ def kept_rows(split: Split) -> list[int]:
 
 
 @given(cut=cut_tables(), data=st.data())
-def test_counts_take_the_place_of_the_unknown(cut: tuple[TableLayout, list[Split]], data: st.DataObject) -> None:
+def test_counts_replace_unknown_live_rows(cut: tuple[TableLayout, list[Split]], data: st.DataObject) -> None:
     layout, splits = cut
     unknown = SegmentTable.of(SplitTable.of(layout, splits, "me"), filtered=True)
     rows = (unknown.row_stop - unknown.row_start).tolist()
@@ -293,6 +295,6 @@ def test_counts_take_the_place_of_the_unknown(cut: tuple[TableLayout, list[Split
 
 
 @given(layout=tables, cutter=cutters)
-def test_the_segments_of_a_cover_are_the_table(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
+def test_the_segments_of_a_cover_make_up_the_table(layout: TableLayout, cutter: TargetSizeStrategy) -> None:
     segments = SegmentTable.of(SplitTable.of(layout, cutter(layout), "me"), filtered=False)
     assert segments.live_rows().sum() == layout.num_rows

@@ -1,4 +1,4 @@
-"""Who may import whom: the design's table of rooms, read from the source."""
+"""Allowed imports: the design's table of rooms, checked against the source."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ MOST_LINES_OF_A_FUNCTION = 45
 
 
 def room_of(module: str) -> str:
-    """The folder of a module; "" for those beside the folders, which are one room."""
+    """Return the folder of a module; "" for modules beside the folders, which form one room."""
     first = module.partition(".")[0]
     return first if first in LEVELS and LEVELS[first] > 1 else ""
 
@@ -74,7 +74,7 @@ def is_facade(module: str) -> bool:
 
 
 def violations(root: Path) -> list[str]:
-    """Say every breach of the table, with module and line."""
+    """Return every violation of the table, with module and line."""
     sources = Sources.of(root)
     imports = list(sources.imports())
     found = [f"{entry.importer}:{entry.line} {fault}" for entry in imports for fault in faults(entry)]
@@ -127,7 +127,7 @@ def outer_faults(entry: Import) -> Iterator[str]:
 
 
 def circles(imports: list[Import]) -> list[list[str]]:
-    """Find the circles inside rooms, by a walk in depth; a circle across levels has an import upwards in it."""
+    """Find import cycles inside rooms, depth first; a cycle across levels contains an upward import."""
     edges: dict[str, set[str]] = {}
     for entry in imports:
         if entry.inside and level_of(entry.importer) == level_of(entry.target):
@@ -150,11 +150,11 @@ def circles(imports: list[Import]) -> list[list[str]]:
     return found
 
 
-def test_the_package_keeps_the_table() -> None:
+def test_the_package_follows_the_table_of_rooms() -> None:
     assert violations(ROOT) == []
 
 
-def test_public_names_are_sorted_and_there() -> None:
+def test_public_names_are_sorted_and_exist() -> None:
     import torch_table_loader
 
     names = torch_table_loader.__all__
@@ -173,7 +173,7 @@ def rooms_of(root: Path) -> dict[str, int]:
     return modules | {f"{folder}/": level_of(folder.partition("/")[0]) for folder in folders}
 
 
-def test_the_design_names_every_room_that_exists_and_none_that_does_not() -> None:
+def test_the_design_names_the_rooms_that_exist_and_no_others() -> None:
     page = (ROOT.parent / "docs" / "design.md").read_text(encoding="utf-8")
     named = {name: int(level) for name, level in re.findall(r"^\| `([a-z_/]+)` \| (\d) \|", page, flags=re.MULTILINE)}
     assert named == rooms_of(ROOT)
@@ -182,12 +182,12 @@ def test_the_design_names_every_room_that_exists_and_none_that_does_not() -> Non
     assert [name for name in sorted(files) if not (ROOT / name).exists() and not (ROOT.parent / name).exists()] == []
 
 
-def test_a_file_name_stands_once_in_the_package() -> None:
+def test_file_names_are_unique_in_the_package() -> None:
     names = [path.name for path in ROOT.glob("**/*.py") if path.name != "__init__.py"]
     assert sorted(names) == sorted(set(names))
 
 
-def test_all_of_the_package_is_read() -> None:
+def test_every_module_of_the_package_is_checked() -> None:
     modules = Sources.of(ROOT).modules
     assert {"", "errors", "planning", "planning.lanes", "source.storage"} <= set(modules)
     targets = {entry.target for entry in Sources.of(ROOT).imports() if entry.importer == "planning.lanes"}

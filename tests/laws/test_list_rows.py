@@ -1,4 +1,4 @@
-"""Rows of columns of lists come out as pyarrow takes them, bit for bit in value and null."""
+"""Rows of columns of lists equal those taken by pyarrow, bit for bit in values and nulls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ITEMS = (pa.int8(), pa.int16(), pa.int32(), pa.float64(), pa.timestamp("us"), pa
     seed=st.integers(0, 99),
     block=st.sampled_from([1, 7, 1 << 20]),
 )
-def test_rows_of_lists_are_those_that_pyarrow_takes(
+def test_rows_of_lists_equal_those_taken_by_pyarrow(
     item: pa.DataType, wide: bool, sizes: list[int], most: int, nulls: float, seed: int, block: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def test_rows_of_lists_are_those_that_pyarrow_takes(
 
 
 def lists(rng: np.random.Generator, kind: Any, size: int, most: int, nulls: float) -> pa.Array:
-    """Make lists that begin somewhere in their buffers; those under a null are not always empty."""
+    """Build lists that begin anywhere in their buffers; those under a null are not always empty."""
     before = int(rng.integers(0, 3))
     lengths = rng.integers(0, most + 1, size + before)
     offsets = pa.array(np.cumsum([2, *lengths]), pa.int64() if pa.types.is_large_list(kind) else pa.int32())
@@ -60,7 +60,7 @@ def lists(rng: np.random.Generator, kind: Any, size: int, most: int, nulls: floa
     return form.from_arrays(offsets, values.slice(1), type=kind, mask=mask).slice(before)
 
 
-def test_lists_that_do_not_fit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_that_do_not_fit_one_array_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = pa.array([[0] * 1000], pa.list_(pa.int8()))
     rows = np.arange(3_000_000)
     with pytest.raises(

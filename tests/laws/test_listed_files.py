@@ -1,4 +1,4 @@
-"""Files as columns plan as files as values do."""
+"""Files as columns are planned like files as objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_table_loader.records import DataFile, DeleteFile, FileColumns, FileVe
 
 
 class Made:
-    """Makes files of sizes and rows, and counts how many."""
+    """Builds files from sizes and rows, and counts them."""
 
     def __init__(self, told: list[tuple[int, int]]) -> None:
         self.told = told
@@ -44,7 +44,7 @@ rows = st.one_of(st.integers(0, 10**6), st.sampled_from([0, 1 << 40, 1 << 60]))
 
 
 @given(told=st.lists(st.tuples(sizes, rows), max_size=5).filter(lambda told: sum(rows for _, rows in told) < 1 << 62))
-def test_row_groups_of_columns_are_estimated_as_those_of_files(told: list[tuple[int, int]]) -> None:
+def test_row_groups_of_listed_files_are_estimated_like_those_of_plain_files(told: list[tuple[int, int]]) -> None:
     files = listed(told)
     layout, values = estimated_layout(files), estimated_layout(tuple(files))
     for name in ("group_offsets", "group_rows", "group_bytes", "group_kept", "group_live", "whole"):
@@ -54,7 +54,7 @@ def test_row_groups_of_columns_are_estimated_as_those_of_files(told: list[tuple[
     assert [tuple(group.tolist()) for group in groups] == [estimated_groups(file)[0] for file in files]
 
 
-def test_no_file_is_made_to_be_laid_out() -> None:
+def test_a_layout_is_built_without_building_a_file() -> None:
     files = listed([(10, 3), (70 << 20, 9), (0, 0)])
     assert estimated_layout(files).num_rows == 12
     made = files.make
@@ -62,7 +62,7 @@ def test_no_file_is_made_to_be_laid_out() -> None:
     assert made.count == 0
 
 
-def test_listed_files_are_a_sequence_that_pickles() -> None:
+def test_listed_files_are_a_picklable_sequence() -> None:
     files = listed([(10, 3), (20, 5), (30, 7)])
     assert [file.name for file in files] == ["0", "1", "2"]
     assert files[-1].num_rows == 7
@@ -103,7 +103,7 @@ def data_files(draw: st.DrawFn) -> DataFile:
 
 
 @given(files=st.lists(data_files(), max_size=6))
-def test_packed_files_are_the_files_they_were_made_of(files: list[DataFile]) -> None:
+def test_packed_files_equal_the_original_files(files: list[DataFile]) -> None:
     found = packed(files)
     for again in (found, pickle.loads(pickle.dumps(found))):  # noqa: S301 - our own
         assert list(again) == files
@@ -139,12 +139,12 @@ def test_packed_files_take_little_more_than_their_paths() -> None:
     assert weigh(packed) < 71 + 60 < weigh(tuple) / 2
 
 
-def test_files_of_unknown_rows_are_refused() -> None:
+def test_files_with_unknown_rows_are_refused() -> None:
     with pytest.raises(TableError, match="how many rows 1 has, but does not"):
         estimated_layout(listed([(10, 3), (20, -1)]))
 
 
-def test_a_lazy_loader_of_a_delta_table_makes_none_of_its_files(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_lazy_loader_of_a_delta_table_builds_none_of_its_files(tmp_path: Path, monkeypatch: Any) -> None:
     from tests.delta import DeltaWriter, some
     from torch_table_loader import DeltaDataset
 

@@ -1,4 +1,4 @@
-"""Pieces go to lanes by longest processing time first, whatever the way in which it is reckoned."""
+"""Pieces go to lanes by longest processing time first, however it is computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_table_loader.planning.lanes import longest_first
 
 
 def by_hand(weights: list[int], lanes: int) -> list[int]:
-    """Give each piece, the heaviest first, to the lane with the least load."""
+    """Assign each piece, the heaviest first, to the lane with the least load."""
     loads, lane_of = [0] * lanes, [0] * len(weights)
     for piece in sorted(range(len(weights)), key=lambda at: (-weights[at], at)):
         lane_of[piece] = min(range(lanes), key=lambda lane: (loads[lane], lane))
@@ -32,6 +32,6 @@ def test_the_heaviest_piece_goes_to_the_least_load(weights: list[int], lanes: in
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
-def test_numbers_beyond_64_bits_are_no_trouble(lanes: int) -> None:
+def test_numbers_beyond_64_bits_are_handled(lanes: int) -> None:
     weights = [(1 << 62) + at for at in range(5)]
     assert longest_first(np.array(weights, dtype=np.int64), lanes).tolist() == by_hand(weights, lanes)

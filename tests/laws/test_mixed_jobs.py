@@ -1,4 +1,4 @@
-"""A job over a mixture, chained through topologies, weights and exclusions: one order, no row twice before its wrap."""
+"""A job over a mixture, chained through topologies, weights and exclusions: one order, no row twice before it wraps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ stages = st.lists(st.tuples(topologies, st.integers(0, 12), st.none() | weights)
 
 @dataclasses.dataclass
 class Sources:
-    """Tables with rows taken out of them."""
+    """Tables with excluded rows."""
 
     rows: dict[str, int]
     gone: dict[str, set[int]]
@@ -58,7 +58,7 @@ def start(tables: Sources, weights: dict[str, float], epoch: int, block: int, st
 
 
 def delivered(cursor: SamplePosition, steps: int) -> tuple[list[int], bool]:
-    """Give the places that all ranks take in some steps, in order, padding left out; and whether a tail was dropped."""
+    """Return the places of all ranks in some steps, in order, without padding; and whether a tail was dropped."""
     found: list[int] = []
     ranks = [cursor.batches(rank) for rank in range(cursor.stage.topology.num_ranks)]
     for step in range(min(steps, ranks[0].longest)):
@@ -131,7 +131,7 @@ def repeats_no_row_before_it_wraps(rows: list[int], tables: Sources, name: str) 
 
 
 def keeps_its_shares(runs: list[tuple[Mixture, int, int]]) -> None:
-    """Hold every whole block that was delivered under one set of weights to the share; every prefix without blocks."""
+    """Check the shares of every whole block delivered under one set of weights; without blocks, of every prefix."""
     for mixture in {run[0] for run in runs}:
         stop = max(run[2] for run in runs if run[0] == mixture)
         source = mixture.places(mixture.shares.start, stop).source
@@ -144,7 +144,7 @@ def keeps_its_shares(runs: list[tuple[Mixture, int, int]]) -> None:
 
 @settings(max_examples=examples(60))
 @given(tables=sources(), first=weights, one=topologies, other=topologies, epoch=st.integers(0, 2))
-def test_the_order_is_the_same_whatever_the_topology(
+def test_the_order_does_not_depend_on_the_topology(
     tables: Sources, first: dict[str, float], one: Topology, other: Topology, epoch: int
 ) -> None:
     orders = []
@@ -156,7 +156,7 @@ def test_the_order_is_the_same_whatever_the_topology(
 
 
 @given(tables=sources(), first=weights)
-def test_each_epoch_starts_every_source_anew(tables: Sources, first: dict[str, float]) -> None:
+def test_each_epoch_starts_every_source_over(tables: Sources, first: dict[str, float]) -> None:
     orders = []
     for epoch in range(3):
         cursor = start(tables, first, epoch, 10, "all_exhausted").on(Topology(1, 1, 50))
@@ -166,7 +166,7 @@ def test_each_epoch_starts_every_source_anew(tables: Sources, first: dict[str, f
 
 
 @given(new=weights, ranks=st.integers(2, 8))
-def test_padding_repeats_from_where_the_weights_changed(new: dict[str, float], ranks: int) -> None:
+def test_padding_repeats_from_the_last_change_of_weights(new: dict[str, float], ranks: int) -> None:
     tables = Sources(dict.fromkeys("abcde", 20), {name: set() for name in "abcde"})
     before = start(tables, {"a": 1, "e": 1}, 0, 1, "all_exhausted").on(Topology(1, 1, 2))
     cursor = before.after(1).reweighted(new, tables.left, "all_exhausted")
@@ -177,7 +177,7 @@ def test_padding_repeats_from_where_the_weights_changed(new: dict[str, float], r
 
 
 @given(tables=sources(), first=weights, new=weights)
-def test_a_finished_epoch_stays_finished_whatever_the_weights_become(
+def test_a_finished_epoch_stays_finished_under_new_weights(
     tables: Sources, first: dict[str, float], new: dict[str, float]
 ) -> None:
     cursor = start(tables, first, 0, 10, "first_exhausted").on(Topology(2, 1, 7))

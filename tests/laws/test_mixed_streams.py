@@ -50,15 +50,15 @@ stages = st.lists(st.tuples(topologies, st.integers(0, 5), weights), min_size=1,
 
 
 def rows_of(rounds: Rounds, runs: Runs) -> list[Row]:
-    """Name rows by their place, which cutting does not change."""
+    """Identify rows by their place, which does not depend on the cut."""
     bases = rounds.segments.bases()
     return [(rounds.name, int(bases[split]), row) for split, start, stop in runs for row in range(start, stop)]
 
 
 def delivered(position: MixedPosition, rounds: dict[str, Rounds], steps: int) -> tuple[list[Row], int]:
-    """Give the rows of what all channels deliver in the first steps of a stage, and how many items these are.
+    """Return the rows that all channels deliver in the first steps of a stage, and the number of items.
 
-    An item has as many rows as any other, but for the last of a round.
+    All items have the same number of rows, except the last of a round.
     """
     deal, rests, found, items = position.deal, rests_of(rounds, position), [], 0
     places = min(steps * deal.step_rows, deal.total)
@@ -83,7 +83,7 @@ def delivered(position: MixedPosition, rounds: dict[str, Rounds], steps: int) ->
 
 @settings(max_examples=examples(20), deadline=None)
 @given(rounds=sources, chain_of=stages, stop=st.sampled_from(["first_exhausted", "all_exhausted", "forever"]))
-def test_no_row_comes_twice_before_its_round_ends_over_any_chain(
+def test_no_row_repeats_before_its_round_ends_over_any_chain(
     rounds: dict[str, Rounds], chain_of: list[Any], stop: StopRule
 ) -> None:
     past: tuple[DealtStage, ...] = ()

@@ -1,4 +1,4 @@
-"""Mixture: shares that hold over every prefix of blocks, and weights that change without a row lost or repeated."""
+"""Mixture: shares hold over every prefix of blocks, and weights change without a row lost or repeated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_counts_over_blocks_are_within_one_of_the_share(
 @settings(max_examples=examples(60))
 @given(weights=weights, changes=changes, block=blocks, epoch=st.integers(0, 2))
 @example(weights=UNTIDY, changes=[], block=256, epoch=0)
-def test_the_rows_of_each_source_come_in_turn_whatever_the_weights_become(
+def test_the_rows_of_each_source_come_in_turn_under_changing_weights(
     weights: dict[str, float], changes: list[tuple[int, dict[str, float]]], block: int, epoch: int
 ) -> None:
     mixture = Mixture.of(weights, 0, epoch, block)
@@ -58,7 +58,7 @@ def test_the_rows_of_each_source_come_in_turn_whatever_the_weights_become(
         at += step
         assert dict(zip(mixture.names, mixture.rows_before(at), strict=True)) == {n: seen[n] for n in mixture.names}
         mixture = mixture.reweighted(at, new)
-        seen = Counter({name: count for name, count in seen.items() if name in new})  # who left begins anew
+        seen = Counter({name: count for name, count in seen.items() if name in new})  # a source that left begins again
         assert mixture.rows_before(at) == tuple(seen[name] for name in mixture.names)
 
 
@@ -68,7 +68,7 @@ def test_the_rows_of_each_source_come_in_turn_whatever_the_weights_become(
     places=st.lists(st.integers(777, 50_000), min_size=1, max_size=20),
     block=st.sampled_from([0, 1, 7, 256, 65_536]),
 )
-def test_any_place_is_found_alone(weights: dict[str, float], places: list[int], block: int) -> None:
+def test_any_place_is_computed_independently(weights: dict[str, float], places: list[int], block: int) -> None:
     mixture = Mixture.of(weights, 3, 1, block).reweighted(777, {"a": 1, "z": 2})
     together = mixture.take(np.array(places))
     for number, place in enumerate(places):
@@ -76,7 +76,7 @@ def test_any_place_is_found_alone(weights: dict[str, float], places: list[int], 
         assert (source[0], turn[0]) == (together.source[number], together.turn[number])
 
 
-def test_places_far_from_each_other_are_found_a_few_blocks_at_a_time() -> None:
+def test_distant_places_are_computed_a_few_blocks_at_a_time() -> None:
     mixture = Mixture.of({"a": 1, "b": 2}, 0, 0, 65_536)
     places = np.arange(0, 65_536 * 20, 6_553)
     source, turn = mixture.take(places)
@@ -84,7 +84,9 @@ def test_places_far_from_each_other_are_found_a_few_blocks_at_a_time() -> None:
 
 
 @given(weights=weights, order=st.permutations("abcde"))
-def test_neither_names_in_another_order_nor_scale_decide_anything(weights: dict[str, float], order: list[str]) -> None:
+def test_the_order_of_names_and_the_scale_of_weights_have_no_effect(
+    weights: dict[str, float], order: list[str]
+) -> None:
     other = {name: Fraction(str(weights[name])) * 3 for name in order if name in weights}
     assert Mixture.of(weights, 0, 0) == Mixture.of(other, 0, 0)  # type: ignore[arg-type]
     assert Mixture.of(weights, 0, 0).reweighted(9, other).shares.start == 0  # type: ignore[arg-type]
@@ -132,7 +134,7 @@ def test_the_order_is_frozen() -> None:
     ]
 
 
-def test_every_order_inside_a_block_is_as_likely() -> None:
+def test_every_order_inside_a_block_is_equally_likely() -> None:
     """Chi-square over the 6 patterns of a block of 2 + 2, and over the 36 pairs of two epochs' patterns."""
     blocks, patterns = 20_000, {pattern: at for at, pattern in enumerate(sorted(set(permutations("aabb"))))}
     numbers = []
@@ -146,7 +148,7 @@ def test_every_order_inside_a_block_is_as_likely() -> None:
         assert square < kinds - 1 + 6 * (2 * (kinds - 1)) ** 0.5
 
 
-def test_huge_places_are_arithmetic() -> None:
+def test_huge_places_need_no_iteration() -> None:
     mixture = Mixture(("a", "b"), Shares(10**17, (10**12 + 1, 10**12), (5, 10**16)), 0, 0)
     place = 10**17 + 256 * 10**14
     a, b = mixture.rows_before(place)
@@ -176,7 +178,7 @@ def test_a_source_repeats_no_row_until_it_wraps(gone: int, rows: int, epoch: int
     change=st.integers(0, 60),
     rule=st.sampled_from(["first_exhausted", "all_exhausted"]),
 )
-def test_the_epoch_ends_where_its_rule_says(
+def test_the_epoch_ends_by_its_rule(
     weights: dict[str, float], data: st.DataObject, block: int, change: int, rule: StopRule
 ) -> None:
     mixture = Mixture.of({"a": 1.5, "b": 1}, 0, 0, block).reweighted(change, weights)
@@ -205,13 +207,13 @@ def test_a_source_without_weight_does_not_end_the_epoch() -> None:
     "wrong",
     [{}, {"a": 0}, {"a": 1, "b": -1}, {"a": float("nan")}, {"a": float("inf")}, {"a": 1, "b": 1e-9}, {"a": "1"}],
 )
-def test_weights_that_cannot_be_meant_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_weights_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="weight"):
         Mixture.of(wrong, 0, 0)
 
 
 @pytest.mark.parametrize("block", [-1, 65_537, True, 2.0])
-def test_blocks_that_cannot_be_meant_are_refused(block: int) -> None:
+def test_invalid_blocks_are_refused(block: int) -> None:
     with pytest.raises(ConfigError, match="block must be"):
         Mixture.of({"a": 1}, 0, 0, block)
 

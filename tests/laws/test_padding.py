@@ -1,4 +1,4 @@
-"""Padding, held against the same written row by row; and nested tensors that torch adds where their lengths agree."""
+"""Padding, compared with a row-by-row implementation; and nested tensors, which torch adds if their lengths agree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pads(draw: st.DrawFn) -> Pad:
 
 
 def padded_row(row: list[Any], width: int, pad: Pad, filler: Any) -> tuple[list[Any], int]:
-    """Pad a row, in as plain a way as can be."""
+    """Pad a row in the simplest way."""
     kept = row[-width:] if pad.truncate == "left" else row[:width]
     missing = [filler] * (width - len(kept))
     return (missing + kept if pad.side == "left" else kept + missing), len(kept)

@@ -1,4 +1,4 @@
-"""The order law: a keyed bijection of [0, n), the same everywhere and for ever, that looks like chance."""
+"""The order law: a keyed bijection of [0, n), the same everywhere and forever, that looks random."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def int64(numbers: list[int]) -> Ints:
 
 
 def chi_square_z(counts: NDArray[np.int64]) -> float:
-    """How many standard deviations the chi-square statistic of equally likely cells lies above its mean."""
+    """Return by how many standard deviations the chi-square statistic of equally likely cells exceeds its mean."""
     expected = counts.sum() / counts.size
     freedom = counts.size - 1
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
@@ -85,7 +85,7 @@ def test_every_item_comes_once_and_the_inverse_finds_it(n: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "seed"), [(65_537, 140), (65_537, 463), (131_073, 225)])
-def test_numbers_that_circle_beyond_n_do_not_hold_up_the_walk(n: int, seed: int) -> None:
+def test_cycles_beyond_n_do_not_block_the_walk(n: int, seed: int) -> None:
     # The domain exceeds n by a few hundred numbers; with these keys, some of those are led to themselves for ever.
     order = rows(n, seed).slice(0, n)
     assert np.array_equal(np.sort(order), np.arange(n))
@@ -265,7 +265,7 @@ def test_large_orders_equal_the_definition_in_plain_integers(n: int) -> None:
         assert Permutation(n, key).take(int64(positions)).tolist() == expected
 
 
-def test_equal_hashes_stand_in_the_order_of_their_items(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_hashes_keep_the_order_of_their_items(monkeypatch: pytest.MonkeyPatch) -> None:
     def tied(n: int, key: Key) -> NDArray[np.uint64]:
         return keyed_hashes(n, key) & np.uint64(3)
 
@@ -278,7 +278,7 @@ def test_equal_hashes_stand_in_the_order_of_their_items(monkeypatch: pytest.Monk
 # ---- keys ------------------------------------------------------------------------------------------------
 
 
-def test_every_difference_in_seed_epoch_or_purpose_gives_another_order() -> None:
+def test_any_difference_in_seed_epoch_or_purpose_gives_another_order() -> None:
     seeds = [*range(-4, 5), 2**32, 2**63, 2**64, -(2**64), 10**40]
     triples = list(itertools.product(seeds, [0, 1, 2, 3, 2**32], ["", "rows", "splits", "rows "]))
     keys = [derive_key(*triple) for triple in triples]
@@ -287,7 +287,7 @@ def test_every_difference_in_seed_epoch_or_purpose_gives_another_order() -> None
 
 
 @pytest.mark.parametrize("n", [2**16, 10**6, 10**8, 2**30, 2**30 + 1, 2**32])
-def test_a_permutation_that_was_asked_much_answers_as_a_new_one(n: int) -> None:
+def test_a_used_permutation_answers_like_a_new_one(n: int) -> None:
     asked = rows(n, seed=7)
     size = min(n, 200_000)
     first = asked.slice(0, size)
@@ -300,7 +300,7 @@ def test_a_permutation_that_was_asked_much_answers_as_a_new_one(n: int) -> None:
 
 @pytest.mark.parametrize("other", [(1, 0), (0, 1), (-1, 0), (1, -1), (-1, 1), (2**32, 0)], ids=str)
 @pytest.mark.parametrize("n", [50_000, 100_000])
-def test_neighbouring_keys_agree_in_no_more_places_than_chance(n: int, other: tuple[int, int]) -> None:
+def test_neighboring_keys_agree_in_no_more_places_than_chance(n: int, other: tuple[int, int]) -> None:
     seed, epoch = 10 + other[0], 10 + other[1]
     agreements = int((rows(n, 10, 10).slice(0, n) == rows(n, seed, epoch).slice(0, n)).sum())
     assert agreements < 10  # Poisson with mean 1: at most one time in ten million
@@ -333,7 +333,7 @@ def test_every_position_may_hold_every_item() -> None:
 
 
 @pytest.mark.parametrize("n", [65_536, 70_000, 2**17, 2**20 - 1])
-def test_where_an_item_stands_says_nothing_about_it_or_its_neighbour(n: int) -> None:
+def test_positions_are_independent_of_items_and_neighbors(n: int) -> None:
     order = rows(n, 11).slice(0, n)
     near, low = order * 16 // n, order % 16
     where = np.arange(n) * 16 // n
@@ -356,7 +356,7 @@ def test_both_parities_occur(n: int) -> None:
 
 @pytest.mark.parametrize("n", [100, 100_000])
 @pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.uint32, np.int64, ">i8"])
-def test_any_integers_of_any_shape_are_taken_and_left_as_they_were(n: int, dtype: str) -> None:
+def test_integers_of_any_type_and_shape_are_accepted_and_not_changed(n: int, dtype: str) -> None:
     given_numbers = np.arange(24, dtype=dtype).reshape(2, 3, 4).transpose(2, 0, 1)
     given_numbers.setflags(write=False)
     p = rows(n)
@@ -380,7 +380,7 @@ def test_a_single_number_comes_back_as_an_array_without_dimensions(n: int) -> No
 
 
 @pytest.mark.parametrize("n", [100, 100_000])
-def test_what_is_handed_out_is_nobody_elses(n: int) -> None:
+def test_returned_arrays_are_not_shared(n: int) -> None:
     p = rows(n)
     before = p.slice(0, n).tolist()
     p.slice(0, n)[:] = -1
@@ -408,7 +408,7 @@ def test_threads_share_one_permutation() -> None:
     assert np.array_equal(np.concatenate(parts), p.slice(0, 400_000))
 
 
-def test_memory_beside_the_answer_is_bounded() -> None:
+def test_memory_besides_the_result_is_bounded() -> None:
     p = rows(10**12)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Quotas: every prefix has each source's share but for less than one turn, and any block is found alone."""
+"""Quotas: every prefix has each source's share to within one turn, and any block is computed independently."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_prefix_has_its_shares(weights: list[int], first: int, seed: int) 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(weights=weights, first=st.integers(0, 10**6))
-def test_a_block_is_the_same_alone_and_among_others(weights: list[int], first: int) -> None:
+def test_a_block_does_not_depend_on_the_other_blocks(weights: list[int], first: int) -> None:
     quotas = Quotas(tuple(weights))
     if quotas.block_turns < 10_000:
         assert (turns_of(quotas, first, 4)[2] == turns_of(quotas, first + 2, 1)[0]).all()
@@ -83,7 +83,7 @@ def test_a_turn_may_come_at_any_slot_of_its_window() -> None:
 
 @pytest.mark.parametrize("weights", [(6, 3, 1), (5, 3, 2), (1, 1, 1, 1), (700, 299, 1)])
 @pytest.mark.parametrize("ranks", [2, 5, 10])
-def test_no_rank_has_far_other_shares_than_its_neighbours(weights: tuple[int, ...], ranks: int) -> None:
+def test_no_rank_has_very_different_shares_from_its_neighbors(weights: tuple[int, ...], ranks: int) -> None:
     """Ranks take every R-th place; a periodic order would give one of them a source alone. Windows leave a little."""
     counts = np.zeros((ranks, len(weights)))
     for seed in range(20):
@@ -102,7 +102,7 @@ def test_no_rank_has_far_other_shares_than_its_neighbours(weights: tuple[int, ..
     changed=st.booleans(),
 )
 def test_natural_shares_deliver_each_row_once(rows: list[int], taken: int, rule: StopRule, changed: bool) -> None:
-    """Also what is left where natural shares begin in the middle of an epoch, and where a source joins there."""
+    """Also when natural shares begin in the middle of an epoch, and when a source joins there."""
     counts = dict(zip("abcdef", rows, strict=False))
     natural = Mixture.of(dict.fromkeys(counts, 1), 3, 1, 0).of_what_is_left(0, counts)
     if not changed:
@@ -120,7 +120,7 @@ def test_natural_shares_deliver_each_row_once(rows: list[int], taken: int, rule:
     assert left.rows_before(length) == tuple(more.values())
 
 
-def test_where_nothing_is_left_the_epoch_is_over_or_begins_another_round() -> None:
+def test_with_nothing_left_the_epoch_ends_or_begins_another_round() -> None:
     natural = Mixture.of({"a": 1, "b": 2}, 0, 0, 0).of_what_is_left(0, {"a": 10, "b": 20})
     again = (
         natural.reweighted(20, {"a": 1, "b": 1})

@@ -1,4 +1,4 @@
-"""Which requests fetch a file's bytes: all that are needed, none twice, few of them, little in vain."""
+"""Requests for a file's bytes: all needed bytes, none twice, in few requests, with few unneeded bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def asked(pieces: list[Piece]) -> list[int]:
 
 
 def vain_runs(groups: Groups, pieces: list[Piece]) -> list[int]:
-    """The lengths of what is asked for in vain, between two needed bytes of one request."""
+    """Return the lengths of unneeded stretches between two needed bytes of one request."""
     wanted = needed(groups)
     lengths = []
     for piece in pieces:
@@ -58,7 +58,7 @@ def vain_runs(groups: Groups, pieces: list[Piece]) -> list[int]:
 
 
 def greedy(groups: Groups, gap: int, most: int) -> int:
-    """The requests of merging all ranges of a file from its start."""
+    """Return the number of requests after merging all ranges of a file from its start."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(each for group in groups for each in group if each[0] < each[1]):
         begin = start
@@ -73,7 +73,7 @@ def greedy(groups: Groups, gap: int, most: int) -> int:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(groups=GROUPS | files(), limits=LIMITS)
-def test_all_that_is_needed_is_asked_for_once(groups: Groups, limits: dict[str, int]) -> None:
+def test_every_needed_byte_is_requested_once(groups: Groups, limits: dict[str, int]) -> None:
     pieces = plan_pieces(groups, **limits)
     bytes_asked = asked(pieces)
     assert len(bytes_asked) == len(set(bytes_asked))
@@ -87,7 +87,7 @@ def test_all_that_is_needed_is_asked_for_once(groups: Groups, limits: dict[str, 
 
 @settings(max_examples=examples(400), deadline=None)
 @given(groups=GROUPS | files(), limits=LIMITS)
-def test_little_is_read_in_vain(groups: Groups, limits: dict[str, int]) -> None:
+def test_few_unneeded_bytes_are_read(groups: Groups, limits: dict[str, int]) -> None:
     vain = vain_runs(groups, plan_pieces(groups, **limits))
     assert max(vain, default=0) <= limits["gap"]
     num_needed = len(needed(groups))
@@ -148,7 +148,7 @@ def test_there_are_few_requests(groups: Groups, limits: dict[str, int], tail: in
 
 @settings(max_examples=examples(400), deadline=None)
 @given(groups=GROUPS | files(), before=st.lists(GROUPS | files(), max_size=3), limits=LIMITS)
-def test_what_is_held_is_not_asked_for_however_it_was_cut_when_it_came(
+def test_held_bytes_are_not_requested_however_they_arrived(
     groups: Groups, before: list[Groups], limits: dict[str, int]
 ) -> None:
     held = [each for other in before for piece in plan_pieces(other, **limits) for each in piece.requests]
@@ -167,7 +167,7 @@ def test_what_is_held_is_not_asked_for_however_it_was_cut_when_it_came(
         assert fitted == pieces
 
 
-def test_a_small_file_comes_whole_unless_its_parts_are_held() -> None:
+def test_a_small_file_is_fetched_whole_unless_its_parts_are_held() -> None:
     groups = [[(4, 100)], [(200, 300)]]
     pieces = plan_file(groups, 390)
     assert [piece.requests for piece in pieces] == [((0, 390),)]
@@ -191,7 +191,7 @@ def test_a_small_file_is_one_request() -> None:
     assert [piece.requests for piece in plan_pieces(groups)] == [((0, 500),)]
 
 
-def test_four_of_forty_columns_cost_little_more_than_they_have() -> None:
+def test_four_of_forty_columns_cost_little_more_than_their_bytes() -> None:
     for chunk in (1 << 10, 1 << 14, 1 << 17, 1 << 20):
         wanted = (0, 1, 17, 39)
         groups = [[((40 * g + c) * chunk, (40 * g + c + 1) * chunk) for c in wanted] for g in range(50)]

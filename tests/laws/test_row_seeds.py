@@ -1,4 +1,4 @@
-"""Seeds of rows: a pure function of id, epoch and seed, without collisions or neighbours."""
+"""Seeds of rows: a pure function of id, epoch and seed, without collisions or neighbors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch_table_loader import ConfigError, ConfigTypeError, row_seeds
 IDS = np.arange(50_000)
 
 
-def test_how_rows_are_batched_does_not_matter() -> None:
+def test_seeds_do_not_depend_on_batches() -> None:
     whole = row_seeds(IDS, epoch=3, seed=7)
     order = np.random.default_rng(0).permutation(IDS)
     assert (row_seeds(order, epoch=3, seed=7) == whole[order]).all()
@@ -19,7 +19,7 @@ def test_how_rows_are_batched_does_not_matter() -> None:
     assert row_seeds([], epoch=0).tolist() == []
 
 
-def test_every_row_epoch_and_seed_has_one_of_its_own() -> None:
+def test_every_row_epoch_and_seed_has_its_own() -> None:
     told = [row_seeds(IDS, epoch=epoch, seed=seed) for epoch in range(3) for seed in range(3)]
     every = np.concatenate(told)
     assert len(np.unique(every)) == len(every)
@@ -27,7 +27,7 @@ def test_every_row_epoch_and_seed_has_one_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("bit", [0, 1, 31, 61, 62])
-def test_bits_are_even(bit: int) -> None:
+def test_bits_are_evenly_distributed(bit: int) -> None:
     """Within five standard deviations, so that generators that take few bits differ too."""
     ones = int(((row_seeds(IDS, epoch=0) >> bit) & 1).sum())
     assert abs(ones - len(IDS) / 2) < 5 * (len(IDS) / 4) ** 0.5

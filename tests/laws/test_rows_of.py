@@ -1,4 +1,4 @@
-"""`rows_of` names what was delivered, in that order: every step of random jobs of any shape, in one process."""
+"""`rows_of` returns the delivered rows in order: every step of random jobs on any topology, in one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rows_of_every_step_are_those_delivered(
 
 
 def told(world: World, cursor: StreamPosition, rank: int, step: int) -> list[int]:
-    """Give the ordinals, counted over the table, that `rows_of` names."""
+    """Return the ordinals, counted over the table, of the rows that `rows_of` returns."""
     planned, size = world.plan(cursor, rank), cursor.stage.topology.shuffle_buffer_size
     keys = (size, SEED, cursor.epoch)
     spans = spans_of_batch(planned.plan, planned.segments, planned.windows, keys, no_filter, step)

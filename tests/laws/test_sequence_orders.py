@@ -1,4 +1,4 @@
-"""The orders of sequences against one that is written out, and an epoch too long to be walked."""
+"""The orders of sequences, compared with explicit lists, and an epoch too long to walk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Place = tuple[int, int]
 
 
 def tokens_of(slices: Slices) -> list[list[Place]]:
-    """Give the tokens of each sequence, as document and place."""
+    """Return the tokens of each sequence, as document and place."""
     found = []
     for first, stop in zip(slices.offsets, slices.offsets[1:], strict=False):
         parts = range(int(first), int(stop))
@@ -53,7 +53,7 @@ def test_cutting_finds_every_token_of_every_stretch(lengths: list[int], data: st
 
 
 @given(total=st.integers(0, 60), seq_len=st.integers(1, 20), stride=st.integers(1, 20))
-def test_windows_cover_all_and_each_adds_a_token(total: int, seq_len: int, stride: int) -> None:
+def test_windows_cover_everything_and_each_adds_a_token(total: int, seq_len: int, stride: int) -> None:
     stride = min(stride, seq_len)
     windows = Windows(total, seq_len, stride)
     starts, stops = windows.spans(np.arange(windows.count))
@@ -102,7 +102,7 @@ def test_a_walk_finds_any_sequence_from_any_anchor(
 
 @pytest.mark.parametrize("strategy", ["concat", "pad", "best_fit"])
 @given(lengths=LENGTHS, seq_len=st.integers(1, 30), data=st.data())
-def test_sequences_hold_every_token_once_in_any_blocks(
+def test_sequences_contain_every_token_once_for_any_block_size(
     strategy: str, lengths: list[int], seq_len: int, data: st.DataObject
 ) -> None:
     pack = Pack(seq_len=seq_len, strategy=strategy, block_docs=7)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_sequences_hold_every_token_once_in_any_blocks(
 
 
 class Counted:
-    """Lengths of documents that no table has, and of how many they were asked for."""
+    """Made-up lengths of documents, which count how many are requested."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -157,7 +157,7 @@ def test_an_epoch_of_a_hundred_million_documents_begins_anywhere_without_a_walk(
     assert lengths.asked <= 2 * 65_536
 
 
-def test_an_anchor_that_is_not_of_the_epoch_is_refused() -> None:
+def test_an_anchor_outside_the_epoch_is_refused() -> None:
     def order() -> TokenOrder:
         return TokenOrder(10, Permutation(10, derive_key(0, 0, "rows")), lambda each: np.full(len(each), 3), 30, 4)
 

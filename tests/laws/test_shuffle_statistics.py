@@ -1,4 +1,4 @@
-"""The order of row mode looks like chance; what is known not to be chance is found out by the same tests."""
+"""The order of row mode looks random; orders known not to be random are detected by the same tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One adapter for every form of split strategy: what it takes, how it calls, what it refuses."""
+"""One adapter for every form of split strategy: what it accepts, how it calls, what it refuses."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ CUTTERS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", CUTTERS)
-def test_whatever_can_be_called_with_the_files_is_a_cutter(kind: str) -> None:
+def test_anything_callable_with_the_files_is_a_cutter(kind: str) -> None:
     given, name = CUTTERS[kind]
     strategy = resolve_strategy(given, {})
     assert (strategy.form, strategy.name, strategy.cuts) == ("cutter", name, True)
@@ -111,7 +111,7 @@ class V1KeywordOnly:
 
 
 class V1OwnOptions:
-    """Two more, which are no ranks."""
+    """Two more parameters, which are not ranks."""
 
     def generate(
         self, files: list[DataFileInfo], num_workers: int, epoch: int, seed: int = 1, salt: int = 2
@@ -188,7 +188,7 @@ class V2Lazy:
 
 
 class Both(V2):
-    """`generate` wins over being callable."""
+    """`generate` takes precedence over being callable."""
 
     def __call__(self, files: Sequence[DataFileInfo]) -> list[Split]:
         raise AssertionError
@@ -229,7 +229,7 @@ class Four:
 
 
 class FourDefault:
-    """Takes half of what ranks need: it would split the table by a rank that it does not know."""
+    """Takes only half of the rank parameters: it would split the table by an unknown rank."""
 
     def generate(self, files: list[DataFileInfo], num_workers: int, epoch: int, num_ranks: int = 1) -> list[Shard]:
         raise AssertionError
@@ -241,7 +241,7 @@ class Six:
 
 
 @pytest.mark.parametrize("kind", [Two, Four, FourDefault, Six])
-def test_other_signatures_are_refused_and_shown(kind: type) -> None:
+def test_other_signatures_are_refused_and_shown_in_the_message(kind: type) -> None:
     with pytest.raises(ConfigTypeError, match=rf"generate must take .* got {kind.__name__}.generate\(.*\)"):
         resolve_strategy(kind(), {})
 
@@ -253,13 +253,13 @@ def test_a_class_is_refused(kind: type) -> None:
 
 
 @pytest.mark.parametrize("given", [7, 2.5, [whole], SimpleNamespace(generate="no method")])
-def test_what_has_neither_form_is_refused(given: object) -> None:
+def test_an_object_of_neither_form_is_refused(given: object) -> None:
     with pytest.raises(ConfigTypeError, match="must be a callable that cuts files"):
         resolve_strategy(given, {})
 
 
 @pytest.mark.parametrize("given", [nothing, with_option, lambda files, *, option: []])
-def test_a_callable_that_does_not_take_the_files_alone_is_refused(given: Any) -> None:
+def test_a_callable_that_requires_more_than_the_files_is_refused(given: Any) -> None:
     with pytest.raises(ConfigTypeError, match="must take the files alone"):
         resolve_strategy(given, {})
 
@@ -297,21 +297,21 @@ INSTANCE = V2()
 HERE = "tests.laws.test_strategies_adapter"
 
 
-def test_a_name_finds_a_class_and_gives_it_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_class_gets_the_arguments_that_it_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, sized=f"{HERE}:Sized")
     chosen = {"target_rows": 5, "target_bytes": 99, "shuffle": True, "seed": 0}
     assert resolve_strategy("sized", chosen).target == Sized(5, 0)
     assert resolve_strategy("sized", {"target_rows": None}).target == Sized(10, 0)
 
 
-def test_a_name_finds_a_factory_a_function_or_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_may_refer_to_a_factory_a_function_or_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, factory=f"{HERE}:make_sized", cutter=f"{HERE}:whole", instance=f"{HERE}:INSTANCE")
     assert resolve_strategy("factory", {"target_rows": 7, "seed": 3}).target == Sized(7)
     assert resolve_strategy("cutter", {"target_rows": 7}).target is whole
     assert resolve_strategy("instance", {"seed": 7}).target is INSTANCE
 
 
-def test_an_unknown_name_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_names(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, row_balanced=f"{HERE}:Sized", by_partition=f"{HERE}:Sized", other=f"{HERE}:Sized")
     with pytest.raises(ConfigError, match="under the name 'row_balance'; did you mean row_balanced"):
         resolve_strategy("row_balance", {})
@@ -320,14 +320,16 @@ def test_an_unknown_name_names_the_nearest(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("value", [f"{HERE}:Nothing", "no_such_module_anywhere:Thing"])
-def test_a_name_that_does_not_load_says_what_is_installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_a_name_that_does_not_load_is_refused_with_what_is_installed(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
     install(monkeypatch, broken=value)
     with pytest.raises(ConfigError, match=f"'broken' is installed as {value} but cannot be loaded") as caught:
         resolve_strategy("broken", {})
     assert caught.value.__cause__ is not None
 
 
-def test_a_name_that_means_two_things_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ambiguous_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     same, other = f"{HERE}:Sized", f"{HERE}:V2"
     fake(monkeypatch, [EntryPoint("mine", value, ENTRY_POINT_GROUP) for value in (same, other)])
     with pytest.raises(ConfigError, match=f"{same} and {other} are installed under it"):
@@ -336,12 +338,12 @@ def test_a_name_that_means_two_things_is_refused(monkeypatch: pytest.MonkeyPatch
     assert resolve_strategy("mine", {}).target == Sized()
 
 
-def test_no_name_is_the_target_size() -> None:
+def test_the_default_is_the_target_size_strategy() -> None:
     strategy = resolve_strategy(None, {"target_rows": 9, "target_bytes": None, "shuffle": True, "seed": 4})
     assert strategy.target == TargetSizeStrategy(target_rows=9)
 
 
-def test_the_built_in_ones_are_installed_under_their_names() -> None:
+def test_built_in_strategies_are_installed_under_their_names() -> None:
     names = {point.name for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
     assert {"target_size", "round_robin", "size_balanced", "row_balanced"} <= names
     for name in ("target_size", "round_robin", "size_balanced", "row_balanced"):
@@ -383,7 +385,7 @@ ANSWERS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_a_wrong_answer_of_a_cutter_is_refused_by_name(kind: str) -> None:
+def test_a_wrong_result_of_a_cutter_is_refused_by_name(kind: str) -> None:
     def mine(files: Any) -> Any:
         return ANSWERS[kind][0](files)
 
@@ -393,7 +395,7 @@ def test_a_wrong_answer_of_a_cutter_is_refused_by_name(kind: str) -> None:
 
 @dataclass(frozen=True)
 class Dealing:
-    """Gives the shards that it was told to."""
+    """Returns the given shards."""
 
     ids: tuple[int, ...]
     ranks: int = 1

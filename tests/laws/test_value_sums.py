@@ -1,4 +1,4 @@
-"""The laws of `planning.value_sums`: nothing is rounded but the result, and parts and order do not matter."""
+"""The laws of `planning.value_sums`: only the result is rounded, and parts and order do not matter."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ COLUMNS = st.one_of(
 
 
 def exact(values: np.ndarray[Any, Any]) -> list[Fraction]:
-    """Give each value as the number that it is."""
+    """Return each value as an exact fraction."""
     return [Fraction(value) for value in values.tolist()]
 
 
 def same(one: ValueSums, two: ValueSums) -> bool:
-    """Compare all that is known."""
+    """Compare all fields."""
     names = ("count", "nulls", "nans", "below", "above", "total", "squares", "low", "high")
     return (
         all(getattr(one, name) == getattr(two, name) for name in names)
@@ -71,7 +71,7 @@ def test_parts_and_order_do_not_matter(values: np.ndarray[Any, Any], cuts: list[
 
 
 @given(COLUMNS, st.sampled_from([0.0, 0.01, 0.1, 0.25, 0.5, 0.9, 1.0]), st.booleans())
-def test_a_quantile_is_one_of_the_values_or_near_it(values: np.ndarray[Any, Any], share: float, few: bool) -> None:
+def test_a_quantile_equals_a_value_or_is_near_one(values: np.ndarray[Any, Any], share: float, few: bool) -> None:
     wanted = sorted(float(value) for value in values.tolist())
     rank = max(1, math.ceil(Fraction(str(share)) * len(wanted)))
     with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +81,7 @@ def test_a_quantile_is_one_of_the_values_or_near_it(values: np.ndarray[Any, Any]
     assert found == near or (few and abs(found - near) <= RELATIVE_ERROR * abs(near) + 2.0**-1030)
 
 
-def test_many_values_are_summed_in_runs_of_which_each_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_values_are_summed_in_exact_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(1).normal(1e6, 1e-3, 5000)
     whole = ValueSums.of(values)
     monkeypatch.setattr(value_sums, "_MOST_AT_ONCE", 7)
@@ -90,7 +90,7 @@ def test_many_values_are_summed_in_runs_of_which_each_is_exact(monkeypatch: pyte
     assert whole.std == pytest.approx(statistics.pstdev(values.tolist()), rel=1e-12)
 
 
-def test_what_is_no_finite_number_is_counted() -> None:
+def test_non_finite_numbers_are_counted() -> None:
     found = ValueSums.of(np.array([1.0, math.nan, math.inf, 3.0]), nulls=2)
     assert (found.count, found.nulls, found.nans, found.below, found.above) == (3, 2, 1, 0, 1)
     assert found.mean == math.inf
@@ -104,7 +104,7 @@ def test_what_is_no_finite_number_is_counted() -> None:
     assert all(map(math.isnan, (nothing.mean, nothing.std, nothing.quantile(0.5))))
 
 
-def test_a_middle_is_in_its_own_bucket_and_zero_is_itself() -> None:
+def test_the_middle_of_a_bucket_is_in_it_and_zero_is_exact() -> None:
     values = np.array([-2.5, 0.0, 1.0, 3.14159, 1e300, np.inf])
     middles = value_sums._middles(values)
     assert np.array_equal(value_sums._middles(middles), middles)

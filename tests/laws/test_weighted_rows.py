@@ -1,4 +1,4 @@
-"""Laws of rows that are drawn by weight."""
+"""Laws of rows drawn by weight."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Held:
 
 
 def sums_of(weights: list[float]) -> Ints:
-    """Give the sums of some weights."""
+    """Return the sums of some weights."""
     cells = np.empty(len(weights) + 1, dtype=np.int64)
     cells[1:].view(np.float64)[:] = weights
     cumulate(cells)
@@ -44,7 +44,7 @@ def sums_of(weights: list[float]) -> Ints:
 
 
 def drawn(weights: list[float], gone: Collection[int] = (), samples: int | None = None, epoch: int = 0) -> WeightedRows:
-    """Give the rows of an epoch."""
+    """Return the rows of an epoch."""
     out = np.array(sorted(gone), dtype=np.int64)
     return WeightedRows(Held(WeightSums(sums_of(weights))), out, samples, derive_key(7, epoch, "a law"))
 
@@ -54,7 +54,7 @@ ratios = st.one_of(st.integers(0, 9).map(float), st.floats(0, 1e300), st.floats(
 
 @settings(max_examples=examples(200))
 @given(st.lists(ratios, min_size=1, max_size=40), st.data())
-def test_each_share_gives_a_row_that_lies_in_it(weights: list[float], data: st.DataObject) -> None:
+def test_each_share_draws_a_row_that_lies_in_it(weights: list[float], data: st.DataObject) -> None:
     gone = data.draw(st.sets(st.integers(0, len(weights) - 1)))
     samples = data.draw(st.one_of(st.none(), st.integers(1, 90), st.integers(2**39, 2**40)))
     left = [0.0 if row in gone else weight for row, weight in enumerate(weights)]
@@ -85,7 +85,7 @@ def test_each_share_gives_a_row_that_lies_in_it(weights: list[float], data: st.D
     st.lists(st.integers(0, 2**40 - 1), min_size=1, max_size=20),
     st.lists(st.integers(0, 2**64 - 1), min_size=20, max_size=20),
 )
-def test_points_are_what_integers_of_any_size_give(samples: int, total: int, of: list[int], hashes: list[int]) -> None:
+def test_points_equal_those_of_unbounded_integers(samples: int, total: int, of: list[int], hashes: list[int]) -> None:
     rows = WeightedRows(Held(WeightSums(np.array([0, total]))), NOTHING, samples, derive_key(0, 0, "a law"))
     numbers = [number % samples for number in of]
     within = weighted_rows._share_of(np.array(hashes[: len(of)], dtype=np.uint64), total)
@@ -96,7 +96,7 @@ def test_points_are_what_integers_of_any_size_give(samples: int, total: int, of:
 
 @settings(max_examples=examples(200))
 @given(st.lists(ratios, min_size=1, max_size=60).filter(any), st.integers(1, 300), st.integers(0, 3))
-def test_a_row_comes_as_often_as_it_covers_shares_and_at_most_twice_more(
+def test_a_row_comes_once_for_each_covered_share_and_at_most_twice_more(
     weights: list[float], samples: int, epoch: int
 ) -> None:
     rows = drawn(weights, samples=samples, epoch=epoch)
@@ -122,7 +122,7 @@ def test_integers_keep_their_ratios(weights: list[int], unit: float) -> None:
 
 
 @given(st.lists(ratios, min_size=1, max_size=50).filter(any))
-def test_other_weights_are_kept_to_a_part_of_the_total(weights: list[float]) -> None:
+def test_other_weights_are_accurate_to_a_fraction_of_the_total(weights: list[float]) -> None:
     whole, exact = np.diff(sums_of(weights)).tolist(), list(map(Fraction, weights))
     total = sum(exact)
     assert 2**58 < sum(whole) < 2**62
@@ -138,7 +138,7 @@ def test_a_point_finds_the_row_that_covers_it(weights: list[int], seed: int) -> 
     assert np.array_equal(WeightSums(cells).rows_at(points), np.repeat(np.arange(len(weights)), weights)[points])
 
 
-def test_sums_do_not_depend_on_how_many_are_summed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_do_not_depend_on_the_size_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.random.default_rng(0).random(1000).tolist()
     whole = sums_of(weights)
     monkeypatch.setattr(weighted_rows, "_CELLS_AT_ONCE", 7)
@@ -153,7 +153,7 @@ def test_a_row_without_weight_in_an_empty_table_or_alone_cannot_be_drawn() -> No
         drawn([0, 0, 4], gone={2})
 
 
-def test_expectation_is_what_the_weights_say() -> None:
+def test_the_expected_counts_follow_the_weights() -> None:
     weights, gone, samples, epochs = [0.0, 1.0, 2.5, 0.3, 7.0, 0.0, 4.0, 0.2, 9.0], {4}, 5, 4_000
     counts = np.zeros(len(weights))
     for epoch in range(epochs):
@@ -165,15 +165,15 @@ def test_expectation_is_what_the_weights_say() -> None:
     assert np.abs(counts - wanted).max() < 5 * np.sqrt(epochs / 2)
 
 
-def test_rows_one_share_apart_come_independently() -> None:
-    """Of a table in which two kinds alternate, an epoch has both: see why the shares have points of their own."""
+def test_rows_one_share_apart_are_drawn_independently() -> None:
+    """An epoch of a table in which two kinds alternate has both: the reason why each share has its own point."""
     kinds = drawn([1.0] * 10_000, samples=5_000).select(np.arange(5_000)) % 2
     assert abs(int(kinds.sum()) - 2_500) < 5 * np.sqrt(5_000 / 4)
     assert abs(int((kinds[1:] == kinds[:-1]).sum()) - 2_500) < 5 * np.sqrt(5_000 / 4)
 
 
 @given(st.lists(ratios, min_size=1, max_size=30).filter(any), st.integers(1, 50), st.integers(0, 3))
-def test_a_source_of_a_mixture_draws_each_round_anew(weights: list[float], samples: int, epoch: int) -> None:
+def test_a_source_of_a_mixture_draws_again_in_each_round(weights: list[float], samples: int, epoch: int) -> None:
     key = derive_key(3, epoch, "places in weights of source a")
     rows = WeightedRows(Held(WeightSums(sums_of(weights))), NOTHING, samples, key)
     turns = np.arange(3 * samples)
@@ -186,7 +186,7 @@ def test_a_source_of_a_mixture_draws_each_round_anew(weights: list[float], sampl
         assert backwards.tolist() == taken[inside][::-1].tolist()
 
 
-def test_rounds_differ_and_change_nothing_of_rows_that_come_once() -> None:
+def test_rounds_differ_and_do_not_affect_rows_that_come_once() -> None:
     rows = drawn([1.0] * 100, samples=50)
     each = [rows.select(np.arange(50), number).tolist() for number in range(3)]
     assert each[0] != each[1] != each[2] != each[0]

@@ -1,4 +1,4 @@
-"""Random tables and jobs for the laws, without a file."""
+"""Random tables and jobs for the laws, without files."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class World:
         return self.planner.plan(cursor, rank)
 
     def play(self, cursor: StreamPosition, rank: int, steps: int | None = None) -> list[list[tuple[int, bool]]]:
-        """Play a rank's stage on from where the cursor stands, for so many steps (None: to the end)."""
+        """Run a rank's stage from the cursor on, for so many steps (None: to the end)."""
         planned = self.plan(cursor, rank)
         return delivered(planned, cursor, steps)
 
 
 def rows_of(segments: SegmentTable, runs: Runs) -> list[int]:
-    """Name the physical row (counted over the table) of each row of some runs, through the read tasks."""
+    """Return the physical row (counted over the table) of each row of some runs, through the read tasks."""
     result: list[int] = []
     starts = segments.splits.layout.file_starts
     for split, start, stop in runs:
@@ -97,7 +97,7 @@ def rows_of(segments: SegmentTable, runs: Runs) -> list[int]:
 
 
 def delivered(planned: PlannedStream, cursor: StreamPosition, steps: int | None = None) -> list[list[tuple[int, bool]]]:
-    """Play a rank: batches of ``(row, is_padding)``, made lane by lane as lanes read them, taken as scheduled."""
+    """Run a rank: batches of ``(row, is_padding)``, built lane by lane as lanes read them, taken as scheduled."""
     plan, first = planned.plan, cursor.stage.steps
     queues: list[list[list[tuple[int, bool]]]] = []
     for lane, begun in enumerate(plan.batches_before(first)):

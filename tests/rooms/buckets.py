@@ -1,4 +1,4 @@
-"""A bucket of an object store in memory, which says to whoever asks what it is asked for."""
+"""A bucket of an object store in memory, which records its requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE_S = 20.0
 
 
 class Bucket:
-    """Answers what `ObjectStoreClient` asks of obstore.
+    """Implements what `ObjectStoreClient` needs of obstore.
 
     Args:
         objects: bytes by key.
@@ -47,7 +47,7 @@ class Bucket:
 
 
 class Rounds:
-    """Answers no request before all of its round are there.
+    """Answers no request before all requests of its round have arrived.
 
     Args:
         rounds: the requests that are sent at once, and what follows them.
@@ -62,7 +62,7 @@ class Rounds:
 
     @property
     def over(self) -> bool:
-        """Whether all rounds came."""
+        """Return whether all rounds arrived."""
         return self._answered == len(self._rounds)
 
     def __call__(self, request: str) -> None:
@@ -84,7 +84,7 @@ class Rounds:
 
 
 def serve(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let s3:// URLs of this process lead to a bucket, whatever name they give it."""
+    """Let s3:// URLs of this process refer to a bucket under any name."""
     connect = storage.connect
 
     def connecting(protocol: str, *options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Local files as a far-away store has them: answers to requests for ranges, each written down."""
+"""Local files as a remote store serves them: requests for ranges, each recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_table_loader.records import FileVersion, Traffic
 
 
 class Request(NamedTuple):
-    """What was asked: "range", "open" or "version", of which file, which bytes."""
+    """A request: "range", "open" or "version", the file, and the bytes."""
 
     kind: str
     name: str
@@ -32,7 +32,7 @@ def local(path: str) -> Path:
 
 @dataclass
 class FarStore:
-    """Answers requests for ranges (implements `contracts.RangeStorage`).
+    """Serves ranges (implements `contracts.RangeStorage`).
 
     Args:
         tags: whether files have tags, which requests for ranges check.
@@ -98,7 +98,7 @@ class FarStore:
 
 @dataclass
 class View:
-    """Serves bytes that are there, and writes down which were asked for (implements `contracts.Storage`)."""
+    """Serves bytes, and records which were requested (implements `contracts.Storage`)."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
     opened: int = 0

@@ -1,4 +1,4 @@
-"""Plug-ins of a test: a format, a storage and sources, at the top of a module, where pickle finds them."""
+"""Plug-ins for tests: a format, a storage and sources, at the top of a module, where pickle finds them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def write_numbers(folder: Path, files: int = 5, rows: int = 11) -> list[int]:
 
 
 def install(site: Path, **formats: str) -> None:
-    """Make a folder that is on the path hold a distribution with entry points."""
+    """Install a distribution with entry points in a folder on the path."""
     info = site / "some_formats-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some-formats\nVersion: 1.0\n")
@@ -97,7 +97,7 @@ def install(site: Path, **formats: str) -> None:
 
 @dataclass(frozen=True)
 class Scrambled:
-    """A storage of files whose bytes are all turned over. It lists nothing."""
+    """A storage of files whose bits are all inverted. It cannot list."""
 
     folder: str
     is_local: bool = False
@@ -135,7 +135,7 @@ def turned(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Catalog:
-    """A source: a table of numbers that was listed before. Each commit adds a file; it is at one snapshot."""
+    """A source: a listed table of numbers at one snapshot. Each commit adds a file."""
 
     folder: str
     commits: int

@@ -1,4 +1,4 @@
-"""What the tests of the reading room share: a storage over local files, and files of a table."""
+"""Helpers of the tests of the reading room: a storage over local files, and files of a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_table_loader.records import DataFile, FileMeta, FileVersion, ReadTask
 
 
 class CountingFile:
-    """A local file that writes down what is read of it and whether it was closed."""
+    """A local file that records its reads and whether it was closed."""
 
     def __init__(self, path: str, log: list[tuple[int, int]], opened: list[CountingFile]) -> None:
         self._file = Path(path).open("rb")  # noqa: SIM115 - closed by close
@@ -60,7 +60,7 @@ class CountingFile:
 
 @dataclass
 class LocalStorage:
-    """Files of this machine; `log` holds (offset, length) of every read where `counting`."""
+    """Local files; if `counting`, `log` holds (offset, length) of every read."""
 
     is_local: bool = True
     counting: bool = False

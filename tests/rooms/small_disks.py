@@ -1,4 +1,4 @@
-"""Runs a script where one folder is a file system that is too small, in a mount namespace of its own."""
+"""Runs a script in a separate mount namespace in which one folder is a file system that is too small."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_with_small(folder: str, size: str, script: str, *words: str) -> str:
-    """Run a Python script with a tmpfs at a folder; returns what it printed.
+    """Run a Python script with a tmpfs mounted at a folder; return its output.
 
     Args:
         folder: where it is mounted.

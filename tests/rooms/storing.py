@@ -1,4 +1,4 @@
-"""Small stores: a table in memory, cut into chunks, that a builder reads."""
+"""Small stores: a table in memory, cut into chunks, for a builder to read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torch_table_loader.store.spec import StoreSpec
 
 
 class MemoryTable:
-    """A table whose rows a builder asks for chunk by chunk."""
+    """A table whose rows a builder reads chunk by chunk."""
 
     def __init__(self, batch: pa.RecordBatch, bounds: list[int], ids: Any = None, read_rows: int = 64) -> None:
         """Cut it.
@@ -45,7 +45,7 @@ class MemoryTable:
         return StoreSpec("a table", None, self.batch.schema, sizes, keeps_ids=self.ids is not None)
 
     def read(self, chunk: int) -> Iterator[pa.RecordBatch]:
-        """Give a chunk in batches, as a reader does."""
+        """Yield a chunk in batches, as a reader does."""
         start, stop = self.bounds[chunk], self.bounds[chunk + 1]
         for at in range(start, stop, self.read_rows):
             part = self.batch.slice(at, min(self.read_rows, stop - at))
@@ -55,7 +55,7 @@ class MemoryTable:
             yield part
 
     def check(self, rows: StoredRows | RemoteRows, places: Any) -> None:
-        """Hold what a store gathers against the table."""
+        """Compare the rows gathered from a store with the table."""
         places = np.asarray(places, dtype=np.int64)
         found = rows.gather(places)
         for entry, gathered in zip(self.batch.schema, found, strict=True):

@@ -1,4 +1,4 @@
-"""What is around the values of an array comes off and on again, and leaves them as they are."""
+"""Encodings around the values of an array are removed and restored without changing the values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = everything(60)
 
 
 @pytest.mark.parametrize("name", ROWS.schema.names)
-def test_values_stay_when_encodings_come_off_and_on(name: str) -> None:
+def test_removing_and_restoring_encodings_keeps_the_values(name: str) -> None:
     array = ROWS.column(name).slice(7, 40)
     bare = plain(array)
     bare.validate(full=True)

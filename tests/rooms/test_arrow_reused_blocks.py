@@ -1,4 +1,4 @@
-"""Memory that is used again: never while anything refers to it."""
+"""Memory is reused, but never while anything refers to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place(block: Any) -> int:
     ],
     ids=["part", "read-only part", "view of an array", "view of a buffer", "Arrow array"],
 )
-def test_a_block_is_used_again_once_nothing_refers_to_any_part_of_it(refer: Callable[[memoryview], Any]) -> None:
+def test_a_block_is_reused_once_nothing_refers_to_any_part_of_it(refer: Callable[[memoryview], Any]) -> None:
     blocks = ReusedBlocks()
     block = blocks.new(SIZE)
     assert block.nbytes == SIZE
@@ -42,7 +42,7 @@ def test_a_block_is_used_again_once_nothing_refers_to_any_part_of_it(refer: Call
     assert place(blocks.new(SIZE - 7)) == first
 
 
-def test_few_blocks_wait_and_none_after_the_end() -> None:
+def test_few_unused_blocks_are_kept_and_none_after_close() -> None:
     blocks = ReusedBlocks()
     held = [blocks.new(SIZE) for _ in range(buffers._KEPT_BLOCKS + 3)]
     before = pa.total_allocated_bytes()

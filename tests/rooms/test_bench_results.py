@@ -1,4 +1,4 @@
-"""Results of the bench as JSON, and the charts that are drawn from them."""
+"""Results of the bench as JSON, and the charts drawn from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kept(folder: Path, rows: list[Row], outcomes: list[Outcome]) -> dict[str, An
     return found
 
 
-def test_a_duel_that_is_measured_anew_takes_the_place_of_its_old_result(tmp_path: Path) -> None:
+def test_a_duel_measured_again_replaces_its_old_result(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     kept(folder, [row("A", "floor", 0.9), row("A", "polars:best", 1.2, "polars:one")], [Outcome("s", 1.0, 2.0)])
     found = kept(
@@ -46,7 +46,7 @@ def test_a_duel_that_is_measured_anew_takes_the_place_of_its_old_result(tmp_path
     assert {"at", "load", "versions"} <= found["numbers"][0].keys()
 
 
-def test_a_duel_that_could_not_be_fought_says_why(tmp_path: Path) -> None:
+def test_a_duel_that_could_not_run_says_why(tmp_path: Path) -> None:
     (duel,) = kept(tmp_path, [Row("A", 1, "ours:thread", "lance", None, None, "cannot read it")], [])["duels"]
     assert duel["remark"] == "cannot read it"
     assert "ratio" not in duel
@@ -72,13 +72,13 @@ def test_the_bench_measures_what_a_chart_shows(chart: Chart, duels: Any) -> None
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.file)
-def test_a_chart_is_what_the_script_draws(chart: Chart) -> None:
+def test_a_chart_is_up_to_date_with_its_script(chart: Chart) -> None:
     pages = {drawn(json.loads(path.read_text()), chart) for path in FOLDER.glob("*xeon*.json")}
     image = (ROOT / "docs" / "images" / chart.file).read_text()
     assert image in pages, "run: python tools/speed_lines.py bench/results/MACHINE.json docs/images"
 
 
-def test_the_table_of_machines_is_what_the_results_say() -> None:
+def test_the_table_of_machines_agrees_with_the_results() -> None:
     page = (ROOT / "docs" / "speed.md").read_text()
     assert page == written(page), "run: python -m tools.machines_table docs/speed.md"
 

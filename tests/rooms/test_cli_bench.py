@@ -62,7 +62,7 @@ def test_a_terminal_gets_a_bar(
     assert "12/12" in said
 
 
-def test_quiet_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_draws_no_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(ROWS, tmp_path / "a.parquet")
     assert main(["bench", str(tmp_path), "--quiet", "--rounds", "1", "--columns", "f"]) == 0
     captured = capsys.readouterr()
@@ -77,7 +77,7 @@ def test_quiet_draws_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--worker-type", "fibre"], "invalid choice"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_invalid_measurements_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
     (tmp_path / "day=1").mkdir()

@@ -47,9 +47,7 @@ def shards(folder: Path) -> Path:
     return folder
 
 
-def test_what_went_to_parquet_and_came_back_is_the_same_to_the_byte(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_round_trip_through_parquet_is_byte_identical(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, parquet, back = shards(tmp_path / "source"), tmp_path / "parquet", tmp_path / "back"
     assert main(["convert", str(source), str(parquet), "--format", "tensorproto"]) == 0
     said = capsys.readouterr()
@@ -87,7 +85,7 @@ def test_a_table_of_days_becomes_shards_of_some_columns(tmp_path: Path, capsys: 
         ({"x": pa.array([{"a": 1}] * 2)}, "column 'x' is of type struct<a: int64>"),
     ],
 )
-def test_what_no_tensor_carries_is_refused_by_name(
+def test_columns_that_tensors_cannot_carry_are_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: dict[str, Any], says: str
 ) -> None:
     (tmp_path / "t").mkdir()
@@ -110,7 +108,7 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "--to must be one of parquet, tensorproto" in capsys.readouterr().err
 
 
-def test_damage_is_left_out_if_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_left_out_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = shards(tmp_path / "source")
     torn = source / "1.pb"
     torn.write_bytes(torn.read_bytes()[:-1])
@@ -123,7 +121,7 @@ def test_damage_is_left_out_if_that_is_asked_for(tmp_path: Path, capsys: pytest.
     assert said.out.startswith(f"{tmp_path / 'out'} has 9 rows")
 
 
-def test_the_writer_takes_what_the_reader_gives_in_slices(tmp_path: Path) -> None:
+def test_the_writer_accepts_slices_from_the_reader(tmp_path: Path) -> None:
     source = shards(tmp_path / "source")
     table = table_of(source, "tensorproto")
     with (tmp_path / "one.pb").open("wb") as file:
@@ -135,7 +133,7 @@ def test_the_writer_takes_what_the_reader_gives_in_slices(tmp_path: Path) -> Non
     assert pa.Table.from_batches(list(loader)).to_pydict() == table.slice(1).to_pydict()
 
 
-def test_the_names_of_files_say_which_way_to_convert(tmp_path: Path) -> None:
+def test_the_names_of_files_decide_the_direction_of_conversion(tmp_path: Path) -> None:
     source, parquet, back = shards(tmp_path / "shards"), tmp_path / "parquet", tmp_path / "back"
     assert main(["convert", str(source), str(parquet)]) == 0
     assert {path.suffix for path in parquet.iterdir()} == {".parquet"}

@@ -32,7 +32,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def numbers_below(output: str, title: str) -> list[list[int]]:
-    """Give the numbers of each line of the printed table that begins with a title, of sizes the whole part."""
+    """Return the numbers in each line of the printed table below a title; of sizes, the integer part."""
     output = re.sub(r"([\d.,]+) (bytes|KiB|MiB)", lambda found: found[1].partition(".")[0], output)
     lines = output.split(f"\n{title}", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
     return [[int(n.replace(",", "")) for n in re.findall(r"[\d,]+", line)] for line in lines]
@@ -50,7 +50,7 @@ def test_it_shows_schema_files_and_totals(table: Path, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("shuffle", [[], ["--shuffle", "--epoch", "3"]])
 @pytest.mark.parametrize("even", [None, "balance", "pad"])
-def test_the_load_is_what_the_loaders_of_the_ranks_deliver(
+def test_the_load_equals_what_the_ranks_loaders_deliver(
     table: Path, capsys: pytest.CaptureFixture[str], shuffle: list[str], even: str | None
 ) -> None:
     ranks, workers, batch = 3, 2, 16
@@ -87,7 +87,7 @@ def test_the_load_is_what_the_loaders_of_the_ranks_deliver(
     assert sum(row[2] for row in printed) == DAYS * ROWS
 
 
-def test_unequal_steps_are_told_with_the_remedy(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unequal_steps_are_reported_with_the_remedy(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["inspect", str(table), "--ranks", "2", "--batch-size", "32"]
     assert main(arguments) == 0
     assert "ranks take 5 to 7 steps" in capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_a_column_without_a_tensor_form_is_shown_with_its_remedy(
     assert re.search(r"pairs .* list\n", capsys.readouterr().out)
 
 
-def test_a_strategy_that_deals_is_shown_over_all_its_ranks(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_generator_strategy_is_shown_over_all_its_ranks(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(table), "--strategy", "round_robin", "--ranks", "2"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"splits by RoundRobinStrategy decoded(.|\n)*splits +5 +70 +70 +70", output)

@@ -1,4 +1,4 @@
-"""The command line as such: one line for an error, exit codes, and no secret in any output."""
+"""The command line in general: one line for an error, exit codes, and no secret in any output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
-    """Run what must fail; give its one line on stderr."""
+    """Run a command that must fail; return its one line on stderr."""
     try:
         code = main(typed)
     except SystemExit as error:
@@ -94,7 +94,7 @@ def test_a_warning_is_one_line(table: Path, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.startswith("torch-table-loader: warning: NewestFirst.generate")
 
 
-def test_a_reader_that_goes_away_is_no_error(table: Path) -> None:
+def test_a_reader_that_goes_away_is_not_an_error(table: Path) -> None:
     command = [sys.executable, "-m", "torch_table_loader.cli.main", "inspect", str(table), "--lines", "0"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, "--ranks", "2000"], **pipes) as process:  # type: ignore[call-overload]
@@ -110,7 +110,7 @@ def test_every_option_of_the_table_is_a_keyword_of_the_loader() -> None:
     assert len({argument.flag for argument in arguments.TABLE}) == len(arguments.TABLE)
 
 
-def test_what_is_not_typed_keeps_the_librarys_default() -> None:
+def test_options_that_are_not_given_keep_the_library_defaults() -> None:
     typed = make_parser().parse_args(["inspect", "t"])
     keywords = arguments.loader_keywords(typed)
     assert keywords == {"path": "t"}

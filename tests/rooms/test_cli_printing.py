@@ -1,4 +1,4 @@
-"""What every command has: JSON with the documented keys, examples in its help, exit codes, and tables that fit."""
+"""Features of every command: JSON with the documented keys, examples in its help, exit codes, and tables that fit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def documented(command: str) -> set[str]:
-    """Give the keys that the documentation names for a command."""
+    """Return the keys that the documentation names for a command."""
     [line] = [line for line in DOCS.read_text("utf-8").splitlines() if line.startswith(f"| `{command}` | `")]
     return set(re.findall(r"`(\w+)`", line.split("|")[2]))
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Give the parsers of all commands and actions."""
+    """Return the parsers of all commands and actions."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in dict.fromkeys(action.choices.values()):
@@ -72,7 +72,7 @@ def test_every_command_prints_json_with_the_documented_keys(tmp_path: Path, caps
     assert found["tokenize"]["tokens"] == 3
 
 
-def test_a_store_that_is_there_is_told_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_store_is_reported_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "x.parquet")
     typed = ["store", "build", str(tmp_path / "x.parquet"), "--store", str(tmp_path / "stores")]
     first, again = told(capsys, *typed), told(capsys, *typed)
@@ -88,7 +88,7 @@ def test_every_help_has_examples_of_its_own_command() -> None:
         assert all(parser.prog in line for line in lines), parser.prog
 
 
-def test_errors_of_json_are_on_stderr_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_json_errors_go_only_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", "/nowhere/at/all", "--json"]) == 2
     assert capsys.readouterr().out == ""
 

@@ -24,7 +24,7 @@ def test_the_sample_is_the_same_each_time_and_can_be_trained_on(
     assert tables[0].num_rows == 8400
 
 
-def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("kept")
     for out in (tmp_path, tmp_path / "mine"):
         assert main(["sample", str(out)]) == 2

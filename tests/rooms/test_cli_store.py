@@ -65,7 +65,7 @@ def test_a_damaged_store_is_found_and_removed(table: str, tmp_path: Path, capsys
     assert not made.exists()
 
 
-def test_an_unfinished_store_is_left_while_somebody_is_at_it(tmp_path: Path) -> None:
+def test_an_unfinished_store_is_kept_while_a_builder_works_on_it(tmp_path: Path) -> None:
     lease = tmp_path / "rows-half" / "leases" / "000001"
     lease.parent.mkdir(parents=True)
     lease.write_text("{}")
@@ -76,7 +76,7 @@ def test_an_unfinished_store_is_left_while_somebody_is_at_it(tmp_path: Path) -> 
     assert not lease.exists()
 
 
-def test_prune_wants_to_know_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_requires_a_selection(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "prune", "--store", str(tmp_path)]) == 2
     assert "prune needs" in capsys.readouterr().err
 
@@ -93,7 +93,7 @@ def test_a_loader_opens_what_the_command_line_built(
     ]
 
 
-def test_a_store_is_built_behind_a_url(
+def test_a_store_is_built_at_a_url(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TORCH_TABLE_LOADER_CACHE", str(tmp_path / "cache"))
@@ -118,7 +118,7 @@ def test_ranks_of_a_launcher_are_not_warned_that_they_plan_the_whole_table(
     assert said.err == ""
 
 
-def test_an_engine_that_is_not_installed_is_named_with_its_extra(
+def test_a_missing_engine_is_named_with_its_extra(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -126,13 +126,13 @@ def test_an_engine_that_is_not_installed_is_named_with_its_extra(
     assert "pip install 'ray[train]'" in capsys.readouterr().err
 
 
-def test_the_address_of_a_cluster_wants_its_engine(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_address_of_a_cluster_requires_its_engine(table: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "build", table, "--address", "head:6379"]) == 2
     assert "pass --engine ray" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:one", "head"])
-def test_an_address_at_which_no_cluster_is_fails_soon(
+def test_an_address_without_a_cluster_fails_soon(
     table: str, tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", fake_ray(is_initialized=lambda: False))
@@ -150,13 +150,13 @@ def test_a_cluster_builds_in_a_folder(
 
 
 def fake_ray(**members: Any) -> ModuleType:
-    """Stand for a Ray that this process is connected to."""
+    """Replace Ray by a fake that this process is connected to."""
     ray = ModuleType("ray")
     vars(ray).update({"is_initialized": lambda: True, "cluster_resources": lambda: {"CPU": 2.0}} | members)
     return ray
 
 
-def test_a_node_that_does_not_see_the_folder_says_so(table: str, tmp_path: Path) -> None:
+def test_a_node_that_does_not_see_the_folder_reports_it(table: str, tmp_path: Path) -> None:
     store = table_rows(StructuredDataset(table, shuffle="rows", row_store=str(tmp_path)), "a test").store
     assert store.place is not None
     with pytest.raises(StorageError, match=r"does not see .*elsewhere; pass a folder that all nodes share"):

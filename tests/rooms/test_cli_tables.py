@@ -23,7 +23,7 @@ ROWS = pa.table({"x": range(100), "day": ["mon", "tue"] * 50, "f": [0.5, None] *
 
 @pytest.fixture
 def delta(tmp_path: Path) -> list[str]:
-    """A Delta Lake table of which a version deleted rows."""
+    """A Delta Lake table with a version that deleted rows."""
     uri = str(tmp_path / "orders")
     write_deltalake(uri, ROWS, partition_by=["day"])
     DeltaTable(uri).delete("x < 10")
@@ -53,7 +53,7 @@ def files(tmp_path: Path) -> list[str]:
 
 
 def run(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
-    """Run what must work; give what it printed."""
+    """Run a command that must succeed; return its output."""
     assert main(typed) == 0, capsys.readouterr().err
     return capsys.readouterr().out
 
@@ -112,7 +112,7 @@ def test_a_snapshot_a_version_and_a_time_are_chosen(
     assert rows(location, "--format", "iceberg", "--filter", "x < 7") == 7
 
 
-def test_what_head_and_schema_print(delta: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_head_and_schema_print_rows_and_columns(delta: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "head", *delta, "--columns", "x,day,f", "--filter", "x >= 97 and day = 'tue'") == (
         "the first 2 rows\n   x  day  f\n  97  tue  null\n  99  tue  null\n"
     )
@@ -154,7 +154,7 @@ def test_plan_says_what_a_rank_reads(files: list[str], capsys: pytest.CaptureFix
         (["head", "{files}", "--format", "delta"], "cannot be read as a Delta Lake table"),
     ],
 )
-def test_what_names_no_table_is_refused(
+def test_arguments_that_name_no_table_are_refused(
     files: list[str], delta: list[str], capsys: pytest.CaptureFixture[str], typed: list[str], said: str
 ) -> None:
     assert said in refused(capsys, *(text.format(files=files[0], delta=delta[0]) for text in typed))

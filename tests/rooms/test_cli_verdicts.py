@@ -87,7 +87,7 @@ def verdicts(output: str) -> dict[str, str]:
 
 
 def what_the_loader_does(path: str, name: str, options: dict[str, Any]) -> str:
-    """Say whether it refuses a column, fails at a batch of it, or delivers it."""
+    """Return whether the loader refuses a column, fails at a batch of it, or delivers it."""
     options = dict(options)
     if isinstance(options.get("nulls"), dict):
         options["nulls"] = {key: fill for key, fill in options["nulls"].items() if key.split(".")[0] == name}
@@ -105,7 +105,7 @@ def what_the_loader_does(path: str, name: str, options: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("flags", "options"), CHOICES, ids=lambda value: str(value)[:50])
-def test_inspect_says_of_each_column_what_the_loader_does(
+def test_the_verdict_of_inspect_on_a_column_is_what_the_loader_does(
     table: str, flags: list[str], options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", table, *flags]) == 0
@@ -121,7 +121,7 @@ def test_inspect_says_of_each_column_what_the_loader_does(
     assert not told["text_null"].endswith(UNLESS_NULL)
 
 
-def test_what_refuses_columns_together_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_about_several_columns_together_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     columns = pa.table({"two": pa.array(SOME), "two_valid": pa.array(ALL)})
     pq.write_table(columns, tmp_path / "a.parquet")
     assert main(["inspect", str(tmp_path / "a.parquet"), "--nulls", "mask"]) == 0

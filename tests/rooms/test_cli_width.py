@@ -1,4 +1,4 @@
-"""What people read fits 80 columns, on a terminal and in a pipe; a path alone, which must stay whole, may be longer."""
+"""Output fits 80 columns, on a terminal and in a pipe; only a line of one path may be longer."""
 
 from __future__ import annotations
 

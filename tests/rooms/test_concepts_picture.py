@@ -9,7 +9,7 @@ from tools.concepts_picture import BATCH, FILES, GROUPS, ROWS, delivered, drawn
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "concepts.svg"
 
 
-def test_the_picture_is_what_the_script_draws() -> None:
+def test_the_picture_is_up_to_date_with_its_script() -> None:
     assert PICTURE.read_text() == drawn(), "run: python tools/concepts_picture.py docs/images/concepts.svg"
 
 

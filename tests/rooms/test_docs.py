@@ -1,4 +1,4 @@
-"""Everything that README and docs show is run, and what they print is compared."""
+"""Every example in the README and docs is run, and its output is compared."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Give a page's fenced blocks in order."""
+    """Return a page's fenced blocks in order."""
     text = page.read_text()
     found = FENCE.finditer(text)
     return [Block(m["tag"], textwrap.dedent(m["text"]), text.count("\n", 0, m.start()) + 2) for m in found]
@@ -66,7 +66,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 @pytest.fixture
 def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Stand in a folder with the table that the pages assume: ``clicks/day=2026-01-0?/part-0.parquet``."""
+    """Change to a folder with the table that the pages assume: ``clicks/day=2026-01-0?/part-0.parquet``."""
     write_sample(tmp_path / "clicks")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -77,7 +77,7 @@ def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_shows_is_what_happens(page: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_on_a_page_do_what_it_shows(page: Path, clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert clicks.is_dir()
     module = ModuleType(f"page_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # pickle looks for classes of the page there
@@ -124,7 +124,7 @@ def ran(command: str) -> str:
 
 
 def tidy(text: str) -> list[str]:
-    """Take numbers, widths and empty lines out of what was printed."""
+    """Remove numbers, widths and empty lines from output."""
     lines = [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
     return [line for line in lines if line]
 
@@ -145,14 +145,14 @@ def own_lines(page: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def test_every_block_is_run_or_says_that_it_is_not() -> None:
+def test_every_block_is_run_or_marked_as_not_run() -> None:
     for page in PAGES:
         for block in blocks_of(page):
             assert block.tag in {"python", "console", "text"}, f"{page.name}:{block.line}: {block.tag!r}"
         assert page.read_text().count("```") == 2 * len(blocks_of(page)), f"{page.name}: a fence is not closed"
 
 
-def test_the_table_of_options_is_what_the_code_says() -> None:
+def test_the_table_of_options_agrees_with_the_code() -> None:
     page = (ROOT / "docs" / "options.md").read_text()
     assert page == written(page), "run: python -m tools.options_table docs/options.md"
     told = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", page, re.MULTILINE))
@@ -162,7 +162,7 @@ def test_the_table_of_options_is_what_the_code_says() -> None:
     assert [name for name in defaults() if not re.search(rf"`{name}[`=]", elsewhere)] == []
 
 
-def test_every_error_is_told() -> None:
+def test_every_error_is_documented() -> None:
     told = (ROOT / "docs" / "errors.md").read_text()
     raised = [name for name in errors.__all__ if name != "TableLoaderError"]
     assert [name for name in raised if f"| `{name}` |" not in told] == []
@@ -176,7 +176,7 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings} | {*named}
 
 
-def test_every_internal_link_leads_somewhere() -> None:
+def test_every_internal_link_has_a_target() -> None:
     for page in PAGES:
         for match in LINK.finditer(FENCE.sub("", page.read_text())):
             target, _, anchor = match["target"].partition("#")
@@ -190,7 +190,7 @@ def test_every_internal_link_leads_somewhere() -> None:
                 assert anchor in anchors_of(aim), f"{page.name} links to {match['target']}, which has no such heading"
 
 
-def test_every_picture_is_there() -> None:
+def test_every_picture_exists() -> None:
     shown = {page: PICTURE.findall(FENCE.sub("", page.read_text())) for page in PAGES}
     assert sum(map(len, shown.values())) >= 5
     missing = [(page.name, target) for page in PAGES for target in shown[page] if not (page.parent / target).is_file()]
@@ -209,7 +209,7 @@ def test_every_public_name_has_its_place_in_the_reference() -> None:
     assert set(told) == names, "write '::: torch_table_loader.Name' in docs/api.md for each public name, and no other"
 
 
-def test_every_extra_for_users_is_told() -> None:
+def test_every_extra_for_users_is_documented() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
     assert sorted(told) == sorted(extras.keys() - {"dev", "docs", "bench", "writers"})
@@ -221,14 +221,14 @@ def test_what_people_search_for_is_a_heading(word: str) -> None:
     assert any(word.lower() in heading.lower() for heading in headings)
 
 
-def test_the_site_asks_no_other_machine_for_anything() -> None:
+def test_the_site_makes_no_requests_to_other_hosts() -> None:
     config = (ROOT / "mkdocs.yml").read_text()
     assert re.search(r"^  font: false\b", config, re.MULTILINE), "Material loads fonts from Google otherwise"
     assert "://" not in config
     assert "://" not in (ROOT / "docs" / "stylesheets" / "site.css").read_text()
 
 
-def test_every_test_that_the_evidence_names_is_there() -> None:
+def test_every_test_named_in_the_evidence_exists() -> None:
     named = re.findall(r"`((?:tests|bench)/[^`]+)`", (ROOT / "docs" / "evidence.md").read_text())
     assert len(named) > 30
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -1,4 +1,4 @@
-"""Bad input is refused at construction, by the right type, saying what came and what to do."""
+"""Bad input is refused at construction, with the right type of error, what came, and what to do."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     StructuredDataset(str(tmp_path), "parquet")
 
 
-def test_nulls_that_the_filter_may_remove_are_judged_when_they_come(tmp_path: Path) -> None:
+def test_nulls_that_the_filter_may_remove_are_checked_on_arrival(tmp_path: Path) -> None:
     of(i=pa.array([1, None, 3]), k=[0, 1, 0])(tmp_path)
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), "parquet", filters=pc.field("k") == 0)
     assert [batch["i"].tolist() for batch in loader] == [[1, 3]]

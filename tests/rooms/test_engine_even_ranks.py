@@ -1,4 +1,4 @@
-"""How ranks come to equal steps, what is warned about, and how strategies are named, through the loader."""
+"""Equal steps of ranks, warnings, and strategies by name, through the loader."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def own(ranks: list[list[Batch]]) -> list[int]:
     return sorted(rows)
 
 
-def test_the_plain_slice_warns_of_steps_per_rank_and_the_remedy_at_the_callers_line(table: Path) -> None:
+def test_unequal_steps_are_warned_about_with_the_remedy_at_the_callers_line(table: Path) -> None:
     with pytest.warns(UserWarning, match="ranks take different numbers of steps: 3, 2, 2; .*even_ranks=") as caught:
         make(table, num_ranks=3, rank=1)
     assert [entry.filename for entry in caught] == [__file__]
@@ -56,7 +56,7 @@ def test_equal_steps_bring_no_warning(table: Path, options: dict[str, Any]) -> N
         make(table, rank=0, **options)
 
 
-def test_no_group_to_compare_through_is_said_once_at_the_callers_line(table: Path) -> None:
+def test_a_missing_process_group_is_reported_once_at_the_callers_line(table: Path) -> None:
     options: dict[str, Any] = {"num_ranks": 7, "rank": 0, "check_plan": True}
     with pytest.warns(UserWarning, match="7 ranks list the table on their own.*pass files=") as caught:
         make(table, **options)
@@ -107,7 +107,7 @@ def test_drop_stops_all_ranks_at_the_smallest(table: Path) -> None:
     assert len(set(own(found))) == len(own(found)) == 24
 
 
-def test_pad_goes_on_to_the_largest_with_the_first_rows_of_the_order(table: Path) -> None:
+def test_pad_fills_up_to_the_largest_with_the_first_rows_of_the_order(table: Path) -> None:
     found = deliver_all(table, 3, batch_size=4, even_ranks="pad", num_workers=1)
     assert [len(batches) for batches in found] == [3, 3, 3]
     assert [batches[-1].rows for batches in found[1:]] == [[0, 1, 2, 3]] * 2
@@ -127,7 +127,7 @@ def test_pad_on_one_rank_pads_nothing(table: Path) -> None:
 
 
 @pytest.mark.parametrize("even", ["balance", "drop", "pad"])
-def test_equal_steps_hold_under_a_filter(table: Path, even: str) -> None:
+def test_steps_are_equal_under_a_filter(table: Path, even: str) -> None:
     found = deliver_all(table, 3, batch_size=2, even_ranks=even, filters=pc.field("x") >= 11, shuffle=True)
     assert len({len(batches) for batches in found}) == 1
     if even != "drop":
@@ -135,7 +135,7 @@ def test_equal_steps_hold_under_a_filter(table: Path, even: str) -> None:
 
 
 @pytest.mark.parametrize("even", ["balance", "drop", "pad"])
-def test_equal_steps_need_counted_rows(table: Path, even: Any) -> None:
+def test_equal_steps_require_counted_rows(table: Path, even: Any) -> None:
     with pytest.raises(ConfigError, match=f"even_ranks='{even}' needs the number of rows.*count_filtered=True"):
         make(table, even_ranks=even, filters=pc.field("k") < 5, count_filtered=False)
 
@@ -164,7 +164,7 @@ def test_a_generator_owns_the_assignment_and_refuses_even_ranks(table: Path, str
         make(table, split_strategy=strategy, even_ranks=even, num_ranks=2, rank=0)
 
 
-def test_a_shuffle_that_a_generator_ignores_is_said(table: Path) -> None:
+def test_a_shuffle_that_a_generator_ignores_is_reported(table: Path) -> None:
     with pytest.warns(UserWarning, match="shuffle=True does nothing") as caught:
         make(table, split_strategy=ThreeArguments(), shuffle=True)
     assert [entry.filename for entry in caught] == [__file__]
@@ -198,7 +198,7 @@ def test_a_generator_that_leaves_rows_out_is_refused(table: Path) -> None:
         make(table, split_strategy=Forgetful())
 
 
-def test_a_cutter_that_holds_rows_twice_is_refused(table: Path) -> None:
+def test_a_cutter_that_returns_rows_twice_is_refused(table: Path) -> None:
     with pytest.raises(ConfigError, match="must cover each row once, but holds more than once"):
         make(table, split_strategy=lambda files: [Split(files[0]), *map(Split, files)])
 
@@ -211,12 +211,12 @@ def test_strategies_are_found_by_name(table: Path, name: str) -> None:
     assert own([[as_values(batch) for batch in loader]]) == list(range(28))
 
 
-def test_a_name_that_nobody_installed_is_refused_with_the_nearest(table: Path) -> None:
+def test_a_name_that_is_not_installed_is_refused_with_the_nearest(table: Path) -> None:
     with pytest.raises(ConfigError, match="'row_balance'; did you mean row_balanced"):
         make(table, split_strategy="row_balance")
 
 
-def test_split_rows_wins_over_split_bytes(tmp_path: Path) -> None:
+def test_split_rows_takes_precedence_over_split_bytes(tmp_path: Path) -> None:
     write_table(tmp_path, [[5, 5, 5, 5]])
     splits = [
         make(tmp_path, **options).dataset.explain().splits

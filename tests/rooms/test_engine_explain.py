@@ -1,4 +1,4 @@
-"""What `explain()` and `metrics()` say is what happens."""
+"""`explain()` and `metrics()` agree with what happens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(table: Path, **options: Any) -> tuple[TableLoader, StructuredDataset]:
         {"num_workers": 0},
     ],
 )
-def test_a_plan_that_is_told_is_the_plan_that_is_played(table: Path, options: dict[str, Any]) -> None:
+def test_the_explained_plan_is_the_plan_that_runs(table: Path, options: dict[str, Any]) -> None:
     loader, dataset = make(table, **options)
     for epoch in (0, 1):
         loader.set_epoch(epoch)
@@ -91,7 +91,7 @@ def test_it_counts_files_row_groups_rows_and_bytes(table: Path) -> None:
     assert 10 * TOTAL < sum(worker.num_bytes for worker in told.workers) < 300 * TOTAL
 
 
-def test_it_says_what_was_pruned_and_why(table: Path) -> None:
+def test_it_reports_what_was_pruned_and_why(table: Path) -> None:
     told = make(table, filters=pc.field("x") >= 46)[1].explain()
     assert told.pruned_files == 2
     assert told.pruned_row_groups == 3, "those of 9, 7 and 30 rows"
@@ -99,7 +99,7 @@ def test_it_says_what_was_pruned_and_why(table: Path) -> None:
     assert "prunes 3 of 9 row groups by partition values and statistics" in told.notes[0]
 
 
-def test_what_nobody_counted_is_none_and_not_zero(table: Path) -> None:
+def test_uncounted_numbers_are_none_rather_than_zero(table: Path) -> None:
     told = make(table, filters=pc.field("k") < 5, count_filtered=False)[1].explain()
     assert (told.steps, told.steps_per_rank, told.live_rows, told.rows_per_rank) == (None,) * 4
     assert any("count_filtered=False" in note for note in told.notes)
@@ -120,7 +120,7 @@ def test_it_prints_every_number(table: Path) -> None:
     assert f"{told.memory_bound:,} bytes" in text
 
 
-def test_the_memory_bound_grows_with_what_is_asked_for(table: Path) -> None:
+def test_the_memory_bound_grows_with_the_options(table: Path) -> None:
     def bound(**options: Any) -> int:
         return make(table, **options)[1].explain().memory_bound
 
@@ -132,7 +132,7 @@ def test_the_memory_bound_grows_with_what_is_asked_for(table: Path) -> None:
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("collate_fn", [None, dict])
-def test_metrics_say_what_was_taken_so_far(table: Path, worker_type: str, collate_fn: Any) -> None:
+def test_metrics_report_what_was_taken_so_far(table: Path, worker_type: str, collate_fn: Any) -> None:
     loader, dataset = make(table, worker_type=worker_type, collate_fn=collate_fn)
     with pytest.raises(ConfigError, match="none has begun"):
         loader.metrics()
@@ -154,7 +154,7 @@ def test_metrics_say_what_was_taken_so_far(table: Path, worker_type: str, collat
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_metrics_count_rows_that_nobody_counted_before(table: Path, worker_type: str, drop_last: bool) -> None:
+def test_metrics_count_rows_that_were_not_counted_before(table: Path, worker_type: str, drop_last: bool) -> None:
     options = {"filters": pc.field("k") < 5, "count_filtered": False, "worker_type": worker_type, "batch_size": 7}
     loader, _ = make(table, drop_last=drop_last, **options)
     rows = sum(len(batch["x"]) for batch in loader)
@@ -163,7 +163,7 @@ def test_metrics_count_rows_that_nobody_counted_before(table: Path, worker_type:
     assert loader.metrics().rows == rows
 
 
-def test_metrics_speak_of_the_newest_iterator(table: Path) -> None:
+def test_metrics_describe_the_newest_iterator(table: Path) -> None:
     loader, _ = make(table)
     old = iter(loader)
     next(old)
@@ -186,7 +186,7 @@ def slow(batch: Any) -> Any:
     return batch
 
 
-def test_progress_is_drawn_where_asked_for(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_drawn_on_request(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loader, _ = make(table, show_progress=True, filters=pc.field("k") < 5)
     assert len(list(loader)) == len(loader)
     drawn = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What the machine lends: CPUs by affinity and cgroup quota, and the ranks that share them."""
+"""The machine's resources: CPUs by affinity and cgroup quota, and the ranks that share them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 def v2(root: Path, quotas: dict[str, str], own: str = "") -> Path:
-    """Make up a machine with cgroup v2, and what `cpu.max` of some cgroups says."""
+    """Fake a machine with cgroup v2, and the `cpu.max` of some cgroups."""
     write(root, "proc/self/cgroup", f"0::/{own}\n")
     write(root, "proc/self/mountinfo", f"{V2}\n")
     for folder, text in quotas.items():
@@ -35,7 +35,7 @@ def v2(root: Path, quotas: dict[str, str], own: str = "") -> Path:
 
 
 def v1(root: Path, quotas: dict[str, str], own: str = "") -> Path:
-    """Make up a machine with cgroup v1, and the quotas of some cgroups a period of 100 ms."""
+    """Fake a machine with cgroup v1, and the quotas of some cgroups for a period of 100 ms."""
     write(root, "proc/self/cgroup", f"5:memory:/elsewhere\n4:cpu,cpuacct:/{own}\n")
     write(root, "proc/self/mountinfo", f"{V1}\n")
     for folder, quota in quotas.items():
@@ -55,12 +55,12 @@ def v1(root: Path, quotas: dict[str, str], own: str = "") -> Path:
         ("", 8),
     ],
 )
-def test_a_quota_of_cgroup_v2_is_kept(tmp_path: Path, text: str, cpus: int) -> None:
+def test_a_quota_of_cgroup_v2_is_respected(tmp_path: Path, text: str, cpus: int) -> None:
     assert usable_cpus(v2(tmp_path, {"": text})) == cpus
 
 
 @pytest.mark.parametrize(("quota", "cpus"), [("300000\n", 3), ("250000\n", 3), ("-1\n", 8), ("1000\n", 1)])
-def test_a_quota_of_cgroup_v1_is_kept(tmp_path: Path, quota: str, cpus: int) -> None:
+def test_a_quota_of_cgroup_v1_is_respected(tmp_path: Path, quota: str, cpus: int) -> None:
     assert usable_cpus(v1(tmp_path, {"": quota})) == cpus
 
 
@@ -84,7 +84,7 @@ def test_without_cgroups_affinity_alone_counts(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"])
 @pytest.mark.parametrize(("value", "ranks"), [("4", 4), ("0", 1), ("", 1), ("four", 1)])
-def test_the_launcher_says_how_many_ranks_share_the_node(
+def test_the_launcher_gives_the_number_of_ranks_on_the_node(
     name: str, value: str, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for each in ("LOCAL_WORLD_SIZE", "HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):

@@ -1,4 +1,4 @@
-"""The memory that is left, read from made-up /proc and /sys of machines with cgroups of either version."""
+"""The remaining memory, read from fake /proc and /sys of machines with cgroups of either version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNIFIED = "41 32 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw"
 
 
 class Machine:
-    """A made-up root of a file system."""
+    """A fake root of a file system."""
 
     def __init__(self, root: Path, available: int = 100 * GIB) -> None:
         self.root = root
@@ -58,7 +58,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_without_any_limit_the_machine_says(machine: Machine) -> None:
+def test_without_a_limit_the_memory_of_the_machine_counts(machine: Machine) -> None:
     assert machine.left == 100 * GIB
     assert available_memory(machine.root / "nothing") is None
 
@@ -75,7 +75,7 @@ def test_the_tightest_of_nested_cgroups_of_version_2_counts(machine: Machine) ->
     assert machine.left == 512 * MIB
 
 
-def test_cached_pages_of_files_count_as_free_and_no_more_than_are_used(machine: Machine) -> None:
+def test_cached_pages_count_as_free_up_to_the_used_memory(machine: Machine) -> None:
     machine.process("0::/box", V2)
     machine.v2("/sys/fs/cgroup/box", 2 * GIB, 2 * GIB, cached=700 * MIB)
     assert machine.left == 700 * MIB
@@ -83,7 +83,7 @@ def test_cached_pages_of_files_count_as_free_and_no_more_than_are_used(machine: 
     assert machine.left == 0
 
 
-def test_a_cgroup_of_version_1_counts_with_those_above_it(machine: Machine) -> None:
+def test_a_cgroup_of_version_1_counts_together_with_its_parents(machine: Machine) -> None:
     machine.process("9:name=systemd:/\n4:memory:/a/b\n1:cpu:/a", CPU_V1, V1)
     machine.v1("/sys/fs/cgroup/memory", NO_LIMIT_V1, 90 * GIB)
     machine.v1("/sys/fs/cgroup/memory/a", 3 * GIB, GIB, cached=100 * MIB)
@@ -93,13 +93,13 @@ def test_a_cgroup_of_version_1_counts_with_those_above_it(machine: Machine) -> N
     assert machine.left == 512 * MIB
 
 
-def test_a_limit_of_version_1_above_what_is_mounted_is_known_to_the_kernel(machine: Machine) -> None:
+def test_a_limit_of_version_1_above_the_mount_is_read_from_the_kernel(machine: Machine) -> None:
     machine.process("4:memory:/", V1)
     machine.v1("/sys/fs/cgroup/memory", NO_LIMIT_V1, GIB, hierarchical=5 * GIB)
     assert machine.left == 4 * GIB
 
 
-def test_a_machine_with_both_versions_takes_memory_from_where_it_is(machine: Machine) -> None:
+def test_with_both_versions_memory_is_read_from_the_one_that_controls_it(machine: Machine) -> None:
     machine.process("4:memory:/a\n0::/b", V1, UNIFIED)
     machine.v1("/sys/fs/cgroup/memory/a", 3 * GIB, GIB)
     machine.write("/sys/fs/cgroup/unified/b/cgroup.procs", "1\n")
@@ -119,7 +119,7 @@ def test_a_machine_with_both_versions_takes_memory_from_where_it_is(machine: Mac
     ],
     ids=["its own namespace", "a path of the host", "a part of the tree", "out of the namespace", "another part"],
 )
-def test_a_container_reads_what_is_mounted_in_it(machine: Machine, own: str, mount: str) -> None:
+def test_a_container_reads_the_cgroups_mounted_in_it(machine: Machine, own: str, mount: str) -> None:
     machine.process(own, mount)
     machine.v2("/sys/fs/cgroup", 700 * MIB, 300 * MIB)
     assert machine.left == 400 * MIB
@@ -140,7 +140,7 @@ def test_the_limits_of_the_process_count(machine: Machine, limit: str, field: st
     assert machine.left == 100 * GIB
 
 
-def test_torn_files_of_the_system_say_nothing(machine: Machine) -> None:
+def test_malformed_system_files_are_ignored(machine: Machine) -> None:
     machine.process("0::/box", V2)
     machine.write("/sys/fs/cgroup/box/memory.max", "")
     machine.write("/sys/fs/cgroup/box/memory.current", "none\n")

@@ -1,4 +1,4 @@
-"""What construction and epochs read: footers once, columns that are needed, files that can hold a passing row."""
+"""What construction and epochs read: footers once, needed columns only, files that can contain a passing row."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_each_footer_is_read_once_and_never_again(table: Path, watch: Watch) -> 
         assert watch.opens["000.parquet"] <= 2
 
 
-def test_a_plan_cache_has_every_footer(table: Path, tmp_path: Path, watch: Watch) -> None:
+def test_a_plan_cache_holds_every_footer(table: Path, tmp_path: Path, watch: Watch) -> None:
     make(table, plan_cache=str(tmp_path / "cache"))
     assert watch.opens.total() == 4
     watch.forget()
@@ -84,7 +84,7 @@ def test_a_plan_cache_has_every_footer(table: Path, tmp_path: Path, watch: Watch
     assert sum(len(batch["x"]) for batch in second) == 50
 
 
-def test_a_plan_cache_has_the_counts_of_a_filter(table: Path, tmp_path: Path, watch: Watch) -> None:
+def test_a_plan_cache_holds_the_counts_of_a_filter(table: Path, tmp_path: Path, watch: Watch) -> None:
     options = {"plan_cache": str(tmp_path / "cache"), "filters": pc.field("k") < 5}
     first = make(table, **options)
     assert watch.columns == {"k"}
@@ -97,7 +97,7 @@ def test_a_plan_cache_has_the_counts_of_a_filter(table: Path, tmp_path: Path, wa
     assert watch.opens.total() == 3, "another filter is counted; footers are known"
 
 
-def test_a_file_that_is_new_is_read_and_the_cached_are_not(table: Path, tmp_path: Path, watch: Watch) -> None:
+def test_new_files_are_read_and_cached_files_are_not(table: Path, tmp_path: Path, watch: Watch) -> None:
     make(table, plan_cache=str(tmp_path / "cache"))
     pq.write_table(pq.read_table(table / "000.parquet"), table / "004.parquet")
     watch.forget()
@@ -105,7 +105,7 @@ def test_a_file_that_is_new_is_read_and_the_cached_are_not(table: Path, tmp_path
     assert watch.opens == {"004.parquet": 1}
 
 
-def test_a_file_that_was_written_again_is_read_again(table: Path, tmp_path: Path, watch: Watch) -> None:
+def test_a_rewritten_file_is_read_again(table: Path, tmp_path: Path, watch: Watch) -> None:
     make(table, plan_cache=str(tmp_path / "cache"))
     pq.write_table(pq.read_table(table / "000.parquet").slice(0, 5), table / "000.parquet")
     watch.forget()
@@ -137,7 +137,7 @@ def test_pruned_row_groups_are_not_decoded(table: Path, monkeypatch: pytest.Monk
     assert not any(0 in wanted and len(wanted) > 1 for wanted in groups)
 
 
-def test_only_the_filters_and_the_projected_columns_are_decoded(table: Path, watch: Watch) -> None:
+def test_only_filter_columns_and_projected_columns_are_decoded(table: Path, watch: Watch) -> None:
     loader = make(table, filters=pc.field("k") < 5, columns=["x"])
     watch.forget()
     batches = list(loader)
@@ -148,7 +148,7 @@ def test_only_the_filters_and_the_projected_columns_are_decoded(table: Path, wat
     assert watch.columns == {"f"}
 
 
-def test_columns_come_in_the_order_that_was_asked_for(table: Path) -> None:
+def test_columns_come_in_the_requested_order(table: Path) -> None:
     for form in ("torch", "numpy", "dict"):
         batch = next(iter(make(table, columns=["f", "x"], row_id=True, output_format=form)))
         assert list(batch) == ["f", "x", "row_id"]
@@ -156,7 +156,7 @@ def test_columns_come_in_the_order_that_was_asked_for(table: Path) -> None:
     assert batch.schema.names == ["f", "x"]
 
 
-def test_row_id_alone_needs_no_column(table: Path, watch: Watch) -> None:
+def test_row_id_alone_reads_no_column(table: Path, watch: Watch) -> None:
     loader = make(table, columns=[], row_id=True, num_workers=1)
     watch.forget()
     assert [row for batch in loader for row in batch["row_id"].tolist()] == list(range(50))
@@ -183,7 +183,7 @@ def test_partition_columns_filter_files_without_opening_them(tmp_path: Path, wat
     assert watch.opens == {"part.parquet": 1}
 
 
-def test_a_rank_counts_its_own_splits_and_all_where_ranks_depend_on_each_other(table: Path, watch: Watch) -> None:
+def test_a_rank_counts_its_own_splits_or_all_if_ranks_depend_on_each_other(table: Path, watch: Watch) -> None:
     options = {"filters": pc.field("k") < 5, "num_ranks": 3, "rank": 2, "check_plan": False}
     with pytest.warns(UserWarning, match="under a row filter each of 3 ranks counts its own rows"):
         make(table, **options)

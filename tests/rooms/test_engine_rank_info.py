@@ -1,4 +1,4 @@
-"""Which rank this process is: said by the caller, a mesh, or what runs here, in that order."""
+"""The rank of this process: from the caller, a mesh, or the launcher, in that order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAYERS = ["accelerate.state", "horovod.torch", "ray.train", RAY_V1, RAY_V2]
 
 @pytest.fixture(autouse=True)
 def nobody_runs_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what this machine may say of itself."""
+    """Remove this machine's own information about ranks."""
     for name in ("RANK", "WORLD_SIZE", "HOROVOD_RANK", "HOROVOD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name in SAYERS:
@@ -105,12 +105,12 @@ def test_the_default_is_rank_0_of_1() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_explicit_numbers_win(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_numbers_take_precedence(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=2)
     assert resolve(num_ranks=4, rank=rank) == (rank, 4)
 
 
-def test_several_ranks_want_this_one() -> None:
+def test_several_ranks_require_a_rank() -> None:
     with pytest.raises(ConfigError, match=r"num_ranks=4 needs rank= in \[0, 4\); pass dist.get_rank\(\)"):
         resolve(num_ranks=4)
 
@@ -126,7 +126,7 @@ def test_auto_reads_the_environment(rank: str, size: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("only", ["RANK", "WORLD_SIZE"])
-def test_half_an_environment_says_nothing(only: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_environment_is_ignored(only: str, monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, **{only: 3})
     assert resolve(num_ranks="auto") == (0, 1)
 
@@ -138,7 +138,7 @@ def test_half_an_environment_says_nothing(only: str, monkeypatch: pytest.MonkeyP
         ("2", "2", r"RANK must be in \[0, WORLD_SIZE"),
     ],
 )
-def test_an_environment_that_makes_no_sense_is_refused(
+def test_an_inconsistent_environment_is_refused(
     rank: str, size: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_environment(monkeypatch, RANK=rank, WORLD_SIZE=size)
@@ -147,7 +147,7 @@ def test_an_environment_that_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_auto_asks_horovod_and_ray_only_where_they_run(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_asks_horovod_and_ray_only_if_they_run(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run_horovod(monkeypatch, 3, 8, initialised=False)
     run_ray(monkeypatch, 2, 4, in_session=False)
     assert resolve(num_ranks="auto") == (0, 1)
@@ -167,13 +167,13 @@ def test_accelerates_data_parallel_rank_comes_first(monkeypatch: pytest.MonkeyPa
     assert resolve(num_ranks="auto") == (5, 8)
 
 
-def test_ranks_of_one_model_under_accelerate_share_all_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_model_under_accelerate_share_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=2)
     run_accelerate(monkeypatch, 1, 2, FakeMesh({"tp": 2}, [1]))
     assert resolve(num_ranks="auto") == (0, 1)
 
 
-def test_an_accelerate_that_believes_to_be_alone_in_a_job_of_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerate_that_sees_one_process_of_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=2)
     run_accelerate(monkeypatch, 0, 1)
     with pytest.raises(
@@ -182,7 +182,7 @@ def test_an_accelerate_that_believes_to_be_alone_in_a_job_of_many_is_refused(mon
         resolve(num_ranks="auto")
 
 
-def test_an_accelerate_that_was_only_imported_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerate_that_was_only_imported_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     module(monkeypatch, "accelerate.state", AcceleratorState=SimpleNamespace(_shared_state={}))
     assert resolve(num_ranks="auto") == (0, 1)
     module(
@@ -194,25 +194,25 @@ def test_an_accelerate_that_was_only_imported_says_nothing(monkeypatch: pytest.M
     assert resolve(num_ranks="auto") == (0, 1)
 
 
-def test_auto_asks_torch_distributed_where_it_is_initialised(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_asks_torch_distributed_if_it_is_initialized(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda: 6)
     monkeypatch.setattr(dist, "get_world_size", lambda: 7)
     assert resolve(num_ranks="auto") == (6, 7)
 
 
-def test_nothing_is_imported_to_find_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detection_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(sys.modules)
     resolve(num_ranks="auto")
     assert not {name for name in set(sys.modules) - before if name.startswith(("accelerate", "horovod", "ray"))}
 
 
-def test_sayers_that_agree_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_that_agree_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=2, HOROVOD_RANK=1, HOROVOD_SIZE=2)
     run_horovod(monkeypatch, 1, 2)
     assert resolve(num_ranks="auto") == (1, 2)
 
 
-def test_sayers_that_disagree_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_that_disagree_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=4)
     run_horovod(monkeypatch, 1, 2)
     with pytest.raises(
@@ -223,12 +223,12 @@ def test_sayers_that_disagree_are_refused_by_name(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("beside", [{"num_ranks": "auto"}, {"mesh": FakeMesh((2,), [0])}])
-def test_a_rank_beside_what_finds_it_is_refused(beside: dict[str, Any]) -> None:
+def test_an_explicit_rank_beside_another_source_of_ranks_is_refused(beside: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"rank=0 was given beside .*; leave rank out"):
         resolve(rank=0, **beside)
 
 
-def test_one_rank_by_default_in_a_job_of_many_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_by_default_in_a_job_of_many_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, RANK=1, WORLD_SIZE=4)
     with pytest.warns(
         UserWarning, match=r"num_ranks=1\) in a job of 4 ranks \(the environment's RANK/WORLD_SIZE says\)"
@@ -258,7 +258,7 @@ def test_a_mesh_without_a_data_parallel_dimension_is_refused() -> None:
         resolve(mesh=FakeMesh({"tp": 2, "pp": 2}, [0, 0]))
 
 
-def test_a_submesh_of_one_dimension_is_data_parallel_under_any_name_but_those_of_others() -> None:
+def test_a_one_dimensional_submesh_is_data_parallel_unless_its_name_says_otherwise() -> None:
     assert resolve(mesh=FakeMesh({"batch": 3}, [2])) == (2, 3)
     for name in ("tp", "pp", "tensor_parallel", "context_parallel", "ep"):
         with pytest.raises(ConfigError, match="none is data-parallel"):
@@ -283,7 +283,7 @@ def test_a_real_mesh_is_read(group: None) -> None:
         resolve(mesh=init_device_mesh("cpu", (1, 1), mesh_dim_names=("cp", "tp")))
 
 
-def test_ranks_that_exclude_other_rows_are_told_when_the_epoch_begins(
+def test_ranks_with_different_exclusions_are_warned_when_the_epoch_begins(
     group: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"x": range(100)}), tmp_path / "t.parquet")

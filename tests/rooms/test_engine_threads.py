@@ -1,4 +1,4 @@
-"""Threads that outlive an epoch: used again, ended when they are not wanted, and never waited for in vain."""
+"""Threads that outlive an epoch: reused, ended when idle, and never waited for forever."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import pytest
 from torch_table_loader.engine.workers.threads import ThreadPool
 
 
-def test_a_thread_is_used_again() -> None:
+def test_a_thread_is_reused() -> None:
     pool, ran = ThreadPool(), list[int]()
     for _ in range(3):
         pool.begin(lambda: ran.append(threading.get_ident()))()
     assert len(set(ran)) == 1
 
 
-def test_jobs_at_once_have_threads_of_their_own() -> None:
+def test_concurrent_jobs_have_separate_threads() -> None:
     pool, meet = ThreadPool(), threading.Barrier(3, timeout=30)
     for wait in [pool.begin(lambda: (meet.wait(), None)[1]) for _ in range(3)]:
         wait()
     assert not meet.broken
 
 
-def test_what_a_job_held_goes_with_it() -> None:
+def test_a_finished_job_releases_what_it_held() -> None:
     class Held:
         pass
 
@@ -40,7 +40,7 @@ def test_what_a_job_held_goes_with_it() -> None:
     assert gone() is None
 
 
-def test_an_error_ends_its_thread_and_nobody_waits_for_it_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_its_thread_and_blocks_no_waiter(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: SimpleQueue[type[BaseException]] = SimpleQueue()
     monkeypatch.setattr(threading, "excepthook", lambda told: heard.put(told.exc_type))
 
@@ -55,7 +55,7 @@ def test_an_error_ends_its_thread_and_nobody_waits_for_it_in_vain(monkeypatch: p
     assert ran == [1]
 
 
-def test_threads_end_when_shut_downed_and_with_the_crew() -> None:
+def test_threads_end_on_shutdown_and_with_the_pool() -> None:
     pool, ran = ThreadPool(), list[threading.Thread]()
     pool.begin(lambda: ran.append(threading.current_thread()))()
     pool.shut_down()
@@ -67,7 +67,7 @@ def test_threads_end_when_shut_downed_and_with_the_crew() -> None:
     assert not ran[1].is_alive()
 
 
-def test_a_job_may_wait_for_itself_and_shut_down_its_own_crew() -> None:
+def test_a_job_may_wait_for_itself_and_shut_down_its_own_pool() -> None:
     pool, told, done = ThreadPool(), threading.Event(), list[bool]()
     waits: list[Callable[[], None]] = []
 
@@ -83,7 +83,7 @@ def test_a_job_may_wait_for_itself_and_shut_down_its_own_crew() -> None:
     assert done == [True]
 
 
-def test_a_forked_child_waits_for_no_thread_of_its_parent() -> None:
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent() -> None:
     pool, may_end, ran = ThreadPool(), threading.Event(), list[int]()
     wait = pool.begin(lambda: (may_end.wait(60), None)[1])
 

@@ -1,4 +1,4 @@
-"""The environment that the Makefile makes: editors see the packages, and pins agree with what is claimed."""
+"""The environment that the Makefile creates: editors see the packages, and pins agree with the claimed versions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_editable_install_is_a_plain_path(tmp_path: Path) -> None:
         assert (Path(made.read_text().strip()) / package / "__init__.py").is_file(), made.read_text()
 
 
-def test_every_editable_install_is_made_so() -> None:
+def test_every_editable_install_uses_plain_paths() -> None:
     lines = [line for line in MAKEFILE.replace("\\\n", " ").splitlines() if "install" in line and " -e " in line]
     lines += [line for line in MAKEFILE.splitlines() if "$(EDITABLE)" in line]
     assert len(lines) >= 4
@@ -49,7 +49,7 @@ def claims() -> list[Requirement]:
     return [claim for claim in map(Requirement, listed) if claim.name != project["name"]]
 
 
-def test_the_pins_are_what_is_claimed() -> None:
+def test_the_pins_match_the_claimed_versions() -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
     folded = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins.items()}
     for claim in claims():

@@ -1,4 +1,4 @@
-"""Errors that are also Python's own: which one a failure becomes, and that it stays itself across processes."""
+"""Errors that are also Python's own: the type for each failure, which survives crossing processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ BOTH = [
 
 
 @pytest.mark.parametrize(("kind", "ours", "pythons", "number"), BOTH)
-def test_an_error_is_ours_and_pythons_and_survives_pickling(kind: Any, ours: Any, pythons: Any, number: int) -> None:
+def test_an_error_has_our_type_and_pythons_and_survives_pickling(
+    kind: Any, ours: Any, pythons: Any, number: int
+) -> None:
     error: Any
     for error in (kind("what to do", "t/a.parquet"), pickle.loads(pickle.dumps(kind("what to do", "t/a.parquet")))):  # noqa: S301
         assert isinstance(error, ours)
@@ -65,7 +67,7 @@ def _send(storage: Any, path: str, answers: Any) -> None:
         answers.put(error)
 
 
-def test_an_error_comes_whole_from_a_spawned_process(tmp_path: Path) -> None:
+def test_an_error_arrives_complete_from_a_spawned_process(tmp_path: Path) -> None:
     storage, path = open_storage(tmp_path / "gone.parquet")
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
@@ -85,7 +87,7 @@ class _Raises(Dataset[int]):
         return 1
 
 
-def test_torch_raises_it_anew_as_what_it_is() -> None:
+def test_torch_reraises_it_with_its_own_type() -> None:
     with pytest.raises(StorageTimeoutError, match="late"):
         next(iter(DataLoader(_Raises(), num_workers=1)))
 
@@ -149,12 +151,12 @@ CAUSES: list[tuple[Exception, type[TableLoaderError]]] = [
 
 
 @pytest.mark.parametrize(("cause", "expected"), CAUSES, ids=lambda value: repr(value)[:60])
-def test_the_cause_decides(cause: Exception, expected: type[TableLoaderError]) -> None:
+def test_the_cause_decides_the_type(cause: Exception, expected: type[TableLoaderError]) -> None:
     assert store_error_type(cause) is expected
     assert store_error_type(cause, missing=StorageError) is (StorageError if expected is MissingFileError else expected)
 
 
-def test_an_error_that_is_its_own_cause_ends() -> None:
+def test_an_error_that_is_its_own_cause_does_not_loop() -> None:
     error = OSError("x")
     error.__cause__ = error
     assert store_error_type(error) is StorageError
@@ -170,7 +172,7 @@ def test_a_path_that_matches_nothing_is_a_file_not_found_error(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_a_file_that_goes_away_is_a_file_not_found_error(tmp_path: Path, worker_type: Any) -> None:
+def test_a_file_that_disappears_is_a_file_not_found_error(tmp_path: Path, worker_type: Any) -> None:
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
     loader, _ = StructuredDataset.create_dataloader(str(tmp_path), worker_type=worker_type, num_workers=1)
     (tmp_path / "a.parquet").unlink()
@@ -180,7 +182,7 @@ def test_a_file_that_goes_away_is_a_file_not_found_error(tmp_path: Path, worker_
 
 
 @pytest.mark.parametrize("call", ["stat", "version", "open", "read_bytes", "walk"])
-def test_a_folder_that_is_closed_is_a_permission_error(
+def test_an_inaccessible_folder_is_a_permission_error(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, path = open_storage(tmp_path / "a")

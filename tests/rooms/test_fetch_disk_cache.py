@@ -1,4 +1,4 @@
-"""The cache on a local disk: nothing wrong is served, others' processes share it, and it is never an error."""
+"""The cache on a local disk: nothing wrong is served, processes share it, and it never causes an error."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("num_bytes", [1, 4096, 64 * KIB, 8 * MIB])
-def test_what_was_put_comes_back_in_this_and_in_other_processes(root: Path, num_bytes: int) -> None:
+def test_stored_ranges_are_returned_in_this_and_other_processes(root: Path, num_bytes: int) -> None:
     cache = DiskCache(root, MOST)
     assert cache.get(key(1, num_bytes)) is None
     put(cache, 1, num_bytes)
@@ -76,7 +76,7 @@ def test_what_was_put_comes_back_in_this_and_in_other_processes(root: Path, num_
     assert len(entries(root)) == 1
 
 
-def test_any_buffer_may_be_put_of_exactly_the_ranges_bytes(root: Path) -> None:
+def test_any_buffer_of_exactly_the_ranges_size_may_be_put(root: Path) -> None:
     cache = DiskCache(root, MOST)
     cache.put(key(1, 80), np.arange(10))
     assert kept(cache, key(1, 80)) == np.arange(10).tobytes()
@@ -84,7 +84,7 @@ def test_any_buffer_may_be_put_of_exactly_the_ranges_bytes(root: Path) -> None:
         cache.put(key(2, 80), bytes(79))
 
 
-def test_a_range_that_is_expected_is_read_by_the_system_and_one_that_is_not_here_is_no_error(
+def test_expecting_a_range_reads_it_ahead_and_a_missing_one_is_no_error(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, asked = DiskCache(root, MOST), list[tuple[int, int, int]]()
@@ -113,7 +113,7 @@ def test_another_store_file_version_or_range_is_not_found(root: Path) -> None:
     assert kept(cache, one) == content(1)
 
 
-def test_a_range_is_found_where_others_hold_all_its_bytes(root: Path) -> None:
+def test_a_range_is_found_if_others_cover_all_its_bytes(root: Path) -> None:
     cache, data, one = DiskCache(root, MOST), content(1, 1000), key(1)
     for start, stop in ((0, 100), (50, 300), (300, 301), (301, 700), (900, 1000)):
         cache.put(one._replace(start=start, stop=stop), data[start:stop])
@@ -127,7 +127,7 @@ def test_a_range_is_found_where_others_hold_all_its_bytes(root: Path) -> None:
     assert cache.get(one._replace(start=0, stop=700)) is None
 
 
-def test_a_version_that_cannot_be_told_is_not_kept(root: Path) -> None:
+def test_a_file_of_unknown_version_is_not_cached(root: Path) -> None:
     cache = DiskCache(root, MOST)
     for version, kept in (
         (FileVersion(1 << 30), False),
@@ -138,7 +138,7 @@ def test_a_version_that_cannot_be_told_is_not_kept(root: Path) -> None:
         assert (cache.get(key(1, version=version)) is not None) == kept
 
 
-def test_names_of_files_tell_nothing_and_nobody_else_may_look(root: Path) -> None:
+def test_file_names_reveal_nothing_and_only_the_user_has_access(root: Path) -> None:
     put(DiskCache(root, MOST), 1)
     (path,) = entries(root)
     assert path.parent.name == path.name[:3]
@@ -150,7 +150,7 @@ def test_names_of_files_tell_nothing_and_nobody_else_may_look(root: Path) -> Non
 
 
 @pytest.mark.parametrize("fault", ["cut", "empty", "longer", "head", "first", "last", "another"])
-def test_what_is_torn_damaged_or_foreign_is_removed_and_said_once(
+def test_damaged_or_unrelated_files_are_removed_with_one_warning(
     root: Path, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = DiskCache(root, MOST)
@@ -180,7 +180,7 @@ PAGE = 4096
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
-def test_no_change_of_any_byte_is_served(data: st.DataObject) -> None:
+def test_a_range_with_any_changed_byte_is_not_served(data: st.DataObject) -> None:
     num_bytes = 4 * PAGE
     with TemporaryDirectory() as folder:
         cache = DiskCache(Path(folder) / "cache", MOST)
@@ -210,7 +210,7 @@ def test_no_change_of_any_byte_is_served(data: st.DataObject) -> None:
         assert not path.exists()
 
 
-def test_a_range_that_an_older_version_kept_is_fetched_anew_without_a_word(
+def test_a_range_cached_by_an_older_version_is_silently_fetched_again(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, data = DiskCache(root, MOST), content(1)
@@ -248,7 +248,7 @@ for number in range(1 << 30):
 
 @pytest.mark.kills
 @pytest.mark.slow
-def test_kill_9_at_six_random_moments_leaves_nothing_torn_that_is_served(root: Path) -> None:
+def test_after_kill_9_at_random_moments_nothing_damaged_is_served(root: Path) -> None:
     rng, seen = random.Random(0), 0
     for _ in range(6):
         process = subprocess.Popen([sys.executable, "-c", PUTS, str(root)], stdout=subprocess.PIPE, cwd=ROOT)
@@ -274,7 +274,7 @@ def test_kill_9_at_six_random_moments_leaves_nothing_torn_that_is_served(root: P
 # ---- eviction --------------------------------------------------------------------------------------------
 
 
-def test_what_was_used_least_lately_makes_room(root: Path) -> None:
+def test_the_least_recently_used_range_is_evicted(root: Path) -> None:
     cache = DiskCache(root, 20 * 68 * KIB)
     for number in range(19):
         put(cache, number)
@@ -290,7 +290,7 @@ def test_what_was_used_least_lately_makes_room(root: Path) -> None:
     assert 15 <= len(here) <= 20
 
 
-def test_what_others_put_in_the_folder_stays(root: Path) -> None:
+def test_files_of_others_in_the_folder_stay(root: Path) -> None:
     cache = DiskCache(root, MIB)
     theirs = [root / "notes.txt", root / "aaa" / "notes.txt", root / "more" / f"{'a' * 64}.0-9.range"]
     for path in theirs:
@@ -302,7 +302,7 @@ def test_what_others_put_in_the_folder_stays(root: Path) -> None:
     assert all(path.exists() for path in theirs)
 
 
-def test_a_range_as_large_as_the_cache_is_not_kept(root: Path) -> None:
+def test_a_range_as_large_as_the_cache_is_not_cached(root: Path) -> None:
     cache = DiskCache(root, MIB)
     put(cache, 1)
     put(cache, 2, MIB)
@@ -310,7 +310,7 @@ def test_a_range_as_large_as_the_cache_is_not_kept(root: Path) -> None:
     assert cache.get(key(1)) is not None
 
 
-def test_what_was_there_before_counts(root: Path) -> None:
+def test_existing_files_count(root: Path) -> None:
     for number in range(40):
         put(DiskCache(root, 4 * MIB), number)
     (root / "lock").unlink()
@@ -318,7 +318,7 @@ def test_what_was_there_before_counts(root: Path) -> None:
     assert used(root) <= MIB
 
 
-def test_unfinished_files_go_when_nobody_can_be_at_them(root: Path) -> None:
+def test_abandoned_unfinished_files_are_removed(root: Path) -> None:
     cache = DiskCache(root, MIB)
     put(cache, 1)
     (path,) = entries(root)
@@ -393,7 +393,7 @@ def test_threads_share_it(root: Path) -> None:
     assert used(root) <= 1.05 * 2 * MIB + 4 * 68 * KIB
 
 
-def test_while_another_holds_the_lock_nobody_waits_for_long(root: Path) -> None:
+def test_nobody_waits_long_for_the_lock_of_another_process(root: Path) -> None:
     cache = DiskCache(root, MOST)
     put(cache, 1)
     with cache._locked() as lock:
@@ -423,7 +423,7 @@ print(len(here), here == list(range(len(here))), said)
 """
 
 
-def test_a_full_disk_ends_writing_with_one_warning(tmp_path: Path) -> None:
+def test_a_full_disk_stops_writing_with_one_warning(tmp_path: Path) -> None:
     count, first, said = run_with_small(str(tmp_path), "1m", FULL, str(tmp_path)).split(maxsplit=2)
     assert 8 <= int(count) < 16
     assert first == "True"
@@ -431,7 +431,7 @@ def test_a_full_disk_ends_writing_with_one_warning(tmp_path: Path) -> None:
     assert "No space left" in said
 
 
-def test_a_folder_that_vanished_is_no_error(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_disappears_is_not_an_error(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache = DiskCache(root, MOST)
     put(cache, 1)
     for path in [*entries(root), *root.glob("*")]:
@@ -444,7 +444,7 @@ def test_a_folder_that_vanished_is_no_error(root: Path, caplog: pytest.LogCaptur
     assert len(caplog.records) == 1
 
 
-def test_a_disk_that_refuses_is_no_error(
+def test_a_failing_disk_is_not_an_error(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = DiskCache(root, MOST)
@@ -470,7 +470,7 @@ def test_a_disk_that_refuses_is_no_error(
     assert kept(cache, key(1)) == content(1)
 
 
-def test_a_folder_that_cannot_be_made_is_no_error(
+def test_a_folder_that_cannot_be_created_is_not_an_error(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -483,7 +483,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(
     assert len(caplog.records) == 1
 
 
-def test_a_folder_where_others_decide_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_controlled_by_others_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root.mkdir(parents=True)
     root.chmod(0o770)
     with pytest.raises(ConfigError, match=r"others may write to .*`chmod go-w`.*cache_dir="):

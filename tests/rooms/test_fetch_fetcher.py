@@ -1,4 +1,4 @@
-"""Reading ahead with threads: what a lane waits for comes, and what it leaves is given back."""
+"""Reading ahead with threads: what a lane waits for arrives, and what it leaves behind is released."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 @dataclass
 class Store:
-    """A store whose requests wait for what a test says."""
+    """A store whose requests wait for the test."""
 
     size: int = 64 * MIB
     hold: Callable[[str, int], None] = lambda path, start: None
@@ -64,7 +64,7 @@ def marked(data: bytearray, start: int) -> bytearray:
 
 
 def plan(store: Store, reads: int, groups: int = 4, lane: int = 0) -> Iterator[PlannedRead]:
-    """Reads of one file each, with so many row groups of 8 MiB."""
+    """Plan reads of one file each, with so many row groups of 8 MiB."""
     for number in range(reads):
         file = DataFile(str(number), str(number), FileVersion(store.size, etag="a"), "parquet")
         needs = FileNeeds(file, tuple(((at * 8 * MIB, (at + 1) * 8 * MIB),) for at in range(groups)))
@@ -83,7 +83,7 @@ def wait_for(gate: threading.Event) -> None:
     assert gate.wait(20)
 
 
-def test_the_bytes_of_each_read_come_and_no_more_than_the_budget_is_asked_for() -> None:
+def test_each_read_gets_its_bytes_within_the_budget() -> None:
     store = Store()
     ahead = begin(store, 6, budget=40 * MIB)
     until(lambda: len(store.asked) == 5)
@@ -102,7 +102,7 @@ def test_the_bytes_of_each_read_come_and_no_more_than_the_budget_is_asked_for() 
     until(lambda: not fetching())
 
 
-def test_a_byte_that_nobody_planned_is_asked_for() -> None:
+def test_an_unplanned_byte_is_requested_on_demand() -> None:
     store = Store()
     ahead = begin(store, 1)
     with ahead.next_read(0).open("0") as file:
@@ -112,7 +112,7 @@ def test_a_byte_that_nobody_planned_is_asked_for() -> None:
     ahead.close()
 
 
-def test_an_error_comes_where_its_bytes_would_have() -> None:
+def test_an_error_is_raised_where_its_bytes_are_needed() -> None:
     def hold(path: str, start: int) -> None:
         if (path, start) == ("1", 8 * MIB):
             raise MissingFileError("1 is gone", "1")
@@ -127,7 +127,7 @@ def test_an_error_comes_where_its_bytes_would_have() -> None:
     ahead.close()
 
 
-def test_leaving_wakes_who_waits_sends_nothing_more_and_ends_the_threads() -> None:
+def test_closing_wakes_waiters_sends_nothing_more_and_ends_the_threads() -> None:
     gate = threading.Event()
     store = Store(hold=lambda path, start: wait_for(gate))
     ahead = begin(store, 4)
@@ -151,7 +151,7 @@ def test_leaving_wakes_who_waits_sends_nothing_more_and_ends_the_threads() -> No
     assert len(store.asked) == before
 
 
-def test_who_comes_after_the_end_asks_the_store_for_nothing() -> None:
+def test_nothing_is_requested_after_close() -> None:
     store = Store()
     ahead = begin(store, 2)
     file = ahead.next_read(0).open("0")
@@ -164,9 +164,9 @@ def test_who_comes_after_the_end_asks_the_store_for_nothing() -> None:
     assert len(store.asked) == 8
 
 
-def test_what_was_left_is_given_back() -> None:
+def test_bytes_left_behind_are_released() -> None:
     class Bytes(bytearray):
-        """Counts how many live."""
+        """Counts the live instances."""
 
         alive = 0
 
@@ -195,7 +195,7 @@ def test_what_was_left_is_given_back() -> None:
     until(lambda: Bytes.alive == 0)
 
 
-def test_reads_that_are_added_come_of_several_stores_within_one_budget() -> None:
+def test_added_reads_use_several_stores_within_one_budget() -> None:
     own, other = Store(), Store()
     file = DataFile("a", "a", FileVersion(64 * MIB, etag="a"), "row store")
     needs = FileNeeds(file, tuple(((at * 8 * MIB, (at + 1) * 8 * MIB),) for at in range(8)))
@@ -239,7 +239,7 @@ def test_a_late_request_is_sent_again_and_the_first_answer_is_taken(monkeypatch:
     until(lambda: not fetching())
 
 
-def test_what_came_is_in_the_cache_when_the_epoch_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_bytes_are_in_the_cache_after_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put = DiskCache.put
 
     def slow_put(cache: DiskCache, key: RangeKey, data: Any) -> None:
@@ -271,7 +271,7 @@ def read_all(ahead: Fetcher, reads: int, groups: int = 4) -> None:
                 assert bytes(file.read_at(2, start)) == bytes([start >> 20, 0])
 
 
-def test_what_the_cache_has_is_read_by_the_thread_that_decodes_into_memory_that_is_used_again(
+def test_cached_bytes_are_read_by_the_decoding_thread_into_reused_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, got, get = Store(), list[tuple[int, str, int, int]](), DiskCache.get
@@ -308,7 +308,7 @@ def test_what_the_cache_has_is_read_by_the_thread_that_decodes_into_memory_that_
     assert len(store.asked) == came
 
 
-def test_bytes_of_the_cache_that_somebody_keeps_are_never_written_over(tmp_path: Path) -> None:
+def test_cached_bytes_that_are_still_referenced_are_never_overwritten(tmp_path: Path) -> None:
     store = Store()
     for _ in range(2):
         ahead = cached_epoch(tmp_path, store, 1, 8)
@@ -318,7 +318,7 @@ def test_bytes_of_the_cache_that_somebody_keeps_are_never_written_over(tmp_path:
         assert [bytes(each) for each in kept] == [bytes([group * 8, 0]) for group in range(8)]
 
 
-def test_what_the_cache_lost_meanwhile_comes_from_the_store_and_the_rest_no_later(
+def test_a_range_evicted_meanwhile_is_fetched_without_delaying_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
@@ -340,7 +340,7 @@ def test_what_the_cache_lost_meanwhile_comes_from_the_store_and_the_rest_no_late
     until(lambda: not fetching())
 
 
-def test_a_cache_that_fails_while_it_is_read_is_told_to_who_wanted_the_bytes(
+def test_a_cache_failure_is_raised_to_the_reader_that_needs_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> memoryview:
@@ -358,7 +358,7 @@ def test_a_cache_that_fails_while_it_is_read_is_told_to_who_wanted_the_bytes(
     until(lambda: not fetching())
 
 
-def test_the_collector_may_close_it_in_the_middle_of_its_own_work() -> None:
+def test_the_garbage_collector_may_close_it_during_its_own_work() -> None:
     ahead = begin(Store(), 4)
     with ahead._wanted:
         ahead.close()

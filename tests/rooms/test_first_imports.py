@@ -1,4 +1,4 @@
-"""What a process imports up to its first batch: little, so that it begins soon."""
+"""What a process imports up to its first batch: little, so that it starts quickly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OF_OURS = (
 )
 
 
-def test_an_epoch_of_plain_parquet_imports_no_other_kind_of_job(tmp_path: Path) -> None:
+def test_an_epoch_of_plain_parquet_imports_no_other_job_types(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": range(10), "y": [0.5] * 10}), tmp_path / "a.parquet")
     command = [sys.executable, "-c", _EPOCH, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
@@ -53,12 +53,12 @@ def test_the_package_alone_imports_nothing_large() -> None:
 
 
 @pytest.mark.parametrize("name", torch_table_loader.__all__)
-def test_every_public_name_is_found(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(torch_table_loader, name) is not None
     assert name in dir(torch_table_loader)
 
 
-def test_a_name_that_is_not_there_is_refused() -> None:
+def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'StructuredData'"):
         _ = torch_table_loader.StructuredData
     with pytest.raises(ImportError, match="cannot import name 'StructuredData'"):

@@ -20,7 +20,7 @@ TEXTS = st.lists(st.none() | st.text(max_size=9), min_size=1, max_size=30)
 
 
 def bucket(value: str | bytes | None, buckets: int) -> int:
-    """Say as the documentation does which bucket a value is in."""
+    """Return the bucket of a value, computed as documented."""
     if value is None:
         return 0
     data = value.encode() if isinstance(value, str) else value

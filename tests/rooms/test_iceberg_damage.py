@@ -22,7 +22,7 @@ Change = Callable[[Files], Any]
 
 
 def written(root: Path) -> str:
-    """Write a table of two data files with one deleted row; gives its metadata file."""
+    """Write a table of two data files with one deleted row; return its metadata file."""
     table = IcebergWriter(root)
     first = table.append(some(0, 10))
     table.append(some(10, 20))
@@ -168,7 +168,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
 }
 
 
-def test_the_table_is_sound(tmp_path: Path) -> None:
+def test_the_undamaged_table_can_be_read(tmp_path: Path) -> None:
     location = written(tmp_path)
     assert read(location) == [x for x in range(20) if x != 3]
     assert len(Files(location).manifests) == 2
@@ -205,7 +205,7 @@ def test_an_empty_data_file_is_read_with_lazy_footers(tmp_path: Path) -> None:
     assert read(table.metadata, footers="lazy") == [0, 1, 2, 3, 4]
 
 
-def test_a_dangling_delete_does_no_harm(tmp_path: Path) -> None:
+def test_a_dangling_delete_is_harmless(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     table.append(some(0, 5))
     table.commit()
@@ -234,7 +234,7 @@ def test_a_torn_manifest_that_ends_with_a_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"\x1f\x8b\x08torn", b"null", b"[1]", b"1" * 5000]
 )
-def test_metadata_that_is_no_json_object(tmp_path: Path, spoil: bytes) -> None:
+def test_metadata_that_is_not_a_json_object(tmp_path: Path, spoil: bytes) -> None:
     location = written(tmp_path)
     Files(location).metadata.write_bytes(spoil)
     with pytest.raises(TableError, match=r"v2\.metadata\.json"):
@@ -298,7 +298,7 @@ def test_a_pipe_or_a_giant_in_place_of_a_file(tmp_path: Path, which: str) -> Non
         read(location)
 
 
-def test_a_header_alone_is_no_manifest(tmp_path: Path) -> None:
+def test_a_header_alone_is_not_a_manifest(tmp_path: Path) -> None:
     location = written(tmp_path)
     for path in (Files(location).list, Files(location).manifests[0]):
         data = path.read_bytes()
@@ -323,7 +323,7 @@ def test_records_of_another_kind(tmp_path: Path) -> None:
         path.write_bytes(data)
 
 
-def test_a_partition_value_of_another_type_rules_nothing_out(tmp_path: Path) -> None:
+def test_a_partition_value_of_another_type_prunes_nothing(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path, partition_by=2)
     table.append([{"x": x, "k": 1, "s": "s"} for x in range(5)], partition=1)
     table.commit()

@@ -1,4 +1,4 @@
-"""Deletes by the rules of the spec: who reaches which file, how often each is read, and what is broken."""
+"""Deletes by the rules of the spec: which file each applies to, how often it is read, and damage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_equality_deletes_of_every_format_match_null_and_leave_their_own_commit(
     assert {30, 31} <= set(found)  # written in the commit of the delete
 
 
-def test_keys_that_are_renamed_promoted_dropped_or_not_read(tmp_path: Path) -> None:
+def test_equality_delete_keys_may_be_renamed_promoted_dropped_or_unread(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     table.append(some(0, 20))
     table.commit()
@@ -104,7 +104,7 @@ def test_deletes_stay_in_their_partition(tmp_path: Path) -> None:
     assert {(0, 1), (1, 1), (1, 0), (0, None)} <= set(found)
 
 
-def test_a_vector_takes_the_place_of_position_deletes(tmp_path: Path) -> None:
+def test_a_deletion_vector_replaces_position_deletes(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     first = table.append(some(0, 100), group=9)
     table.delete_rows({first: [1, 2]})
@@ -176,7 +176,7 @@ def test_each_delete_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def upserts(root: Path, commits: int) -> IcebergWriter:
-    """Make a table as a stream of changes does: each commit deletes the keys of the rows that it writes."""
+    """Build a table like a change stream: each commit deletes the keys of the rows that it writes."""
     table = IcebergWriter(root, partition_by=2)
     for commit in range(commits):
         for part in (1, 2):
@@ -221,7 +221,7 @@ key_rows = st.lists(
 
 
 @given(data=st.lists(key_rows, max_size=3), keys=st.lists(key_rows, max_size=3), bounds=st.booleans())
-def test_statistics_spare_only_files_that_no_key_reaches(
+def test_statistics_exempt_only_files_without_a_deleted_key(
     tmp_path_factory: pytest.TempPathFactory, data: list[Any], keys: list[Any], bounds: bool
 ) -> None:
     table = IcebergWriter(tmp_path_factory.mktemp("spans"))
@@ -234,7 +234,7 @@ def test_statistics_spare_only_files_that_no_key_reaches(
     agree(table, num_workers=0)
 
 
-def test_a_file_whose_values_lie_apart_from_the_keys_has_no_deletes(tmp_path: Path) -> None:
+def test_a_file_with_values_outside_the_keys_range_has_no_deletes(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     for start in (0, 100, 200):
         table.append(some(start, start + 40), group=5)
@@ -246,7 +246,7 @@ def test_a_file_whose_values_lie_apart_from_the_keys_has_no_deletes(tmp_path: Pa
     assert len(agree(table)) == 118
 
 
-def test_files_with_deletes_are_cut_where_that_is_asked(tmp_path: Path) -> None:
+def test_files_with_deletes_are_cut_on_request(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     first = table.append(some(0, 40), group=5)
     table.append(some(40, 80), group=5)
@@ -274,7 +274,7 @@ def test_row_ids_and_sequence_numbers(tmp_path: Path) -> None:
 
 @pytest.fixture
 def thinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note each row group that is read without its deleted rows."""
+    """Record each row group that is read without its deleted rows."""
     groups: list[int] = []
     real = ParquetFile.thinned
 
@@ -352,7 +352,7 @@ def test_rows_of_deleted_keys_left_out_while_a_group_is_decoded_are_those_left_o
     assert not thinned
 
 
-def test_of_a_row_group_whose_keys_are_all_deleted_no_other_column_is_decoded(
+def test_a_row_group_with_all_keys_deleted_decodes_no_other_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, list[str], bool]] = []
@@ -388,7 +388,7 @@ def test_row_groups_beside_short_ones_leave_their_deleted_rows_out_while_they_ar
 
 
 @pytest.mark.parametrize("ahead", [1, 20, 33])
-def test_live_rows_are_found_for_as_many_row_groups_as_are_looked_ahead(
+def test_live_rows_are_found_for_all_row_groups_read_ahead(
     tmp_path: Path, thinned: list[int], monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
     monkeypatch.setattr(file_walk, "_ROWS_AHEAD", ahead)

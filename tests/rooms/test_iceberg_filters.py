@@ -80,7 +80,7 @@ FORMER = (column(1, "s", "int"), column(2, "q", "int"), column(3, "k", "float"),
 
 @settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
 @given(files=files, wanted=filters, partitioned=st.booleans(), evolved=st.integers(0, 5))
-def test_no_row_is_lost_and_none_is_won(
+def test_filters_neither_lose_nor_add_rows(
     files: list[Any], wanted: pc.Expression, partitioned: bool, evolved: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +141,7 @@ def ranges(root: Path, partition_by: int | None = None) -> IcebergWriter:
 
 
 @pytest.mark.parametrize("partition_by", [None, 2])
-def test_files_are_left_out_and_explain_says_so(tmp_path: Path, partition_by: int | None) -> None:
+def test_files_are_left_out_and_explain_reports_it(tmp_path: Path, partition_by: int | None) -> None:
     location = ranges(tmp_path, partition_by).metadata
     found, dataset = read(location, filters=(pc.field("k") == 2) & (pc.field("x") + 0 > 22))
     assert [row["x"] for row in found] == list(range(23, 30))
@@ -181,7 +181,7 @@ def test_scan_filters_that_do_not_fit(tmp_path: Path) -> None:
         read(location, filters=pc.field("xx") > 3)
 
 
-def test_a_tree_is_read_from_how_an_expression_writes_itself() -> None:
+def test_a_tree_is_parsed_from_a_serialized_expression() -> None:
     tree = parse(~(pc.field("a", "b") >= pc.scalar("2020-01-01").cast(pa.date32())))
     assert isinstance(tree, Call)
     assert tree.function == "invert"
@@ -262,7 +262,7 @@ def test_null_compares_to_nothing() -> None:
     ],
     ids=str,
 )
-def test_what_would_be_rounded_prunes_nothing(wanted: pc.Expression) -> None:
+def test_values_that_would_be_rounded_prune_nothing(wanted: pc.Expression) -> None:
     translation = translate(wanted, iceberg_schema(STRUCT), ARROW)
     assert translation.expression is None
     assert len(translation.untranslated) == 1

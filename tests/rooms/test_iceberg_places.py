@@ -1,4 +1,4 @@
-"""Metadata that names files elsewhere: nothing is opened there, and no credential goes there, unasked."""
+"""Metadata that names files elsewhere: without permission, nothing is opened there and no credential is sent there."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def rewrite(root: Path, new: Callable[[str], str]) -> None:
 
 
 def read(location: str, **options: Any) -> list[int]:
-    """Read a table; manifests that `rewrite` wrote are shorter than their list says, which no retry mends."""
+    """Read a table; manifests that `rewrite` wrote are shorter than their list says, which a retry does not fix."""
     loader, _ = IcebergDataset.create_dataloader(
         metadata_location=location,
         columns=["x"],
@@ -78,7 +78,7 @@ LIVE = [x for x in range(30) if x != 5]
 
 
 def moved_to(root: Path, url: str, only: str = "") -> Callable[[str], str]:
-    """Say paths below `root`, or those that hold `only`, with a URL."""
+    """Replace paths below `root`, or those that contain `only`, by a URL."""
     return lambda path: path.replace(f"file://{root}", url) if only in path else path
 
 
@@ -111,7 +111,7 @@ def test_no_header_goes_to_another_host(tmp_path: Path, serve: Callable[[Path], 
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_table_far_away_reads_no_file_of_this_machine(
+def test_a_remote_table_reads_no_local_file(
     tmp_path: Path, serve: Callable[[Path], Site], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = tmp_path / "lake"
@@ -139,7 +139,7 @@ def test_a_table_far_away_reads_no_file_of_this_machine(
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "s3://elsewhere", "memory://a", "ftp://elsewhere"])
 @pytest.mark.parametrize("part", PARTS)
-def test_a_table_of_this_machine_opens_nothing_far_away(tmp_path: Path, url: str, part: str) -> None:
+def test_a_local_table_opens_nothing_remote(tmp_path: Path, url: str, part: str) -> None:
     location = table(tmp_path).metadata
     rewrite(tmp_path, moved_to(tmp_path, url, PARTS[part]))
     with pytest.raises(TableError, match="lies elsewhere") as refused:
@@ -148,7 +148,7 @@ def test_a_table_of_this_machine_opens_nothing_far_away(tmp_path: Path, url: str
 
 
 @pytest.mark.parametrize("what", ["a delete file", "a file that a filter keeps"])
-def test_deletes_and_filtered_files_are_looked_at_too(tmp_path: Path, what: str) -> None:
+def test_deletes_and_filtered_files_are_checked_too(tmp_path: Path, what: str) -> None:
     writer = table(tmp_path)
     target = writer.deletes[0].entry["file_path"] if what == "a delete file" else writer.data[1].path
     rewrite(tmp_path, lambda path: f"http://127.0.0.1:9/{path}" if path == target else path)
@@ -156,7 +156,7 @@ def test_deletes_and_filtered_files_are_looked_at_too(tmp_path: Path, what: str)
         read(writer.metadata, footers="lazy", scan_filter="x > 0")
 
 
-def test_a_kept_plan_is_looked_at_too(tmp_path: Path) -> None:
+def test_a_cached_plan_is_checked_too(tmp_path: Path) -> None:
     lake, plans = tmp_path / "lake", str(tmp_path / "plans")
     writer = table(lake)
     first = writer.data[0].path
@@ -175,7 +175,7 @@ def test_a_kept_plan_is_looked_at_too(tmp_path: Path) -> None:
         target.rm_file("/elsewhere/a.parquet")
 
 
-def test_a_redirect_to_another_host_takes_no_secret_along(tmp_path: Path, serve: Callable[[Path], Site]) -> None:
+def test_a_redirect_to_another_host_carries_no_secret(tmp_path: Path, serve: Callable[[Path], Site]) -> None:
     lake = tmp_path / "lake"
     location = table(lake).metadata
     own, other = serve(lake), serve(lake)
@@ -214,7 +214,7 @@ def test_a_login_of_the_client_stays_with_its_host(tmp_path: Path, serve: Callab
     assert all("Authorization" not in headers for _, headers in other.asked)
 
 
-def test_what_stands_now_where_an_override_says_is_allowed(tmp_path: Path, serve: Callable[[Path], Site]) -> None:
+def test_places_named_in_an_override_are_allowed(tmp_path: Path, serve: Callable[[Path], Site]) -> None:
     lake, elsewhere = tmp_path / "lake", tmp_path / "elsewhere"
     location = table(lake).metadata
     own = serve(lake)
@@ -285,7 +285,7 @@ def test_other_places(root: str, others: str) -> None:
             storage.open(other)
 
 
-def test_a_folder_is_allowed_and_not_what_lies_beside_it() -> None:
+def test_allowing_a_folder_does_not_allow_its_siblings() -> None:
     storage = TableStorage("s3://bucket/t", allowed=read_areas(["s3a://other/lake/", "/mnt/lake", "https://h/a"]))
     storage.require(["s3://other/lake/x", "/mnt/lake/x", "file:///mnt/lake/a/b", "https://h/a/b?q=1"])
     for path in (
@@ -301,7 +301,7 @@ def test_a_folder_is_allowed_and_not_what_lies_beside_it() -> None:
             storage.require([path])
 
 
-def test_what_is_passed_on_to_which_place() -> None:
+def test_options_are_passed_only_to_their_places() -> None:
     options = {"key": "K", "secret": "S", "headers": HEADERS}
     properties = {"s3.access-key-id": "C", "s3.region": "eu"}
     allowed = read_areas(["s3://other", "https://other", "https://host", "gs://box", "/mnt"])
@@ -323,7 +323,7 @@ def test_what_is_passed_on_to_which_place() -> None:
 
 
 @pytest.mark.parametrize("entry", ["bucket", "s3://", "https://me:hunter2@host", "https://host/?sig=hunter2", "http:x"])
-def test_what_cannot_be_allowed_is_refused(tmp_path: Path, entry: str) -> None:
+def test_invalid_locations_are_refused(tmp_path: Path, entry: str) -> None:
     with pytest.raises(ConfigError, match="allow_locations must hold URLs") as refused:
         read(table(tmp_path).metadata, allow_locations=[entry])
     assert "hunter2" not in str(refused.value)

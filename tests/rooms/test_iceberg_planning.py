@@ -1,4 +1,4 @@
-"""Planning tables of many files: what is read, how much is held, and what is kept for the next rank."""
+"""Planning tables of many files: what is read, how much memory it takes, and what is cached for the next rank."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_hundred_thousand_files_are_planned_in_bounded_memory(tmp_path: Path) 
     assert planned["bytes"] < 100_000 * BYTES_A_FILE
 
 
-def test_manifests_are_read_several_at_once(tmp_path: Path) -> None:
+def test_manifests_are_read_in_parallel(tmp_path: Path) -> None:
     write_many(tmp_path / "t", 12, 4, "s3://nowhere/t")
     together = threading.Barrier(4, timeout=20)
 
@@ -106,13 +106,13 @@ def read(table: IcebergWriter, **options: Any) -> list[int]:
 
 
 def newest(table: IcebergWriter) -> dict[str, Any]:
-    """Where the table is, its snapshot named: ranks of a test see the same one."""
+    """Return the table's location with its snapshot, so that all ranks of a test see the same one."""
     return {"metadata_location": table.metadata, "snapshot_id": table.snapshots[-1]["snapshot-id"]}
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts how often the files are read of a table that is far away, as its storage says."""
+    """Counts the reads of files of a table that its storage declares remote."""
     counts: Counter[str] = Counter()
 
     def count(name: str) -> None:
@@ -153,7 +153,7 @@ def test_the_second_rank_reads_no_manifest_and_no_footer(
     assert [file.partition for file in other.table.files] != [file.partition for file in first.table.files]
 
 
-def test_a_kept_plan_is_of_its_snapshot_alone(tmp_path: Path) -> None:
+def test_a_cached_plan_belongs_to_its_snapshot_alone(tmp_path: Path) -> None:
     table, cache = IcebergWriter(tmp_path / "t"), str(tmp_path / "cache")
     for number in range(3):
         table.append(rows(number))
@@ -182,7 +182,7 @@ VALUES = (
 )
 
 
-def test_entries_of_every_kind_are_kept_as_they_are() -> None:
+def test_entries_of_every_kind_round_trip_through_the_cache() -> None:
     said = DeletesInfo((1, 2), "s3://a/b", (4, 99), (b"a", None))
     entries = [
         Entry("s3://a/1", 0, "PARQUET", 3, VALUES, 9, None, 10, 20, (4, 8)),
@@ -209,7 +209,7 @@ def test_entries_of_every_kind_are_kept_as_they_are() -> None:
     assert all(type(a) is type(b) for a, b in zip(found[0].partition, VALUES, strict=True))
 
 
-def test_a_rank_opens_the_footers_of_its_own_files_alone(tmp_path: Path, opened: Counter[str]) -> None:
+def test_a_rank_opens_only_the_footers_of_its_own_files(tmp_path: Path, opened: Counter[str]) -> None:
     table = IcebergWriter(tmp_path / "t")
     for at in range(8):
         table.append(rows(at), group=25)
@@ -248,7 +248,7 @@ def test_rows_come_once_whenever_footers_are_read(
 
 @pytest.mark.filterwarnings("ignore:under a row filter", "ignore:ranks take different")
 @pytest.mark.parametrize("split_deletes", [False, True])
-def test_a_lazy_job_goes_on_where_it_was_also_on_other_ranks(tmp_path: Path, split_deletes: bool) -> None:
+def test_a_lazy_job_resumes_on_any_ranks(tmp_path: Path, split_deletes: bool) -> None:
     table = written(tmp_path)
 
     def load(rank: int, num_ranks: int, **more: Any) -> Any:
@@ -275,7 +275,7 @@ def test_a_lazy_job_goes_on_where_it_was_also_on_other_ranks(tmp_path: Path, spl
         eager.load_state_dict(states[0])
 
 
-def test_a_file_of_other_rows_than_the_manifest_says(tmp_path: Path) -> None:
+def test_a_file_with_other_rows_than_the_manifest_says_is_refused(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     path = table.append(rows(0))
     table.data[0].entry["record_count"] = 99
@@ -312,7 +312,7 @@ def test_an_identity_partition_is_in_the_partition_schema(tmp_path: Path) -> Non
     check_source(source)
 
 
-def test_zero_and_minus_zero_are_two_partitions() -> None:
+def test_zero_and_minus_zero_are_different_partitions() -> None:
     spec = {"source-id": 1, "transform": "identity"}
     naming = Naming("s3://a", TableColumns(()), {0: [spec]}, {1: "f"})
     entries = [Entry(f"s3://a/{value}", 0, "PARQUET", 0, (value,), 1, None, 1, 1) for value in (0.0, -0.0)]

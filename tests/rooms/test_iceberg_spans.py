@@ -1,4 +1,4 @@
-"""What statistics say of which files a delete by keys may reach."""
+"""Statistics decide to which files an equality delete may apply."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def key_bytes(field_id: int, value: Any) -> bytes:
 
 @st.composite
 def key_files(draw: st.DrawFn) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
-    """Draw the keys of a file, and a manifest that may say less of them than it could."""
+    """Draw the keys of a file, and a manifest that may say less about them than it could."""
     keys = draw(st.lists(st.tuples(*(st.sampled_from([None, *values]) for _, _, values in KEYS.values())), max_size=3))
     said: dict[str, Any] = {"record_count": len(keys), "equality_ids": list(KEYS), "content": 2}
     for name in ("lower_bounds", "upper_bounds", "null_value_counts", "value_counts"):
@@ -61,7 +61,7 @@ def test_files_with_a_key_in_common_may_meet(one: Any, other: Any, ids: set[int]
     assert may_meet(deletes, data) or not common
 
 
-def test_what_statistics_tell_of_keys() -> None:
+def test_spans_of_keys_are_read_from_statistics() -> None:
     def span(low: Any, high: Any, nulls: bool = False, values: bool = True) -> tuple[Span]:
         return (Span(1, low, high, nulls, values),)
 

@@ -1,4 +1,4 @@
-"""Tables as pyiceberg writes them, in a catalog of SQLite: which snapshot, which columns, which errors."""
+"""Tables written by pyiceberg in a SQLite catalog: snapshots, columns and errors."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_catalog_of_the_environment(tmp_path: Path, table: Table, monkeypatch:
 
 
 def _hadoop_folder(folder: Path, table: Table, versions: dict[int, str]) -> Path:
-    """Lay the table's metadata out as Hadoop's tables do; a name may have a suffix of compression."""
+    """Lay out the table's metadata like Hadoop tables; a name may have a compression suffix."""
     (folder / "metadata").mkdir(parents=True)
     for number, name in versions.items():
         entry = table.metadata.metadata_log[number] if number < len(table.metadata.metadata_log) else None
@@ -143,7 +143,7 @@ def test_a_folder_with_a_version_hint(tmp_path: Path, table: Table, hint: str, l
     assert sum(len(batch["x"]) for batch in again) == 16
 
 
-def test_folders_whose_version_is_not_known_are_refused(tmp_path: Path, table: Table) -> None:
+def test_folders_of_unknown_version_are_refused(tmp_path: Path, table: Table) -> None:
     folder = _hadoop_folder(tmp_path / "hadoop", table, {2: "v2.metadata.json"})
     with pytest.raises(ConfigError, match=r"folder that holds metadata/version-hint\.text, and .*hadoop is neither"):
         read(metadata_location=folder)
@@ -205,7 +205,7 @@ def test_a_table_without_a_snapshot_is_empty(catalog: Catalog) -> None:
     assert dataset.schema.names == ROWS.schema.names
 
 
-def test_rows_that_pyiceberg_deletes_or_writes_over(table: Table) -> None:
+def test_rows_that_pyiceberg_deletes_or_overwrites(table: Table) -> None:
     table.delete("x < 5")
     same(read(table), table.scan().to_arrow())
     table.overwrite(ROWS.slice(3, 2), overwrite_filter="x = 19")
@@ -269,7 +269,7 @@ def test_a_table_that_was_moved(tmp_path: Path, table: Table) -> None:
         read(metadata_location=location, location_override={"s3://a/": "file:///b"})
 
 
-def test_what_is_missing_is_named(tmp_path: Path, catalog: Catalog, table: Table) -> None:
+def test_missing_names_are_reported(tmp_path: Path, catalog: Catalog, table: Table) -> None:
     where = config(tmp_path)
     with pytest.raises(ConfigError, match=r"no table 'db.click'; the nearest are 'db.clicks'"):
         read("db.click", where)
@@ -315,7 +315,7 @@ def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
         read(metadata_location=writer.metadata)
 
 
-def test_names_that_pyiceberg_would_ignore(tmp_path: Path, table: Table) -> None:
+def test_option_names_that_pyiceberg_would_ignore_are_reported(tmp_path: Path, table: Table) -> None:
     with pytest.warns(UserWarning, match="does not read 'warehuose'; did you mean warehouse") as said:
         read("db.clicks", {**config(tmp_path), "warehuose": "x"})
     assert said[0].filename == __file__, "a warning must point at the caller, not into the library"
@@ -324,7 +324,7 @@ def test_names_that_pyiceberg_would_ignore(tmp_path: Path, table: Table) -> None
         read("db.clicks", {**config(tmp_path), "region_name": "us-east-1", "aws_access_key_id": "k"})
 
 
-def test_files_that_are_gone_or_torn(table: Table) -> None:
+def test_missing_or_damaged_files_are_reported(table: Table) -> None:
     [path, _] = sorted(task.file.file_path for task in table.scan().plan_files())
     here = Path(path.removeprefix("file://"))
     loader, _ = IcebergDataset.create_dataloader(table, output_format="arrow")
@@ -371,7 +371,7 @@ def test_version_3_through_a_catalog(tmp_path: Path, catalog: Catalog) -> None:
     assert set(found["d"].to_pylist()) == {5}
 
 
-def test_types_that_are_not_read_are_refused_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_unsupported_types_are_refused_only_if_requested(tmp_path: Path) -> None:
     writer = IcebergWriter(tmp_path, version=3)
     writer.append([{"x": 1, "k": 2, "s": "s"}])
     writer.evolve([*writer.columns, column(9, "v", "variant"), column(10, "g", "geometry")])
@@ -388,7 +388,7 @@ def test_types_that_are_not_read_are_refused_where_they_are_asked_for(tmp_path: 
     ["variant", "geometry", "geometry(OGC:CRS84)", "geography", "geography(OGC:CRS84, vincenty)", "timestamp_ps"],
 )
 @pytest.mark.parametrize("inside", ["column", "struct", "list"])
-def test_types_that_are_new_are_refused_by_name(tmp_path: Path, catalog: Catalog, kind: str, inside: str) -> None:
+def test_unknown_types_are_refused_by_name(tmp_path: Path, catalog: Catalog, kind: str, inside: str) -> None:
     writer = IcebergWriter(tmp_path / "v3", version=3)
     writer.append([{"x": 1, "k": 2, "s": "s"}])
     around: dict[str, Any] = {
@@ -409,7 +409,7 @@ def test_types_that_are_new_are_refused_by_name(tmp_path: Path, catalog: Catalog
         read("db.odd", config(tmp_path))
 
 
-def test_int96_holds_years_that_nanoseconds_do_not(catalog: Catalog) -> None:
+def test_int96_represents_years_that_nanoseconds_cannot(catalog: Catalog) -> None:
     far = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001 - INT96 has no zone
     made = catalog.create_table("db.old", pa.schema([("x", pa.int64()), ("at", pa.timestamp("us"))]))
     rows = pa.table({"x": [1], "at": pa.array([far], pa.timestamp("us"))})
@@ -424,7 +424,7 @@ def test_int96_holds_years_that_nanoseconds_do_not(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"not json", b"\x1f\x8bnothing", b'{"location": "x", "format-version": 9}']
 )
-def test_what_is_no_metadata(tmp_path: Path, data: bytes) -> None:
+def test_files_that_are_not_metadata_are_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "v1.metadata.json"
     path.write_bytes(data)
     with pytest.raises(TableError, match=r"metadata"):
@@ -433,7 +433,7 @@ def test_what_is_no_metadata(tmp_path: Path, data: bytes) -> None:
         read(metadata_location=str(tmp_path / "v2.metadata.json"))
 
 
-def test_a_catalog_that_is_made_here_is_closed(tmp_path: Path, catalog: Catalog, table: Table) -> None:
+def test_a_catalog_created_by_the_loader_is_closed(tmp_path: Path, catalog: Catalog, table: Table) -> None:
     catalog.close()
 
     def connections() -> list[str]:

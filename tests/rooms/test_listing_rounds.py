@@ -1,4 +1,4 @@
-"""Listing a table on an object store: which requests that takes, and which of them are sent at once."""
+"""Listing a table on an object store: its requests, and which of them are sent concurrently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ["c.parquet", "day=1/a.parquet", "day=2/b.parquet"]
 
 
 def looks(*folders: str) -> list[str]:
-    """The requests that look for other tables' metadata in folders."""
+    """Return the requests that look for metadata of other table formats in folders."""
     return [f"LIST {folder}/{name}".replace(" /", " ") for folder in folders for name in FORMATS]
 
 
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[str], list[list[str]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_these_requests_are_sent_at_once_and_no_others(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_the_expected_requests_are_sent_concurrently(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, options, expected, rounds = CASES[case]
     asked = Rounds(*rounds)
     serve(Bucket(OBJECTS, asked), monkeypatch)
@@ -81,7 +81,7 @@ def test_these_requests_are_sent_at_once_and_no_others(case: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("path", ["lake/x", "lake/t/c", "lake/t/x*", "x/*.parquet", "x/**/*.parquet"])
-def test_what_is_not_there_is_said(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_paths_are_reported(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(Bucket(OBJECTS), monkeypatch)
     with pytest.raises(MissingPathError, match="matches nothing"):
         PathSource.open(f"s3://b/{path}", "parquet")

@@ -1,4 +1,4 @@
-"""Folders to which others may write: links, pipes and second names are refused, and what is made is this user's."""
+"""Folders writable by others: links, pipes and hard links are refused, and new files belong to this user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WRITE = os.O_WRONLY | os.O_CREAT
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file that nobody may change."""
+    """A file that must not change."""
     (tmp_path / "theirs").mkdir()
     path = tmp_path / "theirs" / "key"
     path.write_text("secret")
@@ -55,7 +55,7 @@ def test_a_link_is_neither_read_nor_written(folder: Path, victim: Path) -> None:
     assert [path.name for path in victim.parent.iterdir()] == ["key"]
 
 
-def test_a_file_behind_a_folder_that_is_a_link_is_refused(folder: Path, victim: Path) -> None:
+def test_a_file_in_a_linked_folder_is_refused(folder: Path, victim: Path) -> None:
     (folder / "store").symlink_to(victim.parent)
     for call in (lambda: open_regular(folder / "store" / "key", WRITE), lambda: make_folder(folder / "store")):
         with pytest.raises(StorageError, match=r"store' must be .* got a symbolic link"):
@@ -82,13 +82,13 @@ def test_a_directory_a_device_and_a_second_name_are_refused(folder: Path, victim
     assert read_regular(folder / "second") == b"secret"
 
 
-def test_what_is_missing_is_said_as_python_says_it(folder: Path) -> None:
+def test_a_missing_file_raises_pythons_own_error(folder: Path) -> None:
     for path in (folder / "none", folder / "none" / "none"):
         with pytest.raises(FileNotFoundError):
             open_regular(path)
 
 
-def test_a_new_file_has_a_name_of_its_own_and_goes_if_it_is_not_named(folder: Path) -> None:
+def test_a_new_file_has_a_unique_name_and_is_removed_unless_named(folder: Path) -> None:
     names = set()
     for _ in range(3):
         with new_file(folder / "a") as (path, file):
@@ -125,7 +125,7 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_new_folders_are_this_users_alone_unless_in_one_that_is_shared(tmp_path: Path) -> None:
+def test_new_folders_are_private_unless_in_a_shared_folder(tmp_path: Path) -> None:
     private = tmp_path / "new" / "newer" / "rows"
     team, sticky = tmp_path / "team", tmp_path / "sticky"
     for folder, bits in ((team, 0o775), (sticky, 0o1777)):
@@ -146,7 +146,7 @@ def test_a_file_in_place_of_a_folder_is_refused(folder: Path) -> None:
         make_folder(folder / "store")
 
 
-def test_a_folder_of_somebody_else_or_open_to_others_is_refused(
+def test_a_folder_owned_by_or_open_to_others_is_refused(
     folder: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.chmod(0o700)
@@ -172,7 +172,7 @@ def test_a_folder_of_somebody_else_or_open_to_others_is_refused(
             check_owned(folder)
 
 
-def test_room_is_set_aside_and_what_is_there_stays(folder: Path) -> None:
+def test_disk_space_is_allocated_and_existing_content_stays(folder: Path) -> None:
     path = folder / "a"
     path.write_bytes(b"rows")
     file = os.open(path, os.O_RDWR)
@@ -185,7 +185,7 @@ def test_room_is_set_aside_and_what_is_there_stays(folder: Path) -> None:
     assert path.read_bytes() == b"rows" + bytes((1 << 20) - 4)
 
 
-def test_a_full_file_system_is_an_error_when_room_is_set_aside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_allocating_space_on_a_full_file_system_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [errno.EINTR, errno.ENOSPC]
 
     def full(*_: int) -> int:

@@ -18,11 +18,11 @@ def test_a_notebook_prints_what_it_shows(path: Path) -> None:
     assert written(executed(notebook)) == path.read_text(), f"run: python tools/run_notebooks.py {path.name}"
 
 
-def test_there_are_three() -> None:
+def test_there_are_three_notebooks() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["first-steps", "language-model", "recommender"]
 
 
-def test_an_output_that_is_not_true_is_found() -> None:
+def test_a_wrong_output_is_detected() -> None:
     cell = {"cell_type": "code", "source": ["print('one')\n", "1 + 1"], "outputs": [], "metadata": {}}
     outputs = executed({"cells": [cell]})["cells"][0]["outputs"]
     assert [outputs[0]["text"], outputs[1]["data"]] == [["one\n"], {"text/plain": ["2"]}]

@@ -1,4 +1,4 @@
-"""Groups of options say what the flat options say, and never something else."""
+"""Groups of options mean the same as the flat options."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_dataset_shows_the_argument(call: Any) -> None:
 
 
 @pytest.mark.parametrize("same", [copy.copy, copy.deepcopy, lambda group: pickle.loads(pickle.dumps(group))])  # noqa: S301
-def test_groups_are_frozen_values_that_know_what_was_given(same: Callable[[Any], Any]) -> None:
+def test_groups_are_frozen_and_record_the_given_fields(same: Callable[[Any], Any]) -> None:
     group = Distributed(num_ranks=1)
     assert (same(group), same(group).given) == (group, {"num_ranks"})
     assert repr(group) == "Distributed(num_ranks=1, rank=None, mesh=None, even_ranks=None, check_plan=True)"
@@ -124,7 +124,7 @@ def test_a_group_fills_the_flat_options(table: str) -> None:
     assert StructuredDataset(table, batch_size=5, options=()).options == LoaderOptions(batch_size=5)
 
 
-def test_they_work_where_options_do(table: str) -> None:
+def test_groups_work_wherever_options_do(table: str) -> None:
     class Own(StructuredDataset):
         def __init__(self, path: str, batch_size: int = 4, **options: Any) -> None:
             super().__init__(path, batch_size=batch_size, **options)
@@ -144,7 +144,7 @@ def test_they_work_where_options_do(table: str) -> None:
     assert {job.options.on_error for job in mixed._sources.values()} == {"skip"}
 
 
-def test_what_a_source_of_a_mixture_says_in_a_group_is_compared(table: str) -> None:
+def test_group_options_of_mixture_sources_are_compared(table: str) -> None:
     told = partial(StructuredDataset, table, options=[Types(nulls="mask")])
     MixedDataset({"a": told}, {"a": 1}, nulls="mask")
     with pytest.raises(ConfigError, match="nulls= differs between the mixture and its source 'a'"):
@@ -178,10 +178,10 @@ def test_what_a_source_of_a_mixture_says_in_a_group_is_compared(table: str) -> N
         ({"options": [Memory(prefetch_batches=0)]}, ConfigError, "prefetch_batches must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(given: dict[str, Any], error: type[ConfigError], said: str) -> None:
+def test_invalid_groups_are_refused(given: dict[str, Any], error: type[ConfigError], said: str) -> None:
     with pytest.raises(error, match=said):
         StructuredDataset("nowhere", **given)
 
 
-def test_disjoint_fields_of_one_group_may_come_in_parts() -> None:
+def test_one_group_may_be_given_several_times_with_disjoint_fields() -> None:
     assert flattened({"options": [Distributed(num_ranks=2), Distributed(rank=1)]}) == {"num_ranks": 2, "rank": 1}

@@ -1,4 +1,4 @@
-"""What the caller may ask for: names, defaults, and every value that is refused, with what came and what to do."""
+"""The options: names, defaults, and every value that is refused, with what came and what to do."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_option_is_documented() -> None:
         assert f"\n    {entry.name}: " in told, entry.name
 
 
-def test_a_cache_that_could_keep_nothing_is_refused() -> None:
+def test_a_cache_that_could_hold_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cache_dir keeps what is fetched ahead .*leave one of the two out"):
         LoaderOptions(cache_dir="cache", read_ahead_bytes=0)
     for kept in ({"read_ahead_bytes": 1}, {"read_ahead_bytes": 0, "shuffle": "rows", "row_store": "s3://bucket/rows"}):
@@ -159,14 +159,14 @@ def test_secrets_are_not_shown() -> None:
         ("multiprocessing_context", "thread", ConfigError, "multiprocessing_context must be"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(name: str, value: Any, error: type[ConfigError], said: str) -> None:
+def test_invalid_options_are_refused(name: str, value: Any, error: type[ConfigError], said: str) -> None:
     with pytest.raises(error, match=said) as caught:
         LoaderOptions(**{name: value})
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, TypeError) == (error is ConfigTypeError)
 
 
-def test_an_unknown_name_is_a_type_error_as_of_any_function() -> None:
+def test_an_unknown_name_is_a_type_error_like_that_of_any_function() -> None:
     with pytest.raises(TypeError, match="batchsize"):
         StructuredDataset("somewhere", batchsize=3)  # type: ignore[call-arg]
 
@@ -187,12 +187,12 @@ def test_an_unknown_name_is_a_type_error_as_of_any_function() -> None:
         ("9007199254740993", 9007199254740993),
     ],
 )
-def test_sizes_are_read(given: int | str, num_bytes: int) -> None:
+def test_sizes_are_parsed(given: int | str, num_bytes: int) -> None:
     assert parse_bytes(given) == num_bytes
 
 
 @pytest.mark.parametrize("given", ["", "MiB", "1 XB", "-1", "1e9", "0.1B", "0", True, None, 2.0, b"1"])
-def test_what_is_no_size_is_refused(given: Any) -> None:
+def test_invalid_sizes_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="a size must"):
         parse_bytes(given)
 
@@ -204,7 +204,7 @@ def test_workers_are_lanes_and_none_is_four(num_workers: int | None, lanes: int)
 
 @pytest.mark.parametrize("placing", [{"device": "cpu"}, {"pin_memory": True}], ids=str)
 @pytest.mark.parametrize("form", ["arrow", "dict"])
-def test_what_holds_no_tensors_cannot_be_placed(form: str, placing: dict[str, object]) -> None:
+def test_batches_without_tensors_cannot_be_placed_on_a_device(form: str, placing: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="holds no tensors that device or pin_memory could place"):
         LoaderOptions(output_format=form, **placing)  # type: ignore[arg-type]
     LoaderOptions(output_format=form, collate_fn=dict, **placing)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the package says of itself."""
+"""The metadata of the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch_table_loader.cli.main import main
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_version_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_defined_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--version"])
     assert left.value.code == 0
@@ -29,14 +29,14 @@ def test_the_version_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"## {torch_table_loader.__version__}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
-def test_the_licence_is_there() -> None:
+def test_the_license_is_included() -> None:
     said = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert metadata("torch-table-loader")["License-Expression"] == said["license"] == "Apache-2.0"
     assert [(ROOT / name).read_text("utf-8").split()[:2] for name in said["license-files"]] == [["Apache", "License"]]
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
-def test_a_page_at_the_front_door_links_to_what_is_there(page: str) -> None:
+def test_links_of_top_level_pages_have_targets(page: str) -> None:
     text = (ROOT / page).read_text("utf-8")
     links = [part.partition(")")[0].partition("#")[0] for part in text.split("](")[1:]]
     missing = [link for link in links if "://" not in link and not (ROOT / link).exists()]
@@ -44,7 +44,7 @@ def test_a_page_at_the_front_door_links_to_what_is_there(page: str) -> None:
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="which files are ours, git says")
-def test_the_source_distribution_holds_the_tests(tmp_path: Path) -> None:
+def test_the_source_distribution_contains_the_tests(tmp_path: Path) -> None:
     copy = tmp_path / "checkout"
     listed = ["git", "ls-files", "-z"]
     tracked = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
@@ -75,7 +75,7 @@ def test_extras_are_for_users_and_all_has_every_one() -> None:
     assert {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")} == set(extras)
 
 
-def test_what_messages_and_pages_tell_to_install_is_there() -> None:
+def test_extras_named_in_messages_and_pages_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     places = [*(ROOT / "torch_table_loader").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     texts = {path: path.read_text("utf-8") for path in places}
@@ -89,7 +89,7 @@ def test_what_messages_and_pages_tell_to_install_is_there() -> None:
     assert [each for each in named if each[1] not in extras] == []
 
 
-def test_the_makefile_installs_extras_and_groups_that_are_there() -> None:
+def test_the_makefile_installs_existing_extras_and_groups() -> None:
     said = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     makefile = (ROOT / "Makefile").read_text("utf-8")
     used = re.findall(r"--group ([a-z]+)", makefile)

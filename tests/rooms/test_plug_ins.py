@@ -1,4 +1,4 @@
-"""What others bring: formats by object and by name, sources, and storages."""
+"""Plug-ins: formats by object and by name, sources, and storages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PLUGS = "tests.rooms.plug_ins"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on the path of this process and of those that it starts, in which plug-ins can be installed."""
+    """A folder on the path of this process and its children, in which plug-ins can be installed."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -73,7 +73,7 @@ def loader_of(*args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("served", IN_EVERY_WORKER)
-def test_a_reader_that_is_given_reads_in_every_worker(table: Path, served: str) -> None:
+def test_a_reader_passed_as_an_object_reads_in_every_worker(table: Path, served: str) -> None:
     loader = loader_of(table, numbers, **SERVED[served])
     assert sorted(delivered(loader)) == list(range(55))
 
@@ -85,7 +85,7 @@ def test_an_installed_reader_is_found_in_every_worker(table: Path, site: Path, s
     assert sorted(delivered(loader_of(table, name, **SERVED[served]))) == list(range(55))
 
 
-def test_a_state_goes_on_with_a_reader_that_is_given(table: Path) -> None:
+def test_a_state_resumes_with_a_reader_passed_as_an_object(table: Path) -> None:
     whole = delivered(loader_of(table, numbers, shuffle=True))
     loader = loader_of(table, numbers, shuffle=True)
     iterator = iter(loader)
@@ -96,7 +96,7 @@ def test_a_state_goes_on_with_a_reader_that_is_given(table: Path) -> None:
     assert begun + delivered(again) == whole
 
 
-def test_a_plan_cache_tells_readers_of_one_name_apart(table: Path, tmp_path: Path) -> None:
+def test_a_plan_cache_distinguishes_readers_of_one_name(table: Path, tmp_path: Path) -> None:
     for column in ("number", "figure"):
         dataset = StructuredDataset(table, NumbersReader(column=column), plan_cache=str(tmp_path / "plans"))
         assert dataset.schema.names == [column]
@@ -136,7 +136,7 @@ def test_a_faulty_plug_in_is_refused(table: Path, site: Path, value: str) -> Non
         StructuredDataset(table, "bad")
 
 
-def test_a_name_that_two_install_is_refused(table: Path, site: Path, tmp_path: Path) -> None:
+def test_a_name_installed_twice_is_refused(table: Path, site: Path, tmp_path: Path) -> None:
     install(site, bad=f"{PLUGS}:numbers")
     (tmp_path / "more").mkdir()
     (site / "some_formats-1.0.dist-info").rename(site / "first_formats-1.0.dist-info")
@@ -169,7 +169,7 @@ class Local(NumbersReader):
         (Local(handle=open), "format must be one"),
     ],
 )
-def test_an_object_that_is_no_reader_is_refused(table: Path, given: Any, message: str) -> None:
+def test_an_object_that_is_not_a_reader_is_refused(table: Path, given: Any, message: str) -> None:
     if isinstance(given, Local):
         message, given = "format must pickle", Local(handle=sys._getframe())
     with pytest.raises(ConfigError, match=message):
@@ -188,7 +188,7 @@ def test_the_command_line_takes_an_installed_name(table: Path, site: Path, capsy
 
 
 def scrambled(folder: Path) -> Path:
-    """Turn over all bytes of a table's files."""
+    """Invert all bits of a table's files."""
     for path in folder.rglob("*.txt"):
         path.write_bytes(turned(path.read_bytes()))
     return folder
@@ -209,7 +209,7 @@ def listed(table: Path) -> Listed:
 
 
 @pytest.mark.parametrize("served", MOST)
-def test_a_source_that_is_given_is_read_by_every_worker(table: Path, served: str) -> None:
+def test_a_source_passed_as_an_object_is_read_by_every_worker(table: Path, served: str) -> None:
     loader = loader_of(source=listed(table), **SERVED[served])
     assert sorted(delivered(loader)) == list(range(55))
 
@@ -243,7 +243,7 @@ def test_the_sources_and_storages_of_this_test_keep_their_contracts(table: Path)
 
 
 @pytest.mark.parametrize("served", MOST)
-def test_a_state_goes_on_at_its_own_snapshot(table: Path, served: str) -> None:
+def test_a_state_resumes_at_its_own_snapshot(table: Path, served: str) -> None:
     folder = str(scrambled(table))
     options = {"shuffle": True, **SERVED[served]}
     whole = delivered(loader_of(source=Catalog(folder, 3), **options))
@@ -262,7 +262,7 @@ def test_a_state_goes_on_at_its_own_snapshot(table: Path, served: str) -> None:
     assert sorted(whole) == list(range(33))
 
 
-def test_a_state_of_another_snapshot_is_refused_where_one_was_chosen(table: Path) -> None:
+def test_a_state_of_another_snapshot_is_refused_if_one_was_chosen(table: Path) -> None:
     folder = str(scrambled(table))
     state = loader_of(source=Catalog(folder, 3)).state_dict()
     pinned = loader_of(source=Catalog(folder, 5, pinned=True))
@@ -306,7 +306,7 @@ def replace_format(source: Listed, name: str) -> Listed:
 
 @dataclass
 class RankZero:
-    """What rank 0 saw, for a rank that saw something else."""
+    """The view of rank 0, for a rank with another view."""
 
     snapshot_id: int = 0
     names: tuple[str, ...] = ()
@@ -328,7 +328,7 @@ def test_every_rank_reads_what_rank_0_sees(table: Path) -> None:
     assert [file.name for file in fewer.files] == ["1.txt", "3.txt"]
 
 
-def test_what_is_no_source_is_refused(table: Path) -> None:
+def test_an_object_that_is_not_a_source_is_refused(table: Path) -> None:
     source: Any = listed(table)
     for options, message in (
         ({"source": 5}, "source must be a Source, but int has no storage, files, partition_schema"),
@@ -348,7 +348,7 @@ def test_what_is_no_source_is_refused(table: Path) -> None:
 
 
 @pytest.mark.parametrize("served", MOST)
-def test_a_storage_that_is_given_is_read_by_every_worker(table: Path, served: str) -> None:
+def test_a_storage_passed_as_an_object_is_read_by_every_worker(table: Path, served: str) -> None:
     storage, names = Scrambled(str(scrambled(table).parent)), [f"{at}.txt" for at in range(5)]
     by_name = loader_of([f"t/{name}" for name in names], numbers, storage=storage, **SERVED[served])
     below = loader_of("t", numbers, storage=storage, files=names, **SERVED[served])
@@ -358,7 +358,7 @@ def test_a_storage_that_is_given_is_read_by_every_worker(table: Path, served: st
     assert sorted(rows) == list(range(55))
 
 
-def test_paths_of_a_storage_carry_partitions(tmp_path: Path) -> None:
+def test_paths_in_a_storage_may_have_partitions(tmp_path: Path) -> None:
     for day in (1, 2):
         write_numbers(tmp_path / f"day={day}", files=1)
     scrambled(tmp_path)
@@ -368,7 +368,7 @@ def test_paths_of_a_storage_carry_partitions(tmp_path: Path) -> None:
     assert [file.name for file in dataset.table.files] == names
 
 
-def test_a_plan_cache_wants_to_know_the_place_of_a_storage(table: Path, tmp_path: Path) -> None:
+def test_a_plan_cache_requires_the_place_of_a_storage(table: Path, tmp_path: Path) -> None:
     scrambled(table)
     options: dict[str, Any] = {"files": ["0.txt"], "plan_cache": str(tmp_path / "plans")}
     with pytest.raises(ConfigError, match=r"plan_cache= needs .* Scrambled has no attribute place"):
@@ -378,7 +378,7 @@ def test_a_plan_cache_wants_to_know_the_place_of_a_storage(table: Path, tmp_path
     assert len(list((tmp_path / "plans").iterdir())) == 1
 
 
-def test_a_storage_with_ranges_has_all_that_they_take(table: Path) -> None:
+def test_a_storage_with_ranges_has_all_required_methods(table: Path) -> None:
     @dataclass(frozen=True)
     class Ranged(Scrambled):
         def read_range(self, path: str, start: int, stop: int, version: Any = None) -> bytes:
@@ -391,7 +391,7 @@ def test_a_storage_with_ranges_has_all_that_they_take(table: Path) -> None:
         StructuredDataset.from_source(Catalog(str(table), 1, storage=Ranged(str(table))))
 
 
-def test_what_is_no_storage_is_refused(table: Path) -> None:
+def test_an_object_that_is_not_a_storage_is_refused(table: Path) -> None:
     storage: Any = Scrambled(str(table))
     for options, message in (
         ({"storage": "s3"}, "storage must be a Storage, but str has no is_local, open, version, close"),

@@ -1,4 +1,4 @@
-"""`ragged=`: what a Pad refuses, which column a layout is for, and what does not fit a column."""
+"""`ragged=`: what a Pad refuses, the layout of each column, and layouts that do not fit a column."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_codes_are_padded_with_what_no_word_has() -> None:
 
 
 def test_what_lies_under_a_null_list_is_not_counted() -> None:
-    """A null list may hide values; what stands for it is counted instead."""
+    """A null list may hide values; its replacement is counted instead."""
     hidden = pa.ListArray.from_arrays(pa.array([0, 1, 9], pa.int32()), pa.array(range(9)), mask=pa.array([False, True]))
     batch = read({"x": hidden}, ragged=Pad(length=2), nulls={"x": [7, 8]})
     assert batch["x"].values.tolist() == [[0, 0], [7, 8]]

@@ -1,4 +1,4 @@
-"""Avro files: types, nulls, nested values, and what is torn."""
+"""Avro files: types, nulls, nested values, and damage."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read(path: Path, columns: list[str], max_rows: int = 65536) -> pa.Table:
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS))
-def test_every_type_comes_back(tmp_path: Path, name: str) -> None:
+def test_every_type_round_trips(tmp_path: Path, name: str) -> None:
     _, values, kind = FIELDS[name]
     column = read(write(tmp_path / "x.avro", [name]), [name]).column(0)
     assert column.type == kind
@@ -118,13 +118,13 @@ def test_ids_are_kept_and_batches_are_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate", "snappy", "zstandard"])
-def test_every_codec_that_the_specification_of_iceberg_names(tmp_path: Path, codec: str) -> None:
+def test_every_codec_in_the_iceberg_specification_is_read(tmp_path: Path, codec: str) -> None:
     path = write(tmp_path / "x.avro", ["i", "s"], copies=5000, codec=codec)
     assert read(path, ["s"]).column("s").to_pylist() == ["a", "é"] * 5000
 
 
 def lacks_cramjam(_: Any) -> None:
-    """Say what fastavro says where the package is not there."""
+    """Raise the error of fastavro for a missing package."""
     raise ValueError("snappy codec is supported but you need to install one of the following libraries: ('cramjam',)")
 
 
@@ -146,7 +146,7 @@ def test_a_block_that_does_not_decode_is_named(tmp_path: Path, codec: str) -> No
         read(path, ["s"])
 
 
-def test_a_torn_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", ["i"], copies=5000)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(TableError, match=r"x\.avro must be an Avro file"):

@@ -1,4 +1,4 @@
-"""Columns found by id, however nested, in slices of batches as in whole ones."""
+"""Columns found by id, however nested, in slices of batches and in whole batches."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def plan(file: pa.Schema = FILE, current: tuple[Column, ...] = CURRENT, **how: A
 
 
 @given(rows=rows, start=st.integers(0, 8), stop=st.integers(0, 8))
-def test_a_slice_becomes_what_its_rows_become(rows: list[dict[str, Any]], start: int, stop: int) -> None:
+def test_a_slice_is_converted_like_its_rows(rows: list[dict[str, Any]], start: int, stop: int) -> None:
     conformer = plan()
     batch = pa.RecordBatch.from_pylist(rows, FILE).slice(start, max(0, stop - start)).select(conformer.reads)
     found = conformer.apply(batch)
@@ -209,7 +209,7 @@ def test_large_lists_and_null_keys(rows: list[dict[str, Any]]) -> None:
     assert found.to_pylist() == [wanted(row) for row in rows]
 
 
-def test_what_a_file_lacks() -> None:
+def test_columns_that_a_file_lacks_are_filled() -> None:
     columns = tuple(
         read_columns(
             {
@@ -251,7 +251,7 @@ def test_files_without_ids() -> None:
         plan(plain, columns)
 
 
-def test_lineage_is_counted_where_the_file_does_not_say() -> None:
+def test_lineage_is_computed_if_the_file_lacks_it() -> None:
     lineage = (
         Column(2147483540, "_row_id", pa.int64()),
         Column(2147483539, "_last_updated_sequence_number", pa.int64()),
@@ -272,7 +272,7 @@ def test_lineage_is_counted_where_the_file_does_not_say() -> None:
         (pa.int64(), "int", "value that does not fit"),
     ],
 )
-def test_types_that_never_fit(kind: pa.DataType, target: str, said: str) -> None:
+def test_incompatible_types_are_refused(kind: pa.DataType, target: str, said: str) -> None:
     file = pa.schema([ids(pa.field("x", kind), 1)])
     [column] = read_columns({"fields": [{"id": 1, "name": "x", "required": False, "type": target}]})[0]
     value = {"string": "a", "int64": 1 << 40}.get(str(kind), [1])
@@ -291,7 +291,7 @@ def test_int96_and_extension_types() -> None:
     assert found.column(1).to_pylist() == [b"\1" * 16] * 2
 
 
-def test_a_reader_that_puts_an_extension_type_around_its_storage() -> None:
+def test_a_reader_that_wraps_storage_in_an_extension_type() -> None:
     file = pa.schema([ids(pa.field("u", pa.binary(16)), 1)])
     conformer = plan(file, (Column(1, "u", pa.binary(16)),))
     batch = pa.record_batch([pa.array([b"\1" * 16], pa.uuid())], names=["u"])

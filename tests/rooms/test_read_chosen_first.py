@@ -1,4 +1,4 @@
-"""Where nobody knows whether a row passes, the columns of the filter are read before the others."""
+"""If it is not known whether a row passes, the columns of the filter are read before the others."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _rows(reader: TaskReader, task: ReadTask) -> pa.Table:
 
 
 class _Asked:
-    """Notes which columns of which row groups a Parquet file decoded."""
+    """Records which columns of which row groups a Parquet file decoded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.columns: list[tuple[int, str]] = []
@@ -96,7 +96,7 @@ class _Asked:
     skip=st.integers(0, 12),
     take=st.integers(-1, 30),
 )
-def test_rows_are_those_that_pass_whether_or_not_their_number_is_known(
+def test_only_passing_rows_come_whether_or_not_they_are_counted(
     tmp_path: Path, filters: Any, columns: list[str], group: int, max_rows: int, skip: int, take: int
 ) -> None:
     path = tmp_path / f"{group}.parquet"
@@ -121,7 +121,7 @@ def test_rows_are_those_that_pass_whether_or_not_their_number_is_known(
 
 
 @pytest.mark.parametrize("max_rows", [20, 8])  # row groups that are read in one go, and those that are streamed
-def test_of_a_row_group_in_which_no_row_passes_the_filters_columns_alone_are_decoded(
+def test_a_row_group_without_a_passing_row_decodes_only_filter_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_rows: int
 ) -> None:
     write_parquet(tmp_path / "f.parquet", TABLE, 20)
@@ -132,7 +132,7 @@ def test_of_a_row_group_in_which_no_row_passes_the_filters_columns_alone_are_dec
 
 
 @pytest.mark.parametrize(("most_of_filter", "most_of_others"), [(8, 3), (3, 8), (5, 4)])
-def test_columns_that_come_in_other_batches_than_the_filters_are_put_beside_their_own_rows(
+def test_columns_in_other_batches_than_the_filter_columns_are_aligned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_of_filter: int, most_of_others: int
 ) -> None:
     write_parquet(tmp_path / "f.parquet", TABLE, 20)
@@ -150,9 +150,7 @@ def test_columns_that_come_in_other_batches_than_the_filters_are_put_beside_thei
     assert as_table(batches, reader.schema).equals(EXPECTED.select(["l", "a"]).take(wanted))
 
 
-def test_a_row_group_without_a_live_row_is_not_read_where_that_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_group_known_to_have_no_live_row_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(tmp_path / "f.parquet", TABLE, 20)
     reader = _reader(tmp_path / "f.parquet", ["s"], pc.field("a").isin([2, 57]), 20)
     known = _whole(tmp_path / "f.parquet", [1, 0, 1])
@@ -185,9 +183,7 @@ class _Streams:
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
     cuts=st.lists(st.integers(0, 72), max_size=8),
 )
-def test_columns_beside_others_come_row_for_row_however_their_batches_are_cut(
-    lengths: list[int], cuts: list[int]
-) -> None:
+def test_columns_stay_aligned_however_their_batches_are_cut(lengths: list[int], cuts: list[int]) -> None:
     end = 10 + sum(lengths)
     edges = sorted({min(10 + cut, end) for cut in cuts})
     file = _Streams(lengths)
@@ -199,7 +195,7 @@ def test_columns_beside_others_come_row_for_row_however_their_batches_are_cut(
     assert file.opened == file.closed == (len(edges) > 1)  # nothing is opened before rows are asked for
 
 
-def test_columns_that_end_before_the_others_are_an_error() -> None:
+def test_columns_of_different_lengths_are_an_error() -> None:
     with (
         closing(Beside(_Streams([4, 3]), range(2, 3), ["row"], 9, 10)) as beside,
         pytest.raises(TableError, match="row groups 2 to 2 must end at row 20 of the file, got 3 fewer"),

@@ -1,4 +1,4 @@
-"""Text that was compressed as a whole, and formats that the ends of names say."""
+"""Text that was compressed as a whole, and formats declared by suffixes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_compressed_text_is_read_as_its_text(tmp_path: Path, form: str, suffix: 
 
 @pytest.mark.parametrize("suffix", CODECS)
 @pytest.mark.parametrize("form", ["csv", "json"])
-def test_a_torn_stream_is_an_error_that_names_the_file(tmp_path: Path, form: str, suffix: str) -> None:
+def test_a_truncated_stream_is_an_error_that_names_the_file(tmp_path: Path, form: str, suffix: str) -> None:
     whole = _compressed(_text(form), suffix)
     path = tmp_path / f"torn.{form}{suffix}"
     for data in (whole[: len(whole) // 2], whole[:-1], whole + b"not a stream", _text(form)):
@@ -72,7 +72,7 @@ def test_a_torn_stream_is_an_error_that_names_the_file(tmp_path: Path, form: str
                 StructuredDataset(path, schema=schema)
 
 
-def test_damage_behind_planning_is_an_error_too(tmp_path: Path) -> None:
+def test_damage_after_planning_is_an_error_too(tmp_path: Path) -> None:
     path = tmp_path / "x.csv.gz"
     path.write_bytes(_compressed(_text("csv"), ".gz"))
     reader, storage = reader_for("csv"), LocalStorage()
@@ -86,13 +86,13 @@ def test_damage_behind_planning_is_an_error_too(tmp_path: Path) -> None:
         list(dataset)
 
 
-def test_compression_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_compression_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "x.csv.xz").write_bytes(b"\xfd7zXZ\0")
     with pytest.raises(TableError, match=r"x\.csv\.xz must be text.*'\.xz'; compress it with gzip or zstd"):
         StructuredDataset(tmp_path)
 
 
-def test_few_bytes_that_hold_much_text_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_highly_compressed_text_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = b'{"x": 1}\n'
     (tmp_path / "x.jsonl.gz").write_bytes(_compressed(line * 3_000_000, ".gz"))
     before = pa.total_allocated_bytes()
@@ -114,7 +114,7 @@ def test_few_bytes_that_hold_much_text_take_little_memory(tmp_path: Path, monkey
         StructuredDataset(tmp_path, schema=pa.schema([("x", pa.int64())]))
 
 
-def test_a_compressed_file_is_one_piece_and_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_file_is_not_cut_and_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     real = compressed.text_of
 
@@ -171,7 +171,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_suffixes_say_the_format(tmp_path: Path, name: str) -> None:
+def test_suffixes_decide_the_format(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / name)
     expected = TABLE.to_pylist()
     assert _rows(tmp_path) == _rows(tmp_path / name) == _rows(tmp_path, files=[name]) == expected
@@ -179,7 +179,7 @@ def test_suffixes_say_the_format(tmp_path: Path, name: str) -> None:
     assert [row for batch in own for row in batch.to_pylist()] == expected
 
 
-def test_empty_and_hidden_files_say_nothing(tmp_path: Path) -> None:
+def test_empty_and_hidden_files_do_not_decide_the_format(tmp_path: Path) -> None:
     csv.write_csv(TABLE, tmp_path / "x.csv")
     (tmp_path / "note.txt").touch()
     (tmp_path / "_SUCCESS").write_text("yes")
@@ -203,7 +203,7 @@ def test_mixed_folders_are_refused_by_name(tmp_path: Path, names: list[str], sai
         StructuredDataset(tmp_path)
 
 
-def test_every_format_of_ours_says_how_its_files_end() -> None:
+def test_every_built_in_format_declares_its_suffixes() -> None:
     for form in FORMATS:
         assert suffixes_of(reader_for(form)), form
         for suffix in suffixes_of(reader_for(form)):
@@ -211,7 +211,7 @@ def test_every_format_of_ours_says_how_its_files_end() -> None:
             assert suffix in suffixes_of(found)
 
 
-def test_an_installed_format_says_it_too(tmp_path: Path) -> None:
+def test_an_installed_format_declares_its_suffixes_too(tmp_path: Path) -> None:
     assert reader_by_suffix(["a/x.npy"]).name == "npy"
     with pytest.raises(ConfigError, match=r"\.npy \(x\.npy\) and \.txt \(y\.txt\)"):
         reader_by_suffix(["x.npy", "y.txt"])

@@ -31,7 +31,7 @@ def test_types_come_from_the_whole_file_not_from_its_first_block(tmp_path: Path)
     assert batches[-1].to_pylist()[-1] == {"b": "x", "a": 0.5}
 
 
-def test_a_given_schema_rules_and_columns_outside_it_are_not_parsed(tmp_path: Path) -> None:
+def test_a_given_schema_applies_and_other_columns_are_not_parsed(tmp_path: Path) -> None:
     file = _file(tmp_path, "a,rest,day\n1,x,2024-01-01\n2,y,\n")
     given = pa.schema([("day", pa.date32()), ("a", pa.int8()), ("new", pa.string())])
     meta = inspect(file, given)
@@ -53,7 +53,7 @@ def test_a_given_schema_without_any_column_of_the_file_still_counts_rows(tmp_pat
     assert as_table(reader.read(whole_task(meta)), given)["new"].to_pylist() == [None, None]
 
 
-def test_quoted_line_breaks_may_fall_on_any_block_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quoted_line_breaks_may_be_at_any_block_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_table_loader.read.csv._BLOCK_BYTES", 4096)
     file = _file(tmp_path, "a,b\n" + "".join(f'{i},"x\n\ny,{i}"\n' for i in range(3000)))
     meta = inspect(file)
@@ -61,7 +61,7 @@ def test_quoted_line_breaks_may_fall_on_any_block_edge(tmp_path: Path, monkeypat
     assert got.to_pydict() == {"a": list(range(3000)), "b": [f"x\n\ny,{i}" for i in range(3000)]}
 
 
-def test_a_value_that_is_not_of_the_type_names_the_file(tmp_path: Path) -> None:
+def test_a_value_of_the_wrong_type_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     file = _file(tmp_path, "a\n1\nzz\n")
     with pytest.raises(TableError, match=r"x\.csv as csv .*'zz'"):
         inspect(file, pa.schema([("a", pa.int64())]))
@@ -98,7 +98,7 @@ def test_files_whose_guessed_types_differ_come_as_double(tmp_path: Path) -> None
     assert got == [[1.0], [0.5]]
 
 
-def test_a_file_that_grew_since_it_was_counted_is_told(tmp_path: Path) -> None:
+def test_a_file_that_grew_since_it_was_counted_is_reported(tmp_path: Path) -> None:
     file = _file(tmp_path, "a\n1\n2\n")
     meta = inspect(file)
     longer = _file(tmp_path, "a\n1\n2\n3\n")

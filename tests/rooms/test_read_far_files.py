@@ -1,4 +1,4 @@
-"""How many requests it takes to look at files of a far-away store."""
+"""The number of requests to inspect files in a remote store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def far_file(store: FarStore, path: Path, form: str = "parquet") -> DataFile:
 
 @dataclass
 class Files:
-    """A source of files in a far-away store."""
+    """A source of files in a remote store."""
 
     storage: Any
     files: list[DataFile]
@@ -49,7 +49,7 @@ class Files:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_looking_at_a_small_file_is_one_request(tmp_path: Path, name: str) -> None:
+def test_inspecting_a_small_file_takes_one_request(tmp_path: Path, name: str) -> None:
     form, write = WRITERS[name]
     write(tmp_path / "x")
     store = FarStore()
@@ -63,7 +63,7 @@ def test_looking_at_a_small_file_is_one_request(tmp_path: Path, name: str) -> No
         assert {request.kind for request in with_schema.requests} == {"range"}
 
 
-def test_reading_a_stream_asks_for_no_version_of_its_own(tmp_path: Path) -> None:
+def test_reading_a_stream_makes_no_extra_version_request(tmp_path: Path) -> None:
     for name in ("csv", "json", "avro"):
         form, write = WRITERS[name]
         write(tmp_path / name)
@@ -87,7 +87,7 @@ def test_a_footer_longer_than_the_tail_takes_a_second_request(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_construction_takes_one_request_a_file_many_at_once(tmp_path: Path, count: int) -> None:
+def test_construction_takes_one_request_per_file_in_parallel(tmp_path: Path, count: int) -> None:
     store = FarStore(seconds=0.01)
     for at in range(count):
         pq.write_table(pa.table({"a": np.arange(at, at + 100)}), tmp_path / f"{at:03}.parquet")
@@ -102,9 +102,7 @@ def test_construction_takes_one_request_a_file_many_at_once(tmp_path: Path, coun
 
 
 @pytest.mark.parametrize("others", [(), range(200, 320), range(0, 400, 7)], ids=["alike", "a stretch", "mixed"])
-def test_footers_of_a_table_come_with_few_bytes_and_hardly_a_second_request(
-    tmp_path: Path, others: Collection[int]
-) -> None:
+def test_footers_take_few_bytes_and_rarely_a_second_request(tmp_path: Path, others: Collection[int]) -> None:
     many = 400
     values = pa.table({"a": np.random.default_rng(0).random(10_000)})
     pq.write_table(values, tmp_path / "short", use_dictionary=False)
@@ -140,7 +138,7 @@ def test_a_hint_waits_for_footers_and_covers_all_that_were_seen() -> None:
 
 
 @pytest.mark.parametrize("tail_bytes", [1, 8, 100, 10**9])
-def test_a_wrong_hint_costs_a_request_alone(tmp_path: Path, tail_bytes: int) -> None:
+def test_a_wrong_hint_only_costs_a_request(tmp_path: Path, tail_bytes: int) -> None:
     pq.write_table(pa.table({"a": np.arange(100_000)}), tmp_path / "x.parquet")
     store = FarStore()
     file = far_file(store, tmp_path / "x.parquet")
@@ -173,7 +171,7 @@ def test_metadata_that_says_a_wrong_size_is_named(tmp_path: Path) -> None:
         inspect_file(store, wrong, None)
 
 
-def test_an_empty_file_is_torn_and_asked_for_nothing(tmp_path: Path) -> None:
+def test_an_empty_file_is_damaged_and_takes_no_request(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").touch()
     store = FarStore()
     with pytest.raises(TableError, match="at least 12 bytes"):
@@ -181,7 +179,7 @@ def test_an_empty_file_is_torn_and_asked_for_nothing(tmp_path: Path) -> None:
     assert store.kinds("range") == []
 
 
-def test_each_delete_file_is_one_request(tmp_path: Path) -> None:
+def test_each_delete_file_takes_one_request(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path, version=3)
     paths = [table.append(some(100 * at, 100 * at + 100)) for at in range(4)]
     table.commit()
@@ -211,7 +209,7 @@ def test_each_delete_file_is_one_request(tmp_path: Path) -> None:
     assert len(store.requests) == 6
 
 
-def test_a_torn_vector_far_away_is_named(tmp_path: Path) -> None:
+def test_a_damaged_remote_vector_is_named(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path, version=3)
     path = table.append(some(0, 100))
     table.commit()
@@ -226,7 +224,7 @@ def test_a_torn_vector_far_away_is_named(tmp_path: Path) -> None:
             Deletes(FarStore()).positions(broken)
 
 
-def test_each_manifest_is_one_request_many_at_once(tmp_path: Path) -> None:
+def test_each_manifest_takes_one_request_in_parallel(tmp_path: Path) -> None:
     table = IcebergWriter(tmp_path)
     table.append(some(0, 10))
     table.commit()
@@ -245,7 +243,7 @@ def test_each_manifest_is_one_request_many_at_once(tmp_path: Path) -> None:
     assert store.most_in_flight > 1
 
 
-def test_a_wrong_length_of_a_manifest_costs_requests_alone(tmp_path: Path) -> None:
+def test_a_wrong_manifest_length_only_costs_requests(tmp_path: Path) -> None:
     (tmp_path / "m.avro").write_bytes(b"x" * 100)
     store = FarStore()
     assert read_whole(store, str(tmp_path / "m.avro"), 120) == b"x" * 100
@@ -266,7 +264,7 @@ def test_a_manifest_that_grew_is_read_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet", "orc", "compressed arrow"])
-def test_damage_is_found_far_away_as_it_is_here(tmp_path: Path, name: str) -> None:
+def test_damage_to_remote_files_is_detected_like_local_damage(tmp_path: Path, name: str) -> None:
     form, write = WRITERS[name]
     write(tmp_path / "x")
     sound, chance, store = (tmp_path / "x").read_bytes(), random.Random(7), FarStore(tags=False)

@@ -1,4 +1,4 @@
-"""The name of a filter: part of states, so it never changes; another filter has another name; no value is in it."""
+"""The key of a filter: part of states, so it never changes; it differs between filters, and contains no value."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def test_every_element_of_a_long_list_counts() -> None:
     assert filter_key(one, SCHEMA) != filter_key(other, SCHEMA)
 
 
-def test_a_filter_that_is_made_again_has_the_same_key() -> None:
+def test_an_equal_filter_has_the_same_key() -> None:
     def make() -> Any:
         return (K < 7) & pc.field("s").isin(["a", None]) | (pc.field("t") > dt.date(2020, 1, 1))
 
     assert filter_key(make(), SCHEMA) == filter_key(make(), SCHEMA)
 
 
-def test_names_that_readers_choose_and_metadata_do_not_count() -> None:
+def test_metadata_and_names_chosen_by_readers_do_not_count() -> None:
     names = [pa.field(name, pa.int8()) for name in ("item", "element")]
     one, other = (pa.schema([pa.field("l", pa.list_(name))]) for name in names)
     marked = one.with_metadata({"a": "b"}).set(0, one.field(0).with_metadata({"PARQUET:field_id": "3"}))

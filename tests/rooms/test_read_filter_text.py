@@ -1,4 +1,4 @@
-"""Filters as text and as tuples keep the rows that they say; DuckDB reads the same text."""
+"""Filters as text and as tuples keep the right rows; DuckDB gives the same text the same meaning."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ROWS = pa.table(
         ("(x = 0 or x = 1) and not x = 0", [1]),
     ],
 )
-def test_text_keeps_the_rows_it_says(text: str, kept: list[int]) -> None:
+def test_text_filters_keep_the_right_rows(text: str, kept: list[int]) -> None:
     assert ROWS.filter(filter_of(text))["x"].to_pylist() == kept
 
 
@@ -74,11 +74,11 @@ def test_text_keeps_the_rows_it_says(text: str, kept: list[int]) -> None:
         ([[("x", "=", 1)], [("day", ">=", date(2026, 1, 5))]], [1, 4]),
     ],
 )
-def test_tuples_mean_what_pyarrow_means(tuples: Any, kept: list[int]) -> None:
+def test_tuples_have_the_meaning_that_pyarrow_gives_them(tuples: Any, kept: list[int]) -> None:
     assert ROWS.filter(filter_of(tuples))["x"].to_pylist() == kept
 
 
-def test_expressions_stay_and_many_filters_must_all_hold() -> None:
+def test_expressions_are_unchanged_and_several_filters_must_all_hold() -> None:
     given = pc.field("x") > 1
     assert filter_of(given) is given
     assert ROWS.filter(all_of([given, "x < 4", ("x", "!=", 2)]))["x"].to_pylist() == [3]
@@ -104,7 +104,7 @@ def test_expressions_stay_and_many_filters_must_all_hold() -> None:
         ("s = 'open", "cannot be read from .*'open"),
     ],
 )
-def test_what_cannot_be_read_is_refused(text: str, problem: str) -> None:
+def test_text_that_does_not_parse_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         filter_of(text)
 
@@ -138,7 +138,7 @@ texts = st.recursive(
 
 
 @given(texts)
-def test_text_means_what_it_means_in_sql(text: str) -> None:
+def test_text_has_the_same_meaning_as_in_sql(text: str) -> None:
     small = SMALL
     wanted = duckdb.sql(f"select id from small where {text} order by id").fetchall()  # noqa: S608 made above
     assert [(row,) for row in small.filter(filter_of(text))["id"].to_pylist()] == wanted

@@ -1,4 +1,4 @@
-"""What holds for every format alike."""
+"""Properties of every format."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def _write(kind: str, folder: Path, table: pa.Table = TABLE) -> DataFile:
     return data_file(path, form)
 
 
-def test_every_format_is_tried_here() -> None:
+def test_every_format_is_tested_here() -> None:
     # Names of Avro hold no dot, and token files hold no other columns: test_read_avro, test_read_token_files.
     assert {form for form, _ in WRITERS.values()} == set(FORMATS) - {"avro"} - set(LAYOUTS)
 
 
 @KINDS
-def test_what_was_written_is_what_is_read(tmp_path: Path, kind: str) -> None:
+def test_written_rows_are_read_back(tmp_path: Path, kind: str) -> None:
     file = _write(kind, tmp_path)
     storage = LocalStorage(counting=True)
     meta = reader_for(file.format).inspect(storage, file, None)
@@ -93,7 +93,7 @@ def test_what_was_written_is_what_is_read(tmp_path: Path, kind: str) -> None:
 
 
 @KINDS
-def test_each_row_group_is_what_the_metadata_says(tmp_path: Path, kind: str) -> None:
+def test_each_row_group_agrees_with_the_metadata(tmp_path: Path, kind: str) -> None:
     file = _write(kind, tmp_path)
     meta = inspect(file)
     assert (len(meta.group_rows) > 1) == (kind not in {"csv", "json", "jsonl", "arrow stream"})
@@ -105,7 +105,7 @@ def test_each_row_group_is_what_the_metadata_says(tmp_path: Path, kind: str) -> 
 
 
 @KINDS
-def test_handed_out_memory_is_owned_and_may_be_written(tmp_path: Path, kind: str) -> None:
+def test_returned_memory_is_owned_and_writable(tmp_path: Path, kind: str) -> None:
     file = _write(kind, tmp_path)
     meta = inspect(file)
     original = (tmp_path / f"x.{file.format}").read_bytes()
@@ -162,7 +162,7 @@ def test_a_file_without_rows_has_a_schema_and_no_rows(tmp_path: Path, kind: str)
 
 
 @KINDS
-def test_another_format_or_a_torn_file_is_named(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_damaged_or_of_another_format_is_named(tmp_path: Path, kind: str) -> None:
     form, write = WRITERS[kind]
     path = tmp_path / "bad.file"
     write(TABLE, path)

@@ -32,7 +32,7 @@ def _write(path: Path, *, stream: bool, compression: str | None = None, table: p
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("compression", [None, "zstd", "lz4"])
 @pytest.mark.parametrize("columns", [["d"], ["l", "d"], ["n", "wide", "l", "d"]])
-def test_columns_come_alone_and_in_order(
+def test_single_columns_are_read_in_the_requested_order(
     tmp_path: Path, stream: bool, compression: str | None, columns: list[str]
 ) -> None:
     file = _write(tmp_path / "x.arrow", stream=stream, compression=compression)

@@ -35,7 +35,7 @@ def test_types_come_from_the_whole_file_and_blocks_follow_them(tmp_path: Path, m
     assert (got[50]["late"], got[51]["o"], got[52]["big"]) == ("x", {"x": None, "y": "z"}, "y" * 1000)
 
 
-def test_a_given_schema_rules_also_over_types_that_json_does_not_have(tmp_path: Path) -> None:
+def test_a_given_schema_applies_even_to_types_that_json_lacks(tmp_path: Path) -> None:
     file = _file(tmp_path, [{"day": "2024-01-02", "k": "x", "a": 1, "rest": [1]}, {"a": 2}])
     given = pa.schema(
         [("a", pa.int8()), ("day", pa.date32()), ("k", pa.dictionary(pa.int32(), pa.string())), ("new", pa.float32())]

@@ -42,14 +42,14 @@ VALUES: dict[Any, Sequence[Any]] = {
 
 
 def spelled(value: Any) -> Any:
-    """Of two values the same exactly if they are one key: all NaN are one, zeros with and without a sign are two."""
+    """Return equal results exactly for values that are the same key: all NaN are one, +0 and −0 are two."""
     if isinstance(value, float):
         return "nan" if math.isnan(value) else (value, math.copysign(1.0, value))
     return value
 
 
 def arrays(types: Sequence[pa.DataType], rows: Sequence[Sequence[Any]], skipped: int) -> list[pa.Array]:
-    """Make columns of which rows were sliced off."""
+    """Build columns with some rows sliced off."""
     padded = [*([rows[0]] * skipped if rows else []), *rows]
     return [
         pa.array([row[at] for row in padded], kind).slice(min(skipped, len(padded) - len(rows)))
@@ -59,7 +59,7 @@ def arrays(types: Sequence[pa.DataType], rows: Sequence[Sequence[Any]], skipped:
 
 @pytest.fixture(params=[True, False], ids=["spread", "colliding"])
 def hashing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hash as always, or everything alike."""
+    """Hash normally, or give everything the same hash."""
     if not request.param:
         monkeypatch.setattr(key_set, "mixed", lambda so_far, _: np.zeros_like(so_far))
 
@@ -83,13 +83,13 @@ def test_a_key_set_is_a_set_of_tuples(data: st.DataObject) -> None:
 
 @pytest.mark.usefixtures("hashing")
 @pytest.mark.parametrize("commits", [(1, 2), (2, 1)])
-def test_the_last_commit_of_a_key_counts_however_its_nan_is_spelled(commits: tuple[int, int]) -> None:
+def test_the_last_commit_of_a_key_counts_for_any_nan_representation(commits: tuple[int, int]) -> None:
     keys = KeySet([pa.array([NAN, OTHER_NAN]), pa.array([1, 1])], np.array(commits, dtype=np.int64))
     assert keys.lacks([pa.array([NAN, OTHER_NAN]), pa.array([1, 1])], 1).tolist() == [False, False]
 
 
 @given(known=st.lists(st.integers(-(2**63), 2**63 - 1)), others=st.lists(st.integers(-(2**63), 2**63 - 1)))
-def test_numbers_far_apart(known: list[int], others: list[int]) -> None:
+def test_numbers_far_apart_are_found(known: list[int], others: list[int]) -> None:
     asked = known + others
     lacks = KeySet([pa.array(known, pa.int64())]).lacks([pa.array(asked, pa.int64())])
     assert lacks.tolist() == [each not in set(known) for each in asked]
@@ -103,7 +103,7 @@ def test_keys_at_the_ends_of_64_bits(known: list[int]) -> None:
 
 
 @pytest.mark.parametrize("around", [("x" * 300, ""), ("", "x" * 300), ("x" * 200, "x" * 300)])
-def test_long_strings_that_begin_or_end_alike_are_spread(around: tuple[str, str]) -> None:
+def test_long_strings_with_common_ends_are_spread(around: tuple[str, str]) -> None:
     texts = [f"{around[0]}{number:06}{around[1]}" for number in range(5000)]
     keys = KeySet([pa.array(texts[::2])])
     assert np.array_equal(np.flatnonzero(~keys.lacks([pa.array(texts)])), np.arange(0, 5000, 2))

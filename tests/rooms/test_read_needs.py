@@ -1,4 +1,4 @@
-"""Which bytes a task needs: all that reading asks for, and no more than the file has; far files read as local ones."""
+"""The bytes that a task needs: all that reading requests, no more than the file has; remote reads equal local ones."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def reader_of(file: DataFile, meta: FileMeta, columns: Sequence[str], storage: A
 
 
 def outside(needs: FileNeeds | None, asked: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return what was asked for beyond what was said."""
+    """Return the requested bytes that were not declared."""
     said: set[int] = set()
     for group in () if needs is None else needs.groups:
         for start, stop in group:
@@ -127,7 +127,7 @@ def outside(needs: FileNeeds | None, asked: Sequence[tuple[int, int]]) -> list[t
 
 
 def check(reader: TaskReader, task: ReadTask, columns: Sequence[str]) -> FileNeeds | None:
-    """Compare what reading asks for with what it says, and what comes with what local files give."""
+    """Compare the requests of reading with the declared needs, and the rows with those of local files."""
     needs, view = reader.needs(task), View()
     far, near = list(reader.read(task, view)), list(reader.read(task))
     assert [batch.to_pydict() for batch in far] == [batch.to_pydict() for batch in near]
@@ -143,7 +143,7 @@ def check(reader: TaskReader, task: ReadTask, columns: Sequence[str]) -> FileNee
 @pytest.mark.parametrize("name", WRITERS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_reading_asks_for_what_it_says(
+def test_reading_requests_only_declared_bytes(
     written: dict[str, tuple[DataFile, FileMeta]], name: str, data: st.DataObject
 ) -> None:
     file, meta = written[name]
@@ -166,7 +166,7 @@ def test_reading_asks_for_what_it_says(
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_whole_task_of_some_columns_needs_less_than_the_file_has(
+def test_a_task_of_some_columns_needs_less_than_the_whole_file(
     written: dict[str, tuple[DataFile, FileMeta]], name: str
 ) -> None:
     file, meta = written[name]
@@ -177,7 +177,7 @@ def test_a_whole_task_of_some_columns_needs_less_than_the_file_has(
     assert num_bytes <= size / 3 if file.format == "parquet" else num_bytes <= size + 16 * 1024
 
 
-def test_what_is_not_read_needs_nothing(written: dict[str, tuple[DataFile, FileMeta]]) -> None:
+def test_files_that_are_not_read_need_no_bytes(written: dict[str, tuple[DataFile, FileMeta]]) -> None:
     file, meta = written["parquet"]
     assert reader_of(file, meta, ["a"]).needs(whole_task(meta, take=0)) is None
     assert reader_of(file, meta, ["a"]).needs_of_count(whole_task(meta)) is None  # the footer knows
@@ -191,7 +191,7 @@ def test_a_large_stream_is_needed_in_parts(written: dict[str, tuple[DataFile, Fi
     assert found == (((0, 1 << 20),), ((1 << 20, 2 << 20),), ((2 << 20, 2_500_000),))
 
 
-def test_a_format_that_does_not_say_is_not_read_ahead(written: dict[str, tuple[DataFile, FileMeta]]) -> None:
+def test_a_format_that_does_not_declare_needs_is_not_read_ahead(written: dict[str, tuple[DataFile, FileMeta]]) -> None:
     class Silent:
         name = "silent"
 
@@ -208,7 +208,7 @@ def test_metadata_of_an_older_plan_cache_is_not_read_ahead(written: dict[str, tu
         assert list(reader.read(whole_task(old)))
 
 
-def test_the_chunks_of_old_writers_reach_beyond_what_their_footers_say(tmp_path: Path) -> None:
+def test_chunks_of_old_writers_extend_beyond_their_footers_claims(tmp_path: Path) -> None:
     pq.write_table(PLAIN, tmp_path / "x.parquet", compression="none")
     meta = pq.read_metadata(tmp_path / "x.parquet")
     size = (tmp_path / "x.parquet").stat().st_size
@@ -245,7 +245,9 @@ def iceberg(folder: Path) -> tuple[IcebergWriter, Table]:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_tables_with_deletes_say_what_they_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_tables_with_deletes_declare_what_they_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     _, table = _iceberg_of(tmp_path_factory)
     columns = data.draw(st.lists(st.sampled_from(["x", "k", "s"]), unique=True, min_size=1))
     filters = data.draw(st.sampled_from([None, pc.field("x") > 130]))
@@ -267,7 +269,7 @@ def _iceberg_of(factory: pytest.TempPathFactory) -> tuple[IcebergWriter, Table]:
     return _TABLES[0]
 
 
-def test_what_requests_check_is_not_asked_again(tmp_path: Path) -> None:
+def test_versions_checked_by_requests_are_not_queried_again(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "x.parquet")
     for tags in (True, False):
         store, view = FarStore(tags=tags), View()

@@ -43,7 +43,7 @@ def test_a_footer_longer_than_the_first_read_is_fetched_whole(tmp_path: Path) ->
     assert meta.schema.equals(table.schema)
 
 
-def test_a_torn_stripe_names_file_and_row_group(tmp_path: Path) -> None:
+def test_a_damaged_stripe_names_file_and_row_group(tmp_path: Path) -> None:
     from tests.rooms.reading import whole_task
     from torch_table_loader.read.tasks import TaskReader
 
@@ -61,7 +61,7 @@ def test_a_torn_stripe_names_file_and_row_group(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_bytes_that_are_no_footer_never_pass_for_one(data: bytes) -> None:
+def test_invalid_footers_are_never_accepted(data: bytes) -> None:
     tail = data + b"\x03" + b"\x00" * 3
     with pytest.raises(ValueError, match=r"postscript|footer|number|field|type"):
         read_stripes(tail, read_postscript(tail))

@@ -27,7 +27,7 @@ def _dotted() -> pa.Table:
     )
 
 
-def test_the_footer_says_rows_bytes_and_schema_of_each_row_group(tmp_path: Path) -> None:
+def test_the_footer_gives_rows_bytes_and_schema_of_each_row_group(tmp_path: Path) -> None:
     table = _dotted()
     meta = inspect(write_parquet(tmp_path / "x.parquet", table))
     assert meta.group_rows == (10, 10, 5)
@@ -36,7 +36,7 @@ def test_the_footer_says_rows_bytes_and_schema_of_each_row_group(tmp_path: Path)
     assert meta.group_bytes == tuple(parsed.row_group(i).total_byte_size for i in range(3))
 
 
-def test_the_footer_is_one_read_and_opening_reads_nothing_of_it_again(tmp_path: Path) -> None:
+def test_the_footer_takes_one_read_and_opening_does_not_read_it_again(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "x.parquet", pa.table({"a": np.random.default_rng(0).random(50_000)}), 10_000)
     storage = LocalStorage(counting=True)
     meta = ParquetReader().inspect(storage, file, None)
@@ -87,7 +87,7 @@ def test_columns_come_by_their_top_level_name_and_in_the_order_asked(
 
 @pytest.mark.parametrize("columns", [["d", "l", "ab", "a.b", "a"], ["a", "a.b", "ab", "l", "d"], []])
 @pytest.mark.parametrize("values", [1, 20, 49])
-def test_columns_that_are_read_a_few_at_a_time_are_the_same(
+def test_reading_a_few_columns_at_a_time_gives_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: list[str], values: int
 ) -> None:
     table = _dotted()
@@ -107,7 +107,7 @@ def test_no_columns_still_have_rows(tmp_path: Path, is_local: bool) -> None:
     assert {batch.num_columns for batch in batches} == {0}
 
 
-def test_a_range_of_row_groups_comes_alone(tmp_path: Path) -> None:
+def test_a_range_of_row_groups_is_read_without_the_others(tmp_path: Path) -> None:
     file = write_parquet(tmp_path / "x.parquet", pa.table({"a": range(45)}))
     batches = all_batches(file, inspect(file), ["a"], range(1, 4))
     assert pa.Table.from_batches(batches)["a"].to_pylist() == list(range(10, 40))
@@ -115,7 +115,7 @@ def test_a_range_of_row_groups_comes_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd", "snappy"])
-def test_decoded_buffers_are_fresh_and_may_be_written(tmp_path: Path, compression: str) -> None:
+def test_decoded_buffers_are_new_and_writable(tmp_path: Path, compression: str) -> None:
     table = pa.table({"i": np.arange(1000), "f": np.random.default_rng(0).random(1000).astype("f4")})
     file = write_parquet(tmp_path / "x.parquet", table, 1000, compression=compression, use_dictionary=False)
     meta = inspect(file)
@@ -143,7 +143,7 @@ def test_empty_files_and_empty_row_groups_have_no_rows(tmp_path: Path) -> None:
     assert (empty.num_rows, empty.group_rows, empty.schema) == (0, (), schema)
 
 
-def test_nulls_that_statistics_prove_are_named_for_kept_row_groups_alone(tmp_path: Path) -> None:
+def test_proven_nulls_are_named_for_kept_row_groups_only(tmp_path: Path) -> None:
     table = pa.table(
         {
             "a": pa.array([None, *range(19)]),

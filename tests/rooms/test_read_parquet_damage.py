@@ -1,4 +1,4 @@
-"""Damaged Parquet files: right rows or a TableError that names the file, never a shorter table or a dead process."""
+"""Damaged Parquet files: correct rows or a TableError that names the file, never a shorter table or a crash."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def _varint(value: int) -> bytes:
 
 
 def _int64(field_delta: int, value: int) -> bytes:
-    """A field of 64 bits of a Thrift struct in the compact protocol."""
+    """Return a 64-bit field of a Thrift struct in the compact protocol."""
     return bytes([field_delta << 4 | 6]) + _varint((value << 1) ^ (value >> 63))
 
 
 def _rewrite(path: Path, change: Callable[[bytes], bytes]) -> DataFile:
-    """Write a file again with another footer, of whatever length."""
+    """Rewrite a file with another footer of any length."""
     data = path.read_bytes()
     start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer = change(data[start:-8])
@@ -87,7 +87,7 @@ def _read(file: DataFile, max_rows: int = 65_536, columns: list[str] | None = No
 
 
 def _survives(work: Callable[[], object]) -> bool:
-    """Run in a child process: whether it came back, with or without one of our errors."""
+    """Run in a child process; return whether it survived, with or without one of our errors."""
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -108,7 +108,7 @@ def _group_end(total_bytes: int, num_rows: int) -> bytes:
 
 
 @pytest.mark.parametrize("rows", [-201, 4, 19, 21, 1 << 40])
-def test_a_row_group_of_another_number_of_rows_is_refused(tmp_path: Path, rows: int) -> None:
+def test_a_row_group_with_a_wrong_number_of_rows_is_refused(tmp_path: Path, rows: int) -> None:
     path = tmp_path / "x.parquet"
     _write(path)
     size = pq.read_metadata(path).row_group(0).total_byte_size
@@ -117,7 +117,7 @@ def test_a_row_group_of_another_number_of_rows_is_refused(tmp_path: Path, rows: 
         ParquetReader().inspect(LocalStorage(), file, None)
 
 
-def test_counts_that_add_up_are_refused_where_columns_have_other_ones(tmp_path: Path) -> None:
+def test_counts_that_add_up_but_contradict_columns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     _write(path)
     sizes = [pq.read_metadata(path).row_group(group).total_byte_size for group in range(3)]
@@ -143,7 +143,7 @@ def test_a_negative_size_of_a_row_group_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_values", [-20, 0, 16, 19, 21, 1 << 50])
 @pytest.mark.parametrize("column", [0, 3])
-def test_a_column_chunk_of_another_number_of_values_is_refused(tmp_path: Path, column: int, num_values: int) -> None:
+def test_a_column_chunk_with_a_wrong_number_of_values_is_refused(tmp_path: Path, column: int, num_values: int) -> None:
     path = tmp_path / "x.parquet"
     _write(path)
     chunk = pq.read_metadata(path).row_group(0).column(column)
@@ -198,7 +198,7 @@ def _ask_statistics(file: DataFile) -> None:
 
 
 @pytest.mark.parametrize("kind", [-3, -1, 0, 3, 4, 5, 6, 7, 8, 100])
-def test_a_chunk_of_another_type_than_the_schema_s_does_not_end_the_process(tmp_path: Path, kind: int) -> None:
+def test_a_chunk_of_another_type_than_the_schemas_does_not_crash_the_process(tmp_path: Path, kind: int) -> None:
     path = tmp_path / "x.parquet"
     _write(path)
 
@@ -221,7 +221,7 @@ def test_a_chunk_of_another_type_than_the_schema_s_does_not_end_the_process(tmp_
 
 @pytest.mark.parametrize("repetition", [0, 2])
 @pytest.mark.parametrize("element", [b"\x15\x02\x25\x02\x18\x01n", b"\x15\x04\x25\x02\x18\x01i"])
-def test_histograms_that_do_not_fit_the_schema_do_not_end_the_process(
+def test_histograms_that_do_not_fit_the_schema_do_not_crash_the_process(
     tmp_path: Path, element: bytes, repetition: int
 ) -> None:
     path = tmp_path / "x.parquet"
@@ -235,7 +235,7 @@ def test_histograms_that_do_not_fit_the_schema_do_not_end_the_process(
 
 
 @pytest.mark.parametrize("width", [8, 17, 80, 1 << 20])
-def test_statistics_of_another_width_than_the_schema_s_do_not_end_the_process(tmp_path: Path, width: int) -> None:
+def test_statistics_of_another_width_than_the_schemas_do_not_crash_the_process(tmp_path: Path, width: int) -> None:
     path = tmp_path / "x.parquet"
     _write(path)
     # SchemaElement: type FIXED_LEN_BYTE_ARRAY, type_length
@@ -244,7 +244,7 @@ def test_statistics_of_another_width_than_the_schema_s_do_not_end_the_process(tm
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 7])
-def test_short_statistics_do_not_end_the_process(tmp_path: Path, length: int) -> None:
+def test_short_statistics_do_not_crash_the_process(tmp_path: Path, length: int) -> None:
     path = tmp_path / "x.parquet"
     _write(path)
     nineteen = b"\x08" + (19).to_bytes(8, "little")
@@ -256,7 +256,7 @@ def test_short_statistics_do_not_end_the_process(tmp_path: Path, length: int) ->
         ParquetReader().null_columns(meta, ["i"], [True] * 3)
 
 
-def test_names_that_are_no_text_and_claimed_lengths_are_table_errors(tmp_path: Path) -> None:
+def test_invalid_names_and_false_lengths_are_table_errors(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     for old, new in ((b"\x18\x01i", b"\x18\x01\xff"), (b"\x18\x06schema", b"\x18\xff\xff\xff\xff\x0fschema")):
         _write(path, store_schema=False)
@@ -277,7 +277,7 @@ def test_a_claimed_footer_of_two_gigabytes_is_not_read(tmp_path: Path) -> None:
     assert sum(length for _, length in storage.log) <= 1 << 16
 
 
-def test_rows_that_the_table_s_metadata_does_not_say_are_refused(tmp_path: Path) -> None:
+def test_rows_that_contradict_the_tables_metadata_are_refused(tmp_path: Path) -> None:
     file = replace(_write(tmp_path / "x.parquet"), num_rows=59)
     lazy = LazyFooters([file], lambda each: ParquetReader().inspect(LocalStorage(), each, None))
     with pytest.raises(TableError, match=r"x\.parquet must have 59 rows, as the table's metadata says, got 60"):
@@ -290,7 +290,7 @@ def _delete_file(path: Path, rows: int, told: int | None, **options: Any) -> Del
     return DeleteFile(replace(data_file(path), num_rows=told), "position", rows)
 
 
-def test_a_delete_file_of_other_rows_than_the_table_s_metadata_says_is_refused(tmp_path: Path) -> None:
+def test_a_delete_file_that_contradicts_the_tables_metadata_is_refused(tmp_path: Path) -> None:
     data = DataFile("data", "data", LocalStorage().version(str(tmp_path)), "parquet")
     right = _delete_file(tmp_path / "right.parquet", 5, 5)
     assert Deletes(LocalStorage()).positions(replace(data, deletes=(right,))).tolist() == [0, 1, 2, 3, 4]
@@ -308,7 +308,7 @@ PAGES = [
 
 
 def _page_flips(path: Path, number: int) -> Iterator[tuple[int, bytes]]:
-    """Flip a bit in the bytes of pages, headers left alone: of each chunk its last bytes are of a page."""
+    """Flip a bit in the pages, but not in headers: the last bytes of each chunk belong to a page."""
     data, parsed = path.read_bytes(), pq.read_metadata(path)
     spans = []
     for group in range(parsed.num_row_groups):
@@ -326,7 +326,7 @@ def _page_flips(path: Path, number: int) -> Iterator[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("options", PAGES, ids=lambda options: "-".join(map(str, options.values())))
-def test_every_change_of_a_page_that_has_a_checksum_is_found(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_every_change_of_a_page_with_a_checksum_is_detected(tmp_path: Path, options: dict[str, Any]) -> None:
     path = tmp_path / "x.parquet"
     table = pa.table(
         {"i": range(400), "f": np.random.default_rng(0).random(400), "s": [f"text {i}" for i in range(400)]}
@@ -402,7 +402,7 @@ def _iceberg(root: Path) -> tuple[IcebergWriter, Path]:
 
 
 @pytest.mark.parametrize("footers", ["eager", "lazy"])
-def test_an_iceberg_table_s_files_are_verified_unless_the_option_says_no(tmp_path: Path, footers: str) -> None:
+def test_files_of_an_iceberg_table_are_verified_unless_turned_off(tmp_path: Path, footers: str) -> None:
     table, local = _iceberg(tmp_path)
     local.write_bytes(local.read_bytes().replace(struct.pack("<2q", 40, 41), struct.pack("<2q", 40, 1041), 1))
     how: dict[str, Any] = {"metadata_location": table.metadata, "footers": footers, "columns": ["x"]}

@@ -151,7 +151,7 @@ def test_pruning_never_drops_a_row_group_with_a_passing_row(
         (pc.field("i").isin([1, 35]), [True, False, False, True]),
     ],
 )
-def test_pruning_drops_ranges_that_are_plainly_disjoint(tmp_path: Path, filters: Any, kept: list[bool]) -> None:
+def test_pruning_drops_clearly_disjoint_ranges(tmp_path: Path, filters: Any, kept: list[bool]) -> None:
     table = pa.table(
         {
             "i": pa.array(range(40), pa.int32()),
@@ -165,7 +165,7 @@ def test_pruning_drops_ranges_that_are_plainly_disjoint(tmp_path: Path, filters:
     assert list(ParquetReader().prune(file, inspect(file), filters, TABLE_SCHEMA)) == kept
 
 
-def test_what_statistics_do_not_cover_is_kept(tmp_path: Path) -> None:
+def test_row_groups_without_statistics_are_kept(tmp_path: Path) -> None:
     table = pa.table({"f": pa.array([0.1], pa.float32()), "s": [{"x": 1}], "l": [[1]], "i": [5]})
     file = write_parquet(tmp_path / "x.parquet", table)
     schema = pa.schema(

@@ -1,4 +1,4 @@
-"""What decoders take on trust is looked at: offsets, indices, text, names, and counts of rows."""
+"""Values that decoders trust are checked: offsets, indices, text, names, and counts of rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ipc_bytes(table: pa.Table, *, stream: bool = False) -> bytes:
 
 
 def with_wrong_offset(stream: bool) -> bytes:
-    """Text whose 11th row ends a gigabyte behind the last byte."""
+    """Return text whose 11th row ends a gigabyte after the last byte."""
     values = [f"{i:08d}" for i in range(BATCHES * ROWS)]
     data = ipc_bytes(pa.table({"n": range(BATCHES * ROWS), "s": values}), stream=stream)
     place = data.index(np.arange(0, 8 * ROWS + 1, 8, dtype=np.int32).tobytes()) + 4 * 11
@@ -71,7 +71,7 @@ def test_a_wrong_index_into_a_dictionary_of_arrow_ipc_is_an_error(tmp_path: Path
             read_all(tmp_path / "x.arrow", "arrow")
 
 
-def test_a_record_batch_that_the_footer_of_arrow_ipc_leaves_out_is_missed(tmp_path: Path) -> None:
+def test_a_record_batch_missing_from_the_arrow_ipc_footer_is_noticed(tmp_path: Path) -> None:
     data = bytearray(ipc_bytes(pa.table({"n": range(BATCHES * ROWS)})))
     (footer_bytes,) = struct.unpack_from("<i", data, len(data) - 10)
     footer = len(data) - 10 - footer_bytes
@@ -101,7 +101,7 @@ def test_blocks_fill_a_file_or_are_refused(lengths: list[int], random: Any) -> N
         check_blocks(blocks, 100, edges[-1] - 1)
 
 
-def test_a_stream_that_was_cut_between_two_batches_or_ends_too_soon_is_refused(tmp_path: Path) -> None:
+def test_a_stream_that_ends_early_is_refused(tmp_path: Path) -> None:
     data = ipc_bytes(pa.table({"n": range(BATCHES * ROWS)}), stream=True)
     end = b"\xff\xff\xff\xff\0\0\0\0"
     assert data.endswith(end)
@@ -120,7 +120,7 @@ def test_a_stream_that_was_cut_between_two_batches_or_ends_too_soon_is_refused(t
 @pytest.mark.parametrize("output", ["dict", "arrow", "torch"])
 @pytest.mark.parametrize("form", ["parquet", "orc", "json"])
 @pytest.mark.parametrize("kind", ["text", "text in lists", "dictionary"])
-def test_text_that_is_no_utf8_is_an_error_that_names_file_and_column(
+def test_invalid_utf8_text_is_an_error_that_names_file_and_column(
     tmp_path: Path, form: str, output: str, kind: str
 ) -> None:
     if kind == "dictionary" and form != "parquet":
@@ -148,7 +148,7 @@ def test_text_that_is_no_utf8_is_an_error_that_names_file_and_column(
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view(), pa.list_(pa.string())])
-def test_only_sound_text_passes(kind: pa.DataType) -> None:
+def test_only_valid_text_passes(kind: pa.DataType) -> None:
     bad = pa.array([b"ok", None, NO_TEXT, b"\xc3\xa9"], pa.binary())
     good = pa.array(["ok", None, "é", ""])
 
@@ -172,7 +172,7 @@ def test_only_sound_text_passes(kind: pa.DataType) -> None:
     assert sound_text(pa.record_batch({"s": pa.array(["é"] * 9).slice(3, 2)})).num_rows == 2
 
 
-def test_a_name_that_is_no_utf8_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_name_with_invalid_utf8_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     data = ipc_bytes(pa.table({"outer": [{"inside": 1}] * 3}))
     (tmp_path / "x.arrow").write_bytes(data.replace(b"inside", b"in\xffide"))
     with pytest.raises(TableError, match=r"x\.arrow.*UnicodeDecodeError"):
@@ -180,7 +180,7 @@ def test_a_name_that_is_no_utf8_is_an_error_that_names_the_file(tmp_path: Path) 
 
 
 def zigzag(number: int) -> bytes:
-    """A long of Avro."""
+    """Encode an Avro long."""
     value, out = (number << 1) ^ (number >> 63), bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -199,7 +199,7 @@ def avro_bytes() -> tuple[bytes, bytes, bytes]:
     return data[: data.index(data[-16:]) + 16], rows, data[-16:]
 
 
-def test_avro_blocks_say_how_many_rows_they_hold(tmp_path: Path) -> None:
+def test_avro_blocks_declare_their_number_of_rows(tmp_path: Path) -> None:
     header, rows, marker = avro_bytes()
     path = tmp_path / "x.avro"
 
@@ -214,7 +214,7 @@ def test_avro_blocks_say_how_many_rows_they_hold(tmp_path: Path) -> None:
             read_all(path, "avro")
 
 
-def test_what_is_left_of_a_torn_avro_block_is_no_end(tmp_path: Path) -> None:
+def test_the_rest_of_a_damaged_avro_block_is_not_the_end(tmp_path: Path) -> None:
     header, rows, marker = avro_bytes()
     path = tmp_path / "x.avro"
     path.write_bytes(header + zigzag(ROWS) + zigzag(len(rows)) + rows + marker + b"\x80")
@@ -222,7 +222,7 @@ def test_what_is_left_of_a_torn_avro_block_is_no_end(tmp_path: Path) -> None:
         read_all(path, "avro")
 
 
-def test_stripes_of_orc_lie_in_the_file_each_at_its_own_place() -> None:
+def test_orc_stripes_must_lie_in_the_file_without_overlap() -> None:
     stripes = [Stripe(10, 3, 100), Stripe(10, 110, 50), Stripe(10, 160, 40)]
     check_stripes(stripes, 200)
     for wrong in (Stripe(10, 3, 100), Stripe(10, 150, 20), Stripe(10, 160, 41), Stripe(10, 1 << 63, 1)):

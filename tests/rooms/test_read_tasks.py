@@ -145,7 +145,7 @@ def test_a_task_is_exactly_its_live_rows(  # noqa: PLR0917
 
 
 class _Calls:
-    """Writes down which row groups and columns are read."""
+    """Records which row groups and columns are read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[range, tuple[str, ...]]] = []
@@ -185,7 +185,7 @@ def test_only_the_row_groups_and_columns_that_are_needed_are_read(
     assert calls.calls == []
 
 
-def test_segments_apart_are_read_apart_and_those_in_a_row_together(
+def test_separate_segments_are_read_separately_and_adjacent_ones_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, meta = _file(tmp_path)
@@ -196,7 +196,7 @@ def test_segments_apart_are_read_apart_and_those_in_a_row_together(
     assert [groups for groups, _ in calls.calls] == [range(2), range(3, 4)]
 
 
-def test_files_of_different_schemas_come_as_one(tmp_path: Path) -> None:
+def test_files_of_different_schemas_are_read_with_one_schema(tmp_path: Path) -> None:
     one = write_parquet(tmp_path / "one.parquet", pa.table({"a": pa.array([1, 2], pa.int32()), "only": ["x", "y"]}))
     two = write_parquet(tmp_path / "two.parquet", pa.table({"a": pa.array([2**40]), "f": [0.5]}))
     files = [(one, inspect(one)), (two, inspect(two))]
@@ -233,7 +233,7 @@ def test_a_file_that_changed_is_named_with_what_changed(tmp_path: Path) -> None:
         list(reader.read(whole_task(meta)))
 
 
-def test_a_file_that_changed_is_told_when_the_last_row_to_take_is_out(tmp_path: Path) -> None:
+def test_a_change_is_reported_after_the_last_row(tmp_path: Path) -> None:
     file, meta = _file(tmp_path)
     stream = _reader([(file, meta)], filters=pc.field("a") >= 0, max_rows=5).read(whole_task(meta, take=7))
     assert next(stream).num_rows == 5
@@ -252,7 +252,7 @@ def test_a_change_explains_a_failure_better_than_the_failure(tmp_path: Path) -> 
         list(stream)
 
 
-def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     file, meta = _file(tmp_path)
     (tmp_path / "x.parquet").unlink()
     with pytest.raises(TableError, match=r"x.parquet is gone"):
@@ -260,7 +260,7 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_torn_page_names_file_row_group_and_column(tmp_path: Path, is_local: bool) -> None:
+def test_a_damaged_page_names_file_row_group_and_column(tmp_path: Path, is_local: bool) -> None:
     path = tmp_path / "x.parquet"
     table = pa.table({name: np.random.default_rng(0).random(4000) for name in ("a", "b", "c")})
     write_parquet(path, table, 1000, compression="zstd")
@@ -297,7 +297,7 @@ class _FailingStorage(LocalStorage):
         (KeyboardInterrupt(), KeyboardInterrupt, True),
     ],
 )
-def test_the_type_says_whose_fault_it_is(
+def test_the_error_type_shows_the_cause(
     tmp_path: Path, error: BaseException, kind: type[BaseException], is_local: bool
 ) -> None:
     file, meta = _file(tmp_path)
@@ -310,7 +310,7 @@ def test_the_type_says_whose_fault_it_is(
         assert caught.value.__cause__ is error
 
 
-def test_other_live_rows_than_were_counted_are_an_error(tmp_path: Path) -> None:
+def test_live_rows_that_differ_from_the_count_are_an_error(tmp_path: Path) -> None:
     file, meta = _file(tmp_path)
     task = whole_task(meta, live=[10, 10, 9, 10, 5])
     with pytest.raises(TableError, match=r"x.parquet, row group 2: rows 20 to 30 must hold 9 .* got 10"):
@@ -320,7 +320,7 @@ def test_other_live_rows_than_were_counted_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("groups", [(10, 10, 10, 10, 6), (10, 10, 10, 10, 4), (10, 10, 10, 10)])
-def test_other_physical_rows_than_the_metadata_says_are_an_error(tmp_path: Path, groups: tuple[int, ...]) -> None:
+def test_physical_rows_that_differ_from_the_metadata_are_an_error(tmp_path: Path, groups: tuple[int, ...]) -> None:
     file, meta = _file(tmp_path)
     wrong = FileMeta(meta.schema, groups, (1,) * len(groups), meta.footer)
     if len(groups) == 4:
@@ -363,7 +363,7 @@ def test_a_reader_pickles_and_row_ids_may_be_written(tmp_path: Path) -> None:
     assert next(iter(unfiltered.read(whole_task(meta))))["row_id"].buffers()[1].is_mutable
 
 
-def test_what_does_not_fit_the_table_is_refused_at_construction(tmp_path: Path) -> None:
+def test_arguments_that_do_not_fit_the_table_are_refused_at_construction(tmp_path: Path) -> None:
     file, meta = _file(tmp_path)
     with pytest.raises(ConfigError, match=r"'nope'"):
         _reader([(file, meta)], ["nope"])

@@ -1,4 +1,4 @@
-"""Tensor shards: what a damaged one is refused for, what is left out of it, and that forms parsed once are right."""
+"""Tensor shards: how a damaged one is refused, what is left out of it, and that forms parsed once are right."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_any_cut_of_a_shard_is_an_error_that_names_it(
         TensorProtoReader().inspect(LocalStorage(), data_file(path, "tensorproto"), None)
 
 
-def test_what_is_left_out_is_part_of_a_state(tmp_path: Path) -> None:
+def test_left_out_parts_are_recorded_in_the_state(tmp_path: Path) -> None:
     torn = TORN["no protobuf"][0]
     samples = [sample(good(number)) for number in range(8)]
     shard(tmp_path / "one/a.pb", [*samples[:2], torn, *samples[2:]])
@@ -188,7 +188,7 @@ def test_a_plan_cache_does_not_hide_damage(tmp_path: Path) -> None:
             make(tmp_path / "t", **options)
 
 
-def test_a_file_that_is_gone_or_changed_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_changed_file_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = shard(tmp_path / "a.pb", [sample(good(0))])
     inspect = TensorProtoReader.inspect
 
@@ -208,7 +208,7 @@ def test_a_file_that_is_gone_or_changed_is_no_damage(tmp_path: Path, monkeypatch
         make(tmp_path, on_error="skip")
 
 
-def test_types_that_torch_has_not_are_refused_or_left_out(tmp_path: Path) -> None:
+def test_types_that_torch_lacks_are_refused_or_left_out(tmp_path: Path) -> None:
     text = TensorProto(name="text", data_type=TensorProto.STRING, dims=[1], string_data=[b"a"]).SerializeToString()
     shard(tmp_path / "a.pb", [framed(text, ID)])
     with pytest.raises(TableError, match=r"a.pb, sample 0: feature 0 \('text'\) is STRING, which torch does not have"):
@@ -256,7 +256,7 @@ def test_the_reader_keeps_the_contract(tmp_path: Path) -> None:
     assert meta.group_ranges[-1][1] == (tmp_path / "a.pb").stat().st_size
 
 
-def test_it_is_found_by_its_name_and_says_which_extra_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_found_by_name_and_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch_table_loader.plugins import load_installed
 
     assert load_installed("torch_table_loader.formats", "tensorproto", "format reader") is TensorProtoReader
@@ -297,7 +297,7 @@ def concatenated(parts: Sequence[tuple[str, Any]]) -> bytes:
 
 @settings(max_examples=400, deadline=None)
 @given(messages=st.lists(fields.map(concatenated), min_size=1, max_size=4), noise=st.data())
-def test_a_form_that_is_known_says_what_parsing_says(messages: list[bytes], noise: st.DataObject) -> None:
+def test_a_known_form_gives_the_same_as_parsing(messages: list[bytes], noise: st.DataObject) -> None:
     """Messages like one that was parsed, with other bytes at their ends."""
     known = FeatureParser()
     for message in messages:

@@ -78,7 +78,7 @@ def write(form: str, folder: Path, documents: Any = DOCUMENTS) -> DataFile:
 
 
 @FORMS
-def test_it_keeps_the_contract(tmp_path: Path, form: str) -> None:
+def test_it_fulfils_the_contract(tmp_path: Path, form: str) -> None:
     reader = READERS[form]
     assert isinstance(reader, SidecarReader)
     assert isinstance(reader, RangedReader)
@@ -100,7 +100,7 @@ TOKEN_LISTS = st.lists(st.lists(st.integers(0, 127), max_size=30), max_size=20)
     multimodal=st.booleans(),
     group_bytes=st.integers(1, 200),
 )
-def test_what_megatron_wrote_is_read(
+def test_files_written_by_megatron_are_read(
     tmp_path_factory: pytest.TempPathFactory, documents: Any, dtype: str, multimodal: bool, group_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("t")
@@ -131,7 +131,7 @@ def test_what_megatron_wrote_is_read(
     note=st.booleans(),
     group_bytes=st.integers(1, 200),
 )
-def test_what_datatrove_wrote_is_read(
+def test_files_written_by_datatrove_are_read(
     tmp_path_factory: pytest.TempPathFactory, documents: Any, dtype: str, loss: bool, note: bool, group_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("t")
@@ -157,7 +157,7 @@ def test_what_datatrove_wrote_is_read(
     compression=st.sampled_from([None, "zstd"]),
     group_bytes=st.integers(1, 2000),
 )
-def test_what_fms_fsdp_wrote_is_read(
+def test_files_written_by_fms_fsdp_are_read(
     tmp_path_factory: pytest.TempPathFactory, documents: Any, kind: Any, compression: Any, group_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("t")
@@ -171,9 +171,7 @@ def test_what_fms_fsdp_wrote_is_read(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(lengths=st.lists(st.integers(0, 50), max_size=60), group_bytes=st.integers(1, 100))
-def test_row_groups_hold_each_document_once_and_are_no_larger_than_asked_for(
-    lengths: list[int], group_bytes: int
-) -> None:
+def test_row_groups_contain_each_document_once_within_the_requested_size(lengths: list[int], group_bytes: int) -> None:
     ends = np.cumsum(lengths, dtype=np.int64)
     found = group_rows(ends, group_bytes)
     assert found.sum() == len(lengths)
@@ -213,7 +211,7 @@ def test_the_plan_knows_rows_bytes_and_tokens_without_reading_tokens(tmp_path: P
 @FORMS
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("documents", [[[1, 2, 3], [], [4, 5]], [[6, 7]]], ids=str)
-def test_handed_out_memory_is_owned_and_may_be_written(
+def test_returned_memory_is_owned_and_writable(
     tmp_path: Path, form: str, mapped: bool, documents: list[list[int]]
 ) -> None:
     class Storage(LocalStorage):
@@ -279,7 +277,7 @@ WRONG_INDEXES = {
 
 
 @pytest.mark.parametrize("name", WRONG_INDEXES)
-def test_an_index_of_megatron_that_is_wrong_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_megatron_index_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.bin").write_bytes(np.arange(5, dtype=np.uint16).tobytes())
     (tmp_path / "x.idx").write_bytes(index_with())
     assert StructuredDataset(str(tmp_path), "megatron").explain().rows == 3
@@ -309,9 +307,7 @@ def ends(*values: int) -> bytes:
         ({"x.ds.metadata": bytes(1 << 17)}, r"x\.ds\.metadata has 131072 bytes"),
     ],
 )
-def test_files_of_datatrove_that_contradict_each_other_are_refused(
-    tmp_path: Path, files: dict[str, bytes], said: str
-) -> None:
+def test_contradictory_datatrove_files_are_refused(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
     write_datatrove(tmp_path / "x.ds", [[1, 2], [], [3, 4, 5]])
     assert StructuredDataset(str(tmp_path), "datatrove").explain().rows == 3
     for name, data in files.items():
@@ -343,7 +339,7 @@ def test_a_loss_mask_is_of_zeros_and_ones(tmp_path: Path) -> None:
         (pa.table({"tokens": pa.array([1, None], pa.uint32())}), "a document has no nulls, got 1 in record batch 0"),
     ],
 )
-def test_arrow_files_that_hold_no_documents_are_refused(tmp_path: Path, table: pa.Table, said: str) -> None:
+def test_arrow_files_without_documents_are_refused(tmp_path: Path, table: pa.Table, said: str) -> None:
     with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(TableError, match=rf"x\.arrow.* {said}"):
@@ -454,7 +450,7 @@ def test_a_loss_file_of_a_far_store_is_the_one_that_was_listed(tmp_path: Path) -
         reader.inspect(store, file, None)
 
 
-def test_what_is_kept_of_a_file_is_kept_for_its_index_too(tmp_path: Path) -> None:
+def test_caches_of_a_file_depend_on_its_index_too(tmp_path: Path) -> None:
     table, cache = tmp_path / "t", str(tmp_path / "plans")
     table.mkdir()
     (table / "x.bin").write_bytes(np.arange(4, dtype=np.uint16).tobytes())
@@ -490,7 +486,7 @@ def test_a_data_file_that_is_cut_after_planning_is_found(tmp_path: Path) -> None
             rows(file, reader_for(form), meta, TOKENS)
 
 
-def test_index_bytes_of_the_bytes_that_are_documented() -> None:
+def test_the_index_has_the_documented_bytes() -> None:
     data, index = datatrove_bytes([[1, 2], [3]])
     assert (data, index) == (b"\1\0\2\0\3\0", ends(2, 3))
     data, index = megatron_bytes([[[1], [2]], [[3]]], modes=[0, 1, 2])

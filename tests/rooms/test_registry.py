@@ -1,4 +1,4 @@
-"""The registry of formats: what it lists, and that each format of it keeps the contract and does what it says."""
+"""The registry of formats: what it lists, and that each format fulfils the contract and its description."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _installed() -> list[str]:
 
 
 @pytest.mark.parametrize("form", [*FORMATS, "npy", "tensorproto"])
-def test_every_format_keeps_the_contract_and_does_what_it_says(tmp_path: Path, form: str) -> None:
+def test_every_format_fulfils_the_contract_and_its_description(tmp_path: Path, form: str) -> None:
     _write(form, tmp_path)
     storage, files = stored_files(tmp_path, form)
     reader: Any = reader_for(form)
@@ -111,9 +111,7 @@ def test_plug_ins_are_listed_and_those_that_cannot_be_used_with_the_reason(
     assert len([line for line in said.splitlines() if line.startswith("  broken")]) == 1
 
 
-def test_a_package_that_is_not_there_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
     main(["formats"])
     said = capsys.readouterr().out

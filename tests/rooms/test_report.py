@@ -1,4 +1,4 @@
-"""The page of a plan is one sound file that says what the plan says, and shows hostile names as text."""
+"""The page of a plan is one valid file that agrees with the plan, and shows hostile names as text."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def said(found: ET.Element) -> str:
 
 
 def exact(cell: ET.Element) -> str:
-    """Give the exact value of a cell, or its text."""
+    """Return the exact value of a cell, or its text."""
     value = cell.find("data")
     return said(cell) if value is None else value.get("value", "")
 
 
 def tables_below(root: ET.Element, title: str) -> list[list[list[str]]]:
-    """Give the lines of the tables of a section."""
+    """Return the lines of the tables of a section."""
     [section] = [each for each in root.iter("section") if said(each[0]) == title]
     lines = [table.iterfind("tbody/tr") for table in section.iter("table")]
     return [[[exact(cell) for cell in line] for line in each] for each in lines]
@@ -115,7 +115,7 @@ PLANS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", PLANS)
-def test_a_page_says_what_the_plan_says(
+def test_a_page_agrees_with_the_plan(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -126,14 +126,14 @@ def test_a_page_says_what_the_plan_says(
         assert all(note in said(root) for note in told.notes)
 
 
-def test_a_page_needs_nothing_else(table: Path) -> None:
+def test_a_page_is_self_contained(table: Path) -> None:
     text = make(table)[1].explain().to_html()
     assert not re.search(r"https?:|//|\bsrc=|href|url\(|@import|<script|<link|<img|<iframe|\bon\w+=", text)
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
 
 
-def test_pruning_goes_from_the_table_to_what_is_delivered(table: Path) -> None:
+def test_pruning_is_shown_from_the_table_to_the_delivered_rows(table: Path) -> None:
     told = make(table, filters=(pc.field("x") >= 46) & (pc.field("k") < 5))[1].explain()
     files, groups, rows = zip(*((step.files, step.row_groups, step.rows) for step in told.pruning), strict=True)
     assert (files, groups) == ((7, 4, 4, 4), (9, 5, 5, 5)), "the last file holds no k that passes"
@@ -173,7 +173,7 @@ def test_hostile_columns_are_shown_as_text(tmp_path: Path) -> None:
     assert [line[0] for line in tables_below(parsed(told.to_html()), "Columns")[0]] == [HOSTILE, "b\ufffdc"]
 
 
-def test_notebooks_show_what_repr_says(table: Path) -> None:
+def test_notebooks_show_the_same_as_repr(table: Path) -> None:
     loader, dataset = make(table, num_ranks=2, rank=1, shuffle=True)
     loader.set_epoch(3)
     for shown, name in ((loader, "TableLoader"), (dataset, "StructuredDataset")):
@@ -195,7 +195,7 @@ def test_notebooks_show_what_repr_says(table: Path) -> None:
         {"shuffle": "rows"},
     ],
 )
-def test_the_dots_are_where_the_rows_come(
+def test_the_dots_are_at_the_positions_of_the_rows(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -217,7 +217,7 @@ def test_the_dots_are_where_the_rows_come(
     assert len({row for _, row in order.places}) == len(order.places)
 
 
-def test_of_rows_that_a_filter_chooses_the_dots_are_in_the_right_row_group(table: Path) -> None:
+def test_dots_of_filtered_rows_are_in_the_right_row_group(table: Path) -> None:
     loader, dataset = make(table, filters=pc.field("k") < 5)
     order = dataset.explain().order
     assert not order.exact
@@ -228,14 +228,14 @@ def test_of_rows_that_a_filter_chooses_the_dots_are_in_the_right_row_group(table
     assert all(group in batches[int(step)] for group, (step, _) in zip(groups, order.places, strict=True))
 
 
-def test_dots_that_nobody_knows_are_left_out_and_why_is_said(table: Path) -> None:
+def test_unknown_dots_are_left_out_with_the_reason(table: Path) -> None:
     told = make(table, filters=pc.field("k") < 5, count_filtered=False)[1].explain()
     assert told.order.places == ()
     assert "Not shown: rows are not counted" in told.to_html()
     assert "<circle" not in told.to_html()
 
 
-def test_the_tables_of_a_mixture_lie_above_each_other(table: Path) -> None:
+def test_the_tables_of_a_mixture_are_stacked(table: Path) -> None:
     sources = {name: StructuredDataset(str(table), "parquet", check_plan=False) for name in ("a", "b")}
     with meant_warnings():
         mixed = MixedDataset(sources, {"a": 1, "b": 1}, batch_size=4, num_workers=0, check_plan=False)
@@ -255,7 +255,7 @@ def test_every_size_is_in_its_bin(sizes: list[int]) -> None:
     assert all(one.stop == two.start for one, two in zip(counts.bins, counts.bins[1:], strict=False))
 
 
-def test_long_charts_say_how_much_they_leave_out() -> None:
+def test_long_charts_report_how_much_they_leave_out() -> None:
     lines = [Bar(f"rank {rank}", rank, (rank,)) for rank in range(MOST_BARS + 5)]
     text = bars(("rank", "rows", "rows"), lines)
     assert text.count('scope="row"') == MOST_BARS
@@ -265,7 +265,7 @@ def test_long_charts_say_how_much_they_leave_out() -> None:
 @pytest.mark.parametrize(
     ("num_bytes", "shown"), [(0, "0 bytes"), (1023, "1,023 bytes"), (1 << 20, "1 MiB"), ((1 << 20) - 1, "1 MiB")]
 )
-def test_sizes_read_well(num_bytes: int, shown: str) -> None:
+def test_sizes_are_formatted_for_people(num_bytes: int, shown: str) -> None:
     assert size_text(num_bytes) == shown
 
 
@@ -297,7 +297,7 @@ def test_a_page_that_cannot_be_written_is_an_error_in_one_line(
     assert "--html must name a file that can be written" in capsys.readouterr().err
 
 
-def test_what_is_fetched_and_packed_is_on_the_page(table: Path) -> None:
+def test_fetching_and_packing_are_shown_on_the_page(table: Path) -> None:
     told = make(table)[1].explain()
     assert "Object store" not in told.to_html()
     assert "Packing" not in told.to_html()

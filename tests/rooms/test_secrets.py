@@ -1,4 +1,4 @@
-"""A secret that is planted wherever a caller may write one: no message, repr, log, state, list or file shows it."""
+"""A secret is planted wherever a caller may write one: no message, repr, log, state, list or file shows it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TABLE = pa.table({"x": range(64), "s": [f"s{i}" for i in range(64)]})
 
 
 def told(error: BaseException) -> str:
-    """Return what Python prints of an error, and each of our own messages that hangs on it."""
+    """Return what Python prints for an error, and each of our own messages in its chain."""
     texts, link = traceback.format_exception(error), error.__context__
     while link is not None:
         texts += [str(link)] if isinstance(link, TableLoaderError) else []
@@ -42,7 +42,7 @@ def told(error: BaseException) -> str:
 
 @pytest.fixture(autouse=True)
 def silent_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Expect no secret in what is logged while one waits for a store."""
+    """Expect no secret in the log while waiting for a store."""
     monkeypatch.setattr("torch_table_loader.source.retrying.WARN_AFTER_S", 0)
     caplog.set_level(logging.DEBUG, "torch_table_loader")
     yield
@@ -161,7 +161,7 @@ def test_metadata_that_holds_signed_urls(tmp_path: Path, part: str) -> None:
 
 
 def everything_said(dataset: Any, loader: Any, folder: Path) -> str:
-    """Return all that a dataset shows or writes down."""
+    """Return everything that a dataset shows or writes."""
     texts = [repr(dataset), str(dataset), repr(dataset.options), repr(loader), str(dataset.explain())]
     texts += [repr(dataset.explain()), repr(dataset.table), repr(dataset.job), json.dumps(loader.state_dict())]
     texts += [repr(dataset.metrics()), dataset.explain().to_html(), dataset._repr_html_(), loader._repr_html_()]
@@ -172,7 +172,7 @@ def everything_said(dataset: Any, loader: Any, folder: Path) -> str:
 
 @pytest.mark.parametrize("shuffle", [True, "rows"])
 @pytest.mark.parametrize("iceberg", [False, True])
-def test_nothing_that_works_shows_it(
+def test_working_calls_do_not_show_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, iceberg: bool, shuffle: Any
 ) -> None:
     caplog.set_level(logging.DEBUG, "torch_table_loader")
@@ -214,13 +214,13 @@ def test_nothing_that_works_shows_it(
     assert CANARY not in said, said[max(0, said.index(CANARY) - 200) : said.index(CANARY) + 50]
 
 
-def test_what_a_url_shows() -> None:
+def test_urls_are_shown_without_secrets() -> None:
     for url in URLS:
         assert shown_url(url) == f"https://{NOWHERE}/t/a.csv"
     assert shown_url(S3) == "s3://bucket/t"
 
 
-def test_values_that_are_secrets_by_name_or_by_form() -> None:
+def test_values_that_are_secrets_by_name_or_form_are_hidden() -> None:
     options = {
         "headers": {"Authorization": f"Bearer {CANARY}"},
         "endpoint_url": f"http://me:{CANARY}@host",

@@ -1,4 +1,4 @@
-"""Rows from a worker process lie in shared memory that is used again: never while anything refers to it."""
+"""Rows from a worker process lie in shared memory, which is reused, but never while anything refers to it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Crossing:
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy", "arrow", "dict"])
-def test_what_is_kept_stays_as_it_came_and_takes_few_slots(output: Any) -> None:
+def test_kept_batches_do_not_change_and_take_few_slots(output: Any) -> None:
     crossing = Crossing(TypePolicy(output_format=output))
     kept = []
     for number in range(3 * SLOTS):
@@ -85,7 +85,7 @@ def test_any_part_of_a_batch_keeps_its_slot() -> None:
     assert crossing.free == SLOTS
 
 
-def test_without_a_free_slot_a_block_has_memory_of_its_own() -> None:
+def test_without_a_free_slot_a_block_gets_separate_memory() -> None:
     crossing = Crossing(TypePolicy())
     sent = [crossing.send(number) for number in range(SLOTS + 2)]
     assert [block.slot for block in sent] == [*range(SLOTS), -1, -1]

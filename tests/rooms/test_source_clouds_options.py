@@ -1,4 +1,4 @@
-"""Options of Google's and Azure's stores: what they are called at obstore, and what is left to gcsfs and adlfs."""
+"""Options of Google's and Azure's stores: their translation for obstore, and options left to gcsfs and adlfs."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_where_urls_point(url: str, protocol: str, path: str, login: dict[str, str]) -> None:
+def test_urls_are_resolved_to_buckets(url: str, protocol: str, path: str, login: dict[str, str]) -> None:
     address = parse_address(url)
     assert (address.protocol, address.path, dict(address.login)) == (protocol, path, login)
 
 
 @pytest.mark.parametrize("url", ["gs://", "az:///path", "gs://key:secret@bucket/a"])
-def test_urls_that_name_no_bucket(url: str) -> None:
+def test_urls_without_a_bucket_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="must read") as caught:
         parse_address(url)
     assert "secret" not in str(caught.value)
@@ -82,7 +82,7 @@ def test_an_option_that_obstore_lacks_is_left_to_the_fsspec_package() -> None:
         ({"endpoint_url": "http://h", "request_timeout": 4}, {"base_url": "http://h", "read_timeout": 4}),
     ],
 )
-def test_what_google_options_are_called(options: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_google_options_are_translated(options: dict[str, Any], expected: dict[str, Any]) -> None:
     choice = choose_gcs(options)
     assert (choice.client, choice.options) == ("obstore", expected)
 
@@ -101,7 +101,7 @@ def test_a_token_that_is_a_file(tmp_path: Path) -> None:
         assert name not in str(caught.value)
 
 
-def test_credentials_of_google_auth_are_asked_when_they_end() -> None:
+def test_credentials_of_google_auth_are_refreshed_when_they_expire() -> None:
     asked: list[Any] = []
     credentials = SimpleNamespace(valid=True, token="t", expiry=datetime(2030, 1, 1), refresh=asked.append)  # noqa: DTZ001, S106
     store = gcs_bucket(choose_gcs({"token": credentials}).options)("bucket")
@@ -117,7 +117,7 @@ def test_the_emulator_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def azure(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what obstore is told of a container."""
+    """Return obstore's settings of a container."""
     store = azure_container(choose_azure(options).options)("box")
     return {name.removeprefix("azure_").removeprefix("storage_"): str(value) for name, value in store.config.items()}
 
@@ -139,7 +139,7 @@ def azure(options: dict[str, Any]) -> dict[str, Any]:
         ({"account_host": "lake.blob.core.chinacloudapi.cn"}, {"endpoint": "https://lake.blob.core.chinacloudapi.cn"}),
     ],
 )
-def test_what_azure_options_are_called(options: dict[str, Any], expected: dict[str, str]) -> None:
+def test_azure_options_are_translated(options: dict[str, Any], expected: dict[str, str]) -> None:
     found = azure({"account_name": "lake", **options})
     assert found["account_name"] == "lake"
     assert {name: found.get(name, "").lower() for name in expected} == {
@@ -161,7 +161,7 @@ def test_connection_strings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_account_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_name_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     storage, path = open_storage("az://box/t", {"account_key": KEY})
     with pytest.raises(ConfigError, match="account_name"):
         storage.version(path)

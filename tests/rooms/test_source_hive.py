@@ -1,4 +1,4 @@
-"""Hive partitioning and the fingerprint: the same on every rank, whatever order files come in."""
+"""Hive partitioning and the fingerprint: the same on every rank, in any order of files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def typed(*values: str | None) -> tuple[pa.DataType, list[Any]]:
         (["1.5"], pa.string(), ["1.5"]),
     ],
 )
-def test_types_follow_all_values(texts: list[str | None], kind: pa.DataType, values: list[Any]) -> None:
+def test_types_depend_on_all_values(texts: list[str | None], kind: pa.DataType, values: list[Any]) -> None:
     assert typed(*texts) == (kind, values)
 
 
@@ -124,7 +124,7 @@ def test_no_files_have_no_columns() -> None:
         (pa.large_string(), "x", "x"),
     ],
 )
-def test_the_callers_schema_wins(kind: pa.DataType, text: str, value: object) -> None:
+def test_the_callers_schema_takes_precedence(kind: pa.DataType, text: str, value: object) -> None:
     given_schema = pa.schema([pa.field("k", kind), pa.field("other", pa.int8())])
     schema, values = decode_hive([f"k={quote(text, safe='')}/f", f"k={NULL_SEGMENT}/f"], given_schema)
     assert schema == pa.schema([pa.field("k", kind)])
@@ -148,7 +148,7 @@ def test_the_fingerprint_is_frozen() -> None:
     assert fingerprint(FILES, [1, 2]) == "30c247ad149066fe6c22f6b7e60a9fb2a6139a33b48d358cc64922bcff15c2de"
 
 
-def test_the_fingerprint_follows_names_sizes_rows_and_order_and_nothing_else() -> None:
+def test_the_fingerprint_depends_only_on_names_sizes_rows_and_order() -> None:
     base = fingerprint(FILES, [1, 2])
     moved = [
         replace(entry, path=f"/else/{entry.name}", version=FileVersion(entry.version.num_bytes)) for entry in FILES
@@ -169,7 +169,7 @@ def test_the_fingerprint_follows_names_sizes_rows_and_order_and_nothing_else() -
 
 @pytest.fixture(params=["local", "memory"])
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Write a table below a folder that has ``=`` in its name by accident, and give its root."""
+    """Write a table below a folder that has ``=`` in its name by accident, and return its root."""
     files = [
         f"run=3/table/year={year}/region={region}/part-{part}.csv"
         for year in (2023, 2024)
@@ -230,7 +230,7 @@ def test_the_columns_of_a_partition_can_be_pinned_typed_and_read(lake: str, tmp_
     assert next(iter(loader)) == {"x": [1, 1], "year": [2023, 2023], "region": ["us", "us"]}
 
 
-def test_names_and_fingerprint_stay_as_they_were(lake: str) -> None:
+def test_partitioning_changes_neither_names_nor_fingerprint(lake: str) -> None:
     for path in (lake, f"{lake}/{LEAF}"):
         plain = PathSource.open(path, "csv")
         hive = PathSource.open(path, "csv", partitioning="hive")

@@ -53,7 +53,7 @@ def test_an_index_page_is_a_directory_and_its_names_are_decoded(site: str) -> No
     assert [file.partition for file in hive.files] == [(("day", 1),)]
 
 
-def test_a_signature_is_kept_for_requests_and_shown_nowhere(site: str) -> None:
+def test_a_signature_is_used_in_requests_and_never_shown(site: str) -> None:
     source = PathSource.open([f"{site}/t/b.csv?sig=hunter2"], "csv")
     assert source.files[0].name == "b.csv"
     assert source.files[0].path.endswith("?sig=hunter2")
@@ -64,7 +64,7 @@ def test_a_signature_is_kept_for_requests_and_shown_nowhere(site: str) -> None:
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_missing_is_told_from_unreachable(site: str) -> None:
+def test_missing_and_unreachable_are_distinguished(site: str) -> None:
     with pytest.raises(ConfigError, match="matches nothing"):
         PathSource.open(f"{site}/t/gone.csv", "csv")
     source = PathSource.open(f"{site}/t/b.csv", "csv")

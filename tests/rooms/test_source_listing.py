@@ -1,4 +1,4 @@
-"""Listing: what a directory, a glob, a file, a list and pinned names give, in which order, and what they leave out."""
+"""Listing: the files of a directory, a glob, a file, a list and pinned names, their order, and what is left out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SEEN = [
 
 @pytest.fixture(params=["local", "memory"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Write the table, in another order than any that it is listed in, and give its root as a URL."""
+    """Write the table, in an order different from any listing, and return its root as a URL."""
     names = random.Random(0).sample(sorted(TABLE), len(TABLE))
     if request.param == "local":
         for name in names:
@@ -71,7 +71,7 @@ def as_contract(source: PathSource) -> Source:
     return source
 
 
-def test_a_directory_comes_sorted_and_without_what_is_no_data(table: str) -> None:
+def test_a_directory_is_sorted_and_only_data_files_are_listed(table: str) -> None:
     source = PathSource.open(table, "parquet")
     assert [file.name for file in as_contract(source).files] == SEEN
     for file in source.files:
@@ -106,7 +106,7 @@ def test_a_glob_names_files_below_its_fixed_part(table: str) -> None:
     assert names(f"{table}/day=2/*.parquet") == ["part-0.parquet"]
 
 
-def test_what_exists_wins_over_the_glob_it_spells(tmp_path: Path) -> None:
+def test_an_existing_name_takes_precedence_over_a_glob(tmp_path: Path) -> None:
     for name in ("a[1].parquet", "a1.parquet", "[x]/b.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -129,7 +129,7 @@ def test_a_list_keeps_the_callers_order_below_a_common_root(table: str) -> None:
     assert names([f"{table}/day=2"]) == names(f"{table}/day=2") == ["part-0.parquet"]
 
 
-def test_one_file_twice_is_refused(table: str) -> None:
+def test_a_repeated_file_is_refused(table: str) -> None:
     with pytest.raises(ConfigError, match=r"a\.parquet twice"):
         names([table, f"{table}/a.parquet"])
     with pytest.raises(ConfigError, match=r"a\.parquet twice"):
@@ -137,7 +137,7 @@ def test_one_file_twice_is_refused(table: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["nope", "nope.parquet", "nope/*.parquet", "*.orc", "day=1/*.csv"])
-def test_a_path_that_matches_nothing_is_an_error_that_says_what_was_looked_for(table: str, missing: str) -> None:
+def test_a_path_that_matches_nothing_is_an_error_that_says_what_was_expected(table: str, missing: str) -> None:
     with pytest.raises(ConfigError, match="matches nothing") as caught:
         names(f"{table}/{missing}")
     assert f"{table}/{missing}" in str(caught.value)
@@ -166,7 +166,7 @@ def test_bad_paths_are_refused(tmp_path: Path) -> None:
         names([tmp_path, "memory://other"])
 
 
-def test_pinned_files_are_taken_as_they_are_and_nothing_is_listed(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_files_are_used_without_listing(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("listed")
 
@@ -179,13 +179,13 @@ def test_pinned_files_are_taken_as_they_are_and_nothing_is_listed(table: str, mo
     assert names(f"{table}/a.parquet", files=["b.parquet"]) == ["b.parquet"]
 
 
-def test_pins_of_a_listing_give_the_listing(table: str) -> None:
+def test_pinning_a_listing_gives_the_same_listing(table: str) -> None:
     listed = PathSource.open(table, "parquet", partitioning=None)
     assert PathSource.open(table, "parquet", files=[file.name for file in listed.files]) == listed
     assert PathSource.open(table, "parquet", files=[listed.storage.shown(file.path) for file in listed.files]) == listed
 
 
-def test_a_missing_pin_is_a_table_error_and_one_elsewhere_a_config_error(table: str) -> None:
+def test_a_missing_pin_is_a_table_error_and_a_foreign_one_a_config_error(table: str) -> None:
     with pytest.raises(TableError, match=r"gone\.parquet"):
         names(table, files=["a.parquet", "gone.parquet"])
     for outside in ("/etc/passwd", "../x", "memory://elsewhere/x", "s3://bucket/x", ""):
@@ -228,7 +228,7 @@ def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
         names(tmp_path)
 
 
-def test_a_directory_is_listed_in_one_walk_and_files_are_not_asked_again(
+def test_a_directory_is_listed_in_one_walk_without_queries_per_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for index in range(50):
@@ -255,7 +255,7 @@ def test_a_directory_is_listed_in_one_walk_and_files_are_not_asked_again(
         assert len(asked) <= 2 + 6  # those that look for another table format
 
 
-def test_order_is_that_of_utf8_bytes(tmp_path: Path) -> None:
+def test_files_are_sorted_by_their_utf8_bytes(tmp_path: Path) -> None:
     written: Sequence[str] = ("Z", "a", "a-b", "a/b", "a.b", "ä", "\U0001f600", "\uffff")
     for name in written:
         target = tmp_path / (f"{name}/x" if name == "a" else name)

@@ -1,4 +1,4 @@
-"""What a store may answer, or not: each is the error that fits, names the file, and shows no more than it needs to."""
+"""Answers of a store, or none: each becomes the right error, which names the file and shows no more than needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DENIED = (
 
 
 class Server:
-    """Answers each request with the same bytes, or keeps silent after them."""
+    """Answers each request with the same bytes, or stays silent after them."""
 
     def __init__(self) -> None:
         self.answer = ""
@@ -84,13 +84,13 @@ def test_silence_is_a_timeout(server: Server, answer: str) -> None:
     ],
     ids=["torn", "whole", "other range", "short", "busy", "closed"],
 )
-def test_other_bytes_than_were_asked_for(server: Server, answer: str) -> None:
+def test_a_response_of_the_wrong_length_is_an_error(server: Server, answer: str) -> None:
     server.answer = answer
     with pytest.raises(StorageError, match="s3://bucket/a: the request to the store failed"):
         storage(server).read_range("bucket/a", 0, 8)
 
 
-def test_a_refusal_says_its_code_and_nothing_of_the_keys(server: Server) -> None:
+def test_a_refusal_reports_its_code_without_the_keys(server: Server) -> None:
     server.answer = f"HTTP/1.1 403 Forbidden\r\n{HEAD}Content-Length: {len(DENIED)}\r\n\r\n{DENIED}"
     with pytest.raises(AccessRefusedError, match=r"403 Forbidden: SignatureDoesNotMatch\)") as caught:
         storage(server).read_range("bucket/a", 0, 8)
@@ -98,7 +98,7 @@ def test_a_refusal_says_its_code_and_nothing_of_the_keys(server: Server) -> None
 
 
 @pytest.mark.parametrize("answer", [f"HTTP/1.1 500 Oops\r\n{HEAD}Content-Length: 0\r\n\r\n", f"{PART}abc", ""])
-def test_obstore_itself_asks_once(server: Server, answer: str) -> None:
+def test_obstore_itself_does_not_retry(server: Server, answer: str) -> None:
     server.answer = answer
     with pytest.raises(GenericError):
         storage(server)._client("bucket/a").read_range("bucket/a", 0, 8, None)

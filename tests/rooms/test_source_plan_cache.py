@@ -1,4 +1,4 @@
-"""The plan cache: what was put comes back, and nothing else ever does."""
+"""The plan cache: stored entries are returned, and nothing else is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def entry_files(directory: Path) -> list[Path]:
     return sorted(entry for entry in directory.iterdir() if entry.is_file())
 
 
-def test_what_was_put_comes_back(cache: PlanCache) -> None:
+def test_stored_entries_are_returned(cache: PlanCache) -> None:
     assert cache.get(FILE) is None
     cache.put(FILE, ENTRY)
     found = cache.get(FILE)
@@ -56,7 +56,7 @@ def test_what_was_put_comes_back(cache: PlanCache) -> None:
     assert cache.get_many([without, replace(FILE, name="none"), FILE]) == [cache.get(without), None, ENTRY]
 
 
-def test_a_file_that_nobody_writes_again_is_known_by_its_path(cache: PlanCache) -> None:
+def test_an_immutable_file_is_identified_by_its_path(cache: PlanCache) -> None:
     fixed = replace(FILE, version=FileVersion(100, immutable=True))
     cache.put(fixed, ENTRY)
     assert cache.get(fixed) == ENTRY
@@ -66,7 +66,7 @@ def test_a_file_that_nobody_writes_again_is_known_by_its_path(cache: PlanCache) 
     assert cache.get(untold) is None
 
 
-def test_a_note_is_found_by_its_key_alone(cache: PlanCache) -> None:
+def test_a_note_is_found_only_by_its_key(cache: PlanCache) -> None:
     assert cache.get_note("a") is None
     cache.put_note("a", b"one")
     cache.put_note("b", b"")
@@ -74,7 +74,7 @@ def test_a_note_is_found_by_its_key_alone(cache: PlanCache) -> None:
     assert replace(cache, scope="elsewhere").get_note("a") is None
 
 
-def test_counts_are_added_to_those_that_are_there(cache: PlanCache) -> None:
+def test_counts_are_added_to_existing_ones(cache: PlanCache) -> None:
     cache.put(FILE, CacheEntry(META))
     cache.put(FILE, ENTRY)
     cache.put(FILE, CacheEntry(META, {"filter-2": (0, 0, 0)}))
@@ -104,7 +104,7 @@ def test_another_file_or_version_is_not_found(cache: PlanCache, other: DataFile)
     assert replace(cache, scope="another table").get(FILE) is None
 
 
-def test_a_file_whose_version_cannot_be_told_is_not_kept(tmp_path: Path) -> None:
+def test_a_file_of_unknown_version_is_not_cached(tmp_path: Path) -> None:
     cache = PlanCache.open(str(tmp_path))
     untold = replace(FILE, version=FileVersion(100))
     cache.put(untold, ENTRY)
@@ -129,7 +129,7 @@ def test_a_damaged_entry_is_never_believed(tmp_path: Path, data: st.DataObject) 
     assert cache.get(FILE) == ENTRY
 
 
-def test_torn_and_foreign_entries_are_said_once_and_written_anew(
+def test_damaged_and_unrelated_entries_give_one_warning_and_are_rewritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = PlanCache.open(str(tmp_path))
@@ -148,7 +148,7 @@ def test_torn_and_foreign_entries_are_said_once_and_written_anew(
     assert cache.get_many(files) == [ENTRY, ENTRY]
 
 
-def test_an_entry_copied_to_another_files_name_is_foreign(tmp_path: Path) -> None:
+def test_an_entry_copied_to_another_files_name_is_not_used(tmp_path: Path) -> None:
     cache = PlanCache.open(str(tmp_path))
     cache.put(FILE, ENTRY)
     (mine,) = entry_files(tmp_path)
@@ -159,7 +159,7 @@ def test_an_entry_copied_to_another_files_name_is_foreign(tmp_path: Path) -> Non
     assert cache.get(other) is None
 
 
-def test_many_writers_at_once_leave_a_whole_entry(tmp_path: Path) -> None:
+def test_concurrent_writers_leave_a_complete_entry(tmp_path: Path) -> None:
     def write(at: int) -> bool:
         cache = PlanCache.open(str(tmp_path))
         cache.put(FILE, CacheEntry(META, {f"filter-{at % 4}": (at % 4, 0, 0)}))
@@ -175,7 +175,7 @@ def test_many_writers_at_once_leave_a_whole_entry(tmp_path: Path) -> None:
     assert len(entry_files(tmp_path)) == 1
 
 
-def test_a_cache_that_cannot_be_used_costs_a_warning_and_no_error(
+def test_an_unusable_cache_gives_a_warning_instead_of_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "occupied").write_bytes(b"a file where the directory should be")
@@ -195,7 +195,7 @@ def test_a_cache_that_cannot_be_used_costs_a_warning_and_no_error(
     assert len(caplog.records) == 2
 
 
-def test_entries_inside_the_table_are_no_data(tmp_path: Path) -> None:
+def test_entries_inside_the_table_are_not_data_files(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"x")
     PlanCache.open(str(tmp_path)).put(FILE, ENTRY)
     assert len(entry_files(tmp_path)) == 2
@@ -251,7 +251,7 @@ def test_a_planted_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) 
 
 
 @pytest.mark.timeout(20)
-def test_a_planted_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_planted_pipe_does_not_block(tmp_path: Path) -> None:
     cache = PlanCache.open(str(tmp_path / "cache"), scope="table")
     cache.put(FILE, ENTRY)
     [entry] = entry_files(tmp_path / "cache")
@@ -262,7 +262,7 @@ def test_a_planted_pipe_is_not_waited_for(tmp_path: Path) -> None:
     assert cache.get(FILE) == ENTRY
 
 
-def test_a_new_cache_is_this_users_alone_and_one_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_new_cache_is_private_and_an_existing_one_is_unchanged(tmp_path: Path) -> None:
     PlanCache.open(str(tmp_path / "new" / "cache"), scope="table").put(FILE, ENTRY)
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o775)

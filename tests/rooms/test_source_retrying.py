@@ -1,4 +1,4 @@
-"""The retry policy under a clock of its own, which errors may pass, and what is counted and said meanwhile."""
+"""The retry policy under a fake clock, which errors are temporary, and what is counted and reported meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from torch_table_loader.source.traffic import TrafficCounter
 
 
 class Clock:
-    """Time that passes while one sleeps, and as each try takes it."""
+    """A clock that advances during sleeps and tries."""
 
     def __init__(self, takes: float = 0.0) -> None:
         self.time, self.takes = 1000.0, takes
@@ -54,7 +54,7 @@ class Clock:
 
 
 class Store:
-    """Raises errors, one a try, and serves then."""
+    """Raises one error for each try, then serves."""
 
     def __init__(self, clock: Clock, errors: Iterator[Exception]) -> None:
         self.clock, self.errors = clock, errors
@@ -82,7 +82,7 @@ def forever(error: Callable[[], Exception] = ConnectionResetError) -> Iterator[E
     fraction=st.floats(0.01, 0.999),
     takes=st.floats(0, 40),
 )
-def test_a_store_that_never_serves_is_asked_for_as_long_as_was_said(
+def test_a_failing_store_is_retried_for_the_configured_time(
     retry_seconds: float, fraction: float, takes: float
 ) -> None:
     clock = Clock(takes)
@@ -99,7 +99,7 @@ def test_a_store_that_never_serves_is_asked_for_as_long_as_was_said(
 
 
 @given(fraction=st.floats(0, 0.999), tries=st.integers(1, 2000), left=st.floats(0, 1e6))
-def test_waits_grow_up_to_the_longest_and_never_beyond_what_is_left(fraction: float, tries: int, left: float) -> None:
+def test_waits_grow_up_to_a_maximum_and_the_remaining_time(fraction: float, tries: int, left: float) -> None:
     policy = RetryPolicy(fraction=lambda: fraction)
     wait = policy.wait_after(tries, left)
     assert 0 <= wait <= min(left, LONGEST_WAIT_S)
@@ -108,7 +108,7 @@ def test_waits_grow_up_to_the_longest_and_never_beyond_what_is_left(fraction: fl
 
 
 @given(failures=st.integers(0, 12))
-def test_what_is_served_in_the_end_is_returned(failures: int) -> None:
+def test_the_final_answer_is_returned(failures: int) -> None:
     clock, counter = Clock(), TrafficCounter()
     store = Store(clock, iter([TimeoutError()] * failures))
     assert attempts(clock.policy(120), counter).make(store, len) == b"rows"
@@ -117,7 +117,7 @@ def test_what_is_served_in_the_end_is_returned(failures: int) -> None:
 
 
 @given(after=st.floats(0, 60))
-def test_nothing_sleeps_once_it_is_cancelled(after: float) -> None:
+def test_a_cancelled_request_does_not_sleep(after: float) -> None:
     clock = Clock()
     store = Store(clock, forever())
     end = clock.time + after
@@ -127,7 +127,7 @@ def test_nothing_sleeps_once_it_is_cancelled(after: float) -> None:
     assert store.asked[-1] <= end
 
 
-def test_what_does_not_pass_is_tried_once() -> None:
+def test_permanent_errors_are_tried_once() -> None:
     clock = Clock()
     store = Store(clock, forever(PermissionError))
     with pytest.raises(PermissionError):
@@ -136,7 +136,7 @@ def test_what_does_not_pass_is_tried_once() -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "most"), [(1000, 3), (3, 10)], ids=["ignored", "short"])
-def test_bodies_of_another_length_are_not_asked_for_for_long(num_bytes: int, most: int) -> None:
+def test_bodies_of_the_wrong_length_are_not_retried_for_long(num_bytes: int, most: int) -> None:
     clock = Clock()
     store = Store(clock, forever(lambda: WrongLengthError(5, 15, num_bytes)))
     with pytest.raises(WrongLengthError, match=f"bytes 5 to 15 were asked for, and {num_bytes} bytes came"):
@@ -145,7 +145,7 @@ def test_bodies_of_another_length_are_not_asked_for_for_long(num_bytes: int, mos
 
 
 @given(start=st.integers(0, 50), length=st.integers(1, 50), came=st.integers(0, 150))
-def test_only_the_length_of_the_range_passes(start: int, length: int, came: int) -> None:
+def test_only_a_body_of_the_ranges_length_is_accepted(start: int, length: int, came: int) -> None:
     data = bytes(came)
     if came == length:
         assert of_length(data, start, start + length) is data
@@ -154,7 +154,7 @@ def test_only_the_length_of_the_range_passes(start: int, length: int, came: int)
             of_length(data, start, start + length)
 
 
-def test_a_long_wait_is_said_once_until_the_store_answers(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_wait_gives_one_warning_until_the_store_answers(caplog: pytest.LogCaptureFixture) -> None:
     clock, counter = Clock(), TrafficCounter()
     caplog.set_level(logging.INFO, "torch_table_loader.source.retrying")
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_a_long_wait_is_said_once_until_the_store_answers(caplog: pytest.LogCapt
     assert sum("answers again, after" in record.getMessage() for record in caplog.records) == 2
 
 
-def test_short_waits_are_not_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_short_waits_give_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     caplog.set_level(logging.INFO, "torch_table_loader.source.retrying")
     attempts(clock.policy(120)).make(Store(clock, iter([ConnectionResetError()] * 4)))
@@ -188,11 +188,11 @@ class ClientError(Exception):
 
 
 class GenericError(Exception):
-    """As obstore has it."""
+    """Like obstore's."""
 
 
 class ClientPayloadError(Exception):
-    """As aiohttp has it."""
+    """Like aiohttp's."""
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -253,17 +253,17 @@ LAST: list[Exception] = [
 
 
 @pytest.mark.parametrize("error", PASS, ids=repr)
-def test_what_may_pass(error: Exception) -> None:
+def test_temporary_errors_are_recognized(error: Exception) -> None:
     assert may_pass(error)
 
 
 @pytest.mark.parametrize("error", LAST, ids=repr)
-def test_what_lasts(error: Exception) -> None:
+def test_permanent_errors_are_recognized(error: Exception) -> None:
     assert not may_pass(error)
 
 
 class Failing(Client):
-    """A client that serves nothing."""
+    """A client that always fails."""
 
     def __init__(self, error: Exception) -> None:
         self.error, self.tries = error, 0
@@ -288,7 +288,7 @@ CALLS: dict[str, Callable[[FileStorage, str], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_every_call_is_repeated_and_says_so_without_secrets(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_is_retried_and_reported_without_secrets(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(OSError("AWS Error SLOW_DOWN for hidden/secret"))
     monkeypatch.setattr("torch_table_loader.source.storage.connect", lambda *_: failing)
     storage, path = open_storage("s3://bucket/t/f", {"key": "AKIAME", "secret": "hidden/secret"}, 0.3)
@@ -310,7 +310,7 @@ def test_zero_seconds_try_once(call: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert failing.tries == 1
 
 
-def test_files_of_this_machine_are_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_files_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(ConnectionResetError("reset"))
     monkeypatch.setattr("torch_table_loader.source.storage.connect", lambda *_: failing)
     storage, path = open_storage(tmp_path / "f")
@@ -320,7 +320,7 @@ def test_files_of_this_machine_are_asked_once(tmp_path: Path, monkeypatch: pytes
     assert storage.traffic() == Traffic()
 
 
-def test_the_policy_goes_along_and_is_no_part_of_the_place() -> None:
+def test_the_policy_is_pickled_but_not_part_of_the_place() -> None:
     patient, hasty = (open_storage("s3://bucket/t", {"key": "K"}, seconds)[0] for seconds in (60, 1))
     assert patient == hasty
     assert patient.place == hasty.place

@@ -1,4 +1,4 @@
-"""S3 options: which client they choose, and what they are called there."""
+"""S3 options: which client they choose, and their names there."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from torch_table_loader.source.s3 import choose_s3, s3_bucket
         ({"allow_delayed_open": True, "background_writes": False, "retry_strategy": object()}, {}),
     ],
 )
-def test_what_translates_goes_to_obstore(options: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_options_that_translate_choose_obstore(options: dict[str, Any], expected: dict[str, Any]) -> None:
     choice = choose_s3(options)
     assert choice.client == "obstore"
     assert choice.options == expected
@@ -84,7 +84,7 @@ def test_what_translates_goes_to_obstore(options: dict[str, Any], expected: dict
         ({"use_ssl": False, "max_concurrency": 2}, {"use_ssl": False, "max_concurrency": 2}),
     ],
 )
-def test_what_does_not_translate_goes_to_s3fs(options: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_options_that_do_not_translate_choose_s3fs(options: dict[str, Any], expected: dict[str, Any]) -> None:
     choice = choose_s3(options)
     assert choice.client == "s3fs"
     assert choice.options == expected
@@ -111,12 +111,12 @@ def test_contradictions_are_refused_without_values() -> None:
         ({"proxy": 7}, "URL"),
     ],
 )
-def test_what_cannot_be_said_of_the_network_is_named(options: dict[str, Any], match: str) -> None:
+def test_invalid_network_options_are_named(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         client_config(options, http=False)
 
 
-def test_the_network_as_obstore_is_told_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_options_are_translated_for_obstore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
     assert client_config({}, http=False) == {
         "allow_http": False,
@@ -145,7 +145,7 @@ def test_the_network_as_obstore_is_told_of_it(tmp_path: Path, monkeypatch: pytes
         ("b", {"endpoint_url": "http://h:9", "force_virtual_addressing": True}, ("http://b.h:9", True)),
     ],
 )
-def test_where_a_bucket_is_asked_for(
+def test_bucket_urls_are_virtual_hosted_or_path_style(
     bucket: str, options: dict[str, Any], expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-west-1")

@@ -35,7 +35,7 @@ def as_contract(storage: FileStorage) -> Storage:
     return storage
 
 
-def test_local_files_are_read_and_told_apart(tmp_path: Path) -> None:
+def test_local_files_are_read_and_distinguished(tmp_path: Path) -> None:
     file = tmp_path / "a.bin"
     file.write_bytes(b"0123456789")
     storage, path = open_storage(file)
@@ -58,14 +58,14 @@ def test_a_file_rewritten_with_equal_size_is_another_version(tmp_path: Path) -> 
     assert storage.version(path) != before
 
 
-def test_paths_are_understood_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_accepted_in_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     expected = str(tmp_path / "t")
     for spelled in ("t", "./t/", "x/../t", tmp_path / "t", f"file://{tmp_path}/t", f"file:{tmp_path}/t"):
         assert open_storage(spelled) == (FileStorage("file"), expected), spelled
 
 
-def test_memory_files_can_be_read_by_threads_at_once(memory: Any) -> None:
+def test_memory_files_can_be_read_by_several_threads(memory: Any) -> None:
     memory.pipe_file("/dir/a", bytes(range(256)) * 4096)
     storage, path = open_storage("memory://dir/a")
     start = threading.Barrier(4)
@@ -99,7 +99,7 @@ def test_a_missing_file_is_a_table_error_that_names_it(call: str, url: str, tmp_
     assert storage.stat(path) is None
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
     storage, path = open_storage(tmp_path)
     assert storage.stat(path) == Found(str(tmp_path), None)
     with pytest.raises(TableError, match="found a directory"):
@@ -126,7 +126,7 @@ def test_a_refusal_is_a_storage_error(
     assert caught.value.__cause__ is refusal
 
 
-def test_unknown_protocols_and_missing_packages_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_for_unknown_protocols_and_missing_packages_have_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         open_storage("nosuch://x")
     with pytest.raises(ConfigError, match="chained"):
@@ -143,7 +143,7 @@ def test_unknown_protocols_and_missing_packages_say_what_to_do(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("path", ["", b"bytes", 3, None])
-def test_what_is_no_path_is_refused(path: Any) -> None:
+def test_invalid_paths_are_refused(path: Any) -> None:
     with pytest.raises(ConfigError, match="path must be"):
         open_storage(path)
 
@@ -172,14 +172,14 @@ def test_a_login_in_the_url_goes_to_the_options_and_is_never_shown(url: str, pat
 
 
 @pytest.mark.parametrize("protocol", ["s3", "https"])
-def test_a_url_with_a_bare_slash_in_its_secret_is_refused_unseen(protocol: str) -> None:
+def test_a_url_with_a_bare_slash_in_its_secret_is_refused_without_showing_it(protocol: str) -> None:
     url = f"{protocol}://AKIAME:{SECRET}@bucket/t"
     with pytest.raises(ConfigError, match="%2F") as caught:
         open_storage(url)
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_errors_below_that_quote_a_secret_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_underlying_errors_that_quote_a_secret_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(*_: object) -> None:
         raise OSError("cannot connect") from RuntimeError(f"signed with {SECRET}")
 
@@ -256,7 +256,7 @@ def test_memory_refuses_to_leave_its_process(memory: Any) -> None:
             pickle.loads(carried)  # noqa: S301
 
 
-def test_writing_replaces_whole_and_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_writing_is_atomic_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     storage, path = open_storage(tmp_path / "new" / "dir" / "a")
     storage.write_bytes(path, b"one")
     storage.write_bytes(path, b"two")

@@ -1,4 +1,4 @@
-"""A folder of Iceberg, Delta Lake or Hudi is refused as plain files, however its path is given."""
+"""A folder of an Iceberg, Delta Lake or Hudi table is refused as plain files, however its path is given."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_plain_files_beside_such_a_table_are_read(write: Any, path: str) -> None
     assert PathSource.open(f"{write(PLAIN)}/{path}", "parquet").files
 
 
-def test_what_is_selected_counts_not_what_was_seen(write: Any) -> None:
+def test_only_selected_files_decide(write: Any) -> None:
     lake = write(PLAIN)
     assert PathSource.open(f"{lake}/[t]/*.parquet", "parquet").files
     with pytest.raises(ConfigError, match="lake/other is a Delta"):
         PathSource.open(f"{lake}/*/*.parquet", "parquet")
 
 
-def test_a_folder_above_that_may_not_be_seen_does_not_matter(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inaccessible_parent_folder_does_not_matter(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = write(PLAIN)
     raised: list[StorageError] = [AccessRefusedError("no", lake)]
     for name in REQUESTS:
@@ -138,7 +138,7 @@ def test_a_folder_above_that_may_not_be_seen_does_not_matter(write: Any, monkeyp
         PathSource.open(f"{lake}/t/day=1", "parquet")
 
 
-def test_it_costs_a_few_requests_for_a_table_and_none_for_a_file(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_costs_a_few_requests_per_table_and_none_per_file(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = write({f"t/day={day}/part-{part}.parquet": b"x" for day in range(20) for part in range(5)})
     asked: list[str] = []
     for name in REQUESTS:

@@ -1,4 +1,4 @@
-"""A FIFO, device or socket where a data file is expected is refused, and never waited for."""
+"""A FIFO, device or socket in place of a data file is refused, and never blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPECIAL: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(params=sorted(SPECIAL))
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
-    """Make a table of one file, and something beside it that is no file."""
+    """Build a table of one file, and something beside it that is not a regular file."""
     table = tmp_path / "t"
     table.mkdir()
     pq.write_table(pa.table({"x": [1, 2]}), table / "a.parquet")
@@ -46,7 +46,7 @@ def special(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     return request.param, table / "b.parquet"
 
 
-def test_it_is_refused_wherever_it_is_met(special: tuple[str, Path]) -> None:
+def test_special_files_are_refused_everywhere(special: tuple[str, Path]) -> None:
     kind, path = special
     table = path.parent
     for where, options in (
@@ -61,21 +61,21 @@ def test_it_is_refused_wherever_it_is_met(special: tuple[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("call", ["open", "version", "read_bytes"])
-def test_no_call_waits_for_it(special: tuple[str, Path], call: str) -> None:
+def test_no_call_blocks_on_a_special_file(special: tuple[str, Path], call: str) -> None:
     kind, path = special
     storage, where = open_storage(path)
     with pytest.raises(TableError, match=rf"b\.parquet: expected a file, found a {kind}"):
         getattr(storage, call)(where)
 
 
-def test_hidden_ones_are_left_out(special: tuple[str, Path]) -> None:
+def test_hidden_special_files_are_left_out(special: tuple[str, Path]) -> None:
     _, path = special
     path.rename(path.with_name(".b.parquet"))
     assert [file.name for file in PathSource.open(path.parent, "parquet").files] == ["a.parquet"]
 
 
 @pytest.mark.parametrize("worker_type", ["thread", "process"])
-def test_a_file_that_becomes_one_is_refused(special: tuple[str, Path], worker_type: Any) -> None:
+def test_a_file_that_becomes_special_is_refused(special: tuple[str, Path], worker_type: Any) -> None:
     kind, path = special
     loader, _ = StructuredDataset.create_dataloader(
         str(path.parent), files=["a.parquet"], num_workers=1, worker_type=worker_type

@@ -1,4 +1,4 @@
-"""The chart of speed shows what the bench wrote down."""
+"""The chart of speed shows the results of the bench."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = (ROOT / "bench" / "RESULTS.md").read_text()
 
 
-def test_the_chart_is_what_the_script_draws() -> None:
+def test_the_chart_is_up_to_date_with_its_script() -> None:
     chart = (ROOT / "docs" / "images" / "speed.svg").read_text()
     assert chart == drawn(RESULTS), "run: python tools/speed_charts.py bench/RESULTS.md docs/images/speed.svg"
 
@@ -22,7 +22,7 @@ def test_every_reader_is_in_the_results(table: str) -> None:
     assert list(speeds(measured(RESULTS), table)) == list(READERS)
 
 
-def test_of_a_reader_with_several_settings_its_best_is_drawn() -> None:
+def test_the_best_setting_of_a_reader_is_drawn() -> None:
     lines = [
         "| B | 8,192 | ours:thread | floor | **0.80** |",
         "| B | 8,192 | ours:thread | polars:one | **2.00** |",

@@ -1,4 +1,4 @@
-"""Building: shared, killed and taken up again, refused where it is damaged or has no room."""
+"""Building: shared, killed and resumed, refused if the store is damaged or lacks room."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_builders_that_share_a_folder_share_the_work(tmp_path: Path) -> None:
     assert not again.chunks
 
 
-def test_a_builder_that_waits_for_another_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builder_that_waits_for_another_logs_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "_LOOKS_UNTIL_WARNING", 1)
     made = table()
     (tmp_path / LEASES).mkdir()
@@ -85,7 +85,7 @@ def test_a_builder_that_waits_for_another_says_so_once(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_thread_that_waits_for_another_of_its_own_goes_on_at_once(
+def test_a_thread_that_waits_for_another_of_its_process_continues_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     monkeypatch.setattr(builder, "_LOOK_AGAIN", 3600.0)
@@ -111,7 +111,7 @@ def test_a_thread_that_waits_for_another_of_its_own_goes_on_at_once(
         opened(tmp_path, made)
 
 
-def test_a_failed_build_is_not_used_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_failed_build_is_not_used_and_can_be_resumed(tmp_path: Path) -> None:
     made = table()
 
     def torn(chunk: int) -> Iterator[pa.RecordBatch]:
@@ -131,7 +131,7 @@ def test_a_failed_build_is_not_used_and_goes_on_where_it_was(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("rows", [-1, 1])
-def test_other_rows_than_were_counted_are_an_error(tmp_path: Path, rows: int) -> None:
+def test_rows_that_differ_from_the_count_are_an_error(tmp_path: Path, rows: int) -> None:
     made = table()
     spec = MemoryTable(numbers(ROWS), [0, 100 - rows, ROWS]).spec
     with pytest.raises(TableError, match="chunk 0 of the row store must have"):
@@ -139,7 +139,9 @@ def test_other_rows_than_were_counted_are_an_error(tmp_path: Path, rows: int) ->
     assert open_store(tmp_path, spec, 1) is None
 
 
-def test_too_little_room_is_said_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_reported_before_the_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=10_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
     with pytest.raises(StorageError, match=r"needs about .* more bytes .* and 10,000 are free"):
@@ -147,7 +149,7 @@ def test_too_little_room_is_said_before_the_first_byte(tmp_path: Path, monkeypat
     assert not (tmp_path / RECORDS).exists()
 
 
-def test_strings_that_are_longer_than_was_guessed_are_noticed_with_the_first_chunk(
+def test_strings_longer_than_estimated_are_noticed_with_the_first_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = MemoryTable(pa.record_batch({"s": ["x" * 10_000] * 200}), [0, 50, 100, 150, 200])
@@ -202,7 +204,7 @@ def test_a_flipped_bit_is_found_before_use(tmp_path: Path, name: str) -> None:
         open_store(tmp_path, made.spec, 1)
 
 
-def test_a_bit_that_was_flipped_behind_the_clock_is_found_by_verify(tmp_path: Path) -> None:
+def test_a_flipped_bit_that_left_the_mtime_unchanged_is_found_by_verify(tmp_path: Path) -> None:
     made = table()
     build_files(tmp_path, made.spec, made.read, 1)
     before = (tmp_path / RECORDS).stat()
@@ -215,7 +217,7 @@ def test_a_bit_that_was_flipped_behind_the_clock_is_found_by_verify(tmp_path: Pa
         check_store(tmp_path, manifest, contents=True)
 
 
-def test_a_copied_store_is_read_through_once(tmp_path: Path) -> None:
+def test_a_copied_store_is_fully_verified_once(tmp_path: Path) -> None:
     made = table()
     build_files(tmp_path / "a", made.spec, made.read, 1)
     shutil.copytree(tmp_path / "a", tmp_path / "b", copy_function=shutil.copyfile)
@@ -227,7 +229,7 @@ def test_a_copied_store_is_read_through_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["shorter", "gone", "torn", "another", "empty"])
-def test_a_store_that_is_not_what_it_says_is_refused(tmp_path: Path, fault: str) -> None:
+def test_a_store_that_contradicts_its_manifest_is_refused(tmp_path: Path, fault: str) -> None:
     made = table()
     build_files(tmp_path, made.spec, made.read, 1)
     if fault == "shorter":
@@ -247,7 +249,7 @@ def test_a_store_that_is_not_what_it_says_is_refused(tmp_path: Path, fault: str)
 # ---- leases ----------------------------------------------------------------------------------------------
 
 
-def test_a_lease_is_held_by_one_and_given_back(tmp_path: Path) -> None:
+def test_a_lease_has_one_holder_and_is_released(tmp_path: Path) -> None:
     with Leases(tmp_path) as first, Leases(tmp_path) as second:
         assert first.claim(3)
         assert not second.claim(3)
@@ -275,7 +277,7 @@ def test_a_builder_elsewhere_is_judged_by_its_heartbeat(tmp_path: Path) -> None:
         assert leases.claim(3)
 
 
-def test_the_heart_beats(tmp_path: Path) -> None:
+def test_the_heartbeat_continues(tmp_path: Path) -> None:
     with Leases(tmp_path, beat=0.01) as leases:
         leases.claim(3)
         os.utime(tmp_path / "000003", (0, 0))
@@ -285,8 +287,8 @@ def test_the_heart_beats(tmp_path: Path) -> None:
             time.sleep(0.01)
 
 
-def test_a_builder_that_was_taken_for_dead_does_no_harm(tmp_path: Path) -> None:
-    """It finishes its chunk after another has built the whole store."""
+def test_a_builder_that_was_presumed_dead_does_no_harm(tmp_path: Path) -> None:
+    """It finishes its chunk after another builder has built the whole store."""
     made = table()
     go, started = threading.Event(), threading.Event()
 

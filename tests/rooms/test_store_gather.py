@@ -1,4 +1,4 @@
-"""What a store gathers is the table's rows: every type, every null, any order."""
+"""Rows gathered from a store equal the table's rows: every type, every null, any order."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def table() -> MemoryTable:
 
 
 @pytest.mark.parametrize("places", ORDERS, ids=lambda places: f"{len(places)} places")
-def test_every_type_comes_back_as_it_was(table: MemoryTable, places: list[int]) -> None:
+def test_every_type_round_trips(table: MemoryTable, places: list[int]) -> None:
     check_storable(table.batch.schema)
     table.check(in_memory(table), places)
 
 
-def test_a_file_holds_what_memory_holds(table: MemoryTable, tmp_path: Path) -> None:
+def test_a_store_on_disk_equals_one_in_memory(table: MemoryTable, tmp_path: Path) -> None:
     build_files(tmp_path, table.spec, table.read, 2)
     rows = open_store(tmp_path, table.spec, 1)
     assert rows is not None
@@ -57,7 +57,7 @@ def test_ids_are_kept_under_a_filter(tmp_path: Path) -> None:
         table.check(found, [3, 499, 0, 3])
 
 
-def test_without_nulls_none_are_kept(tmp_path: Path) -> None:
+def test_without_nulls_no_null_bits_are_stored(tmp_path: Path) -> None:
     table = MemoryTable(numbers(100), [0, 100])
     build_files(tmp_path, table.spec, table.read, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "records.bin"]
@@ -99,7 +99,7 @@ def test_a_record_has_each_column_once_and_aligned(kinds: list[pa.DataType], siz
     block=st.integers(1, 200),
     data=st.data(),
 )
-def test_records_are_filled_alike_in_place_and_by_blocks(
+def test_filling_records_in_place_and_by_blocks_is_equivalent(
     kinds: list[pa.DataType], sizes: list[int], rows: int, block: int, data: st.DataObject
 ) -> None:
     types = [pa.list_(kind, size) if size else kind for kind, size in zip(kinds, sizes, strict=False)]
@@ -139,7 +139,7 @@ WORDS = st.one_of(st.none(), st.sampled_from(["", "a", "b", "long" * 9]), st.tex
     read_rows=st.integers(1, 5),
     data=st.data(),
 )
-def test_strings_come_back_whether_they_are_kept_as_codes_or_not(
+def test_strings_round_trip_with_and_without_codes(
     chunks: list[list[tuple[str | None, str | None]]], read_rows: int, data: st.DataObject
 ) -> None:
     rows = [row for chunk in chunks for row in chunk]
@@ -150,7 +150,7 @@ def test_strings_come_back_whether_they_are_kept_as_codes_or_not(
     table.check(in_memory(table), data.draw(st.lists(st.integers(0, len(rows) - 1))) if rows else [])
 
 
-def test_strings_that_repeat_are_kept_once_until_a_chunk_differs() -> None:
+def test_repeated_strings_are_stored_once_until_a_chunk_differs() -> None:
     often = [f"word {number % 3}" for number in range(60)]
     seldom = [*often[:40], *map(str, range(20))]
     table = MemoryTable(pa.record_batch({"often": often, "seldom": seldom}), [0, 20, 40, 60], read_rows=7)

@@ -38,7 +38,7 @@ Ints = NDArray[np.int64]
 
 
 class Documents(MemoryTable):
-    """Documents of two columns that are kept flat, with a title, whose lists say by themselves where they are."""
+    """Documents of two flat columns and a title, whose lists contain their own positions."""
 
     def __init__(self, lengths: list[int], bounds: list[int], ids: Any = None) -> None:
         """Write them."""
@@ -61,7 +61,7 @@ class Documents(MemoryTable):
         return StoreSpec("documents", None, self.batch.schema, sizes, keeps_ids=self.ids is not None, flat=2)
 
     def check_parts(self, rows: StoredRows, local: Ints, documents: Ints, spans: Spans) -> None:
-        """Hold parts of lists, and the other columns of their documents, against the table."""
+        """Compare parts of lists, and the other columns of their documents, with the table."""
         assert rows.lists is not None
         length = spans.stop - spans.start
         wanted = np.concatenate([np.arange(*span) for span in zip(*spans, strict=True)] or [spans.start])
@@ -116,7 +116,7 @@ def far(made: Documents, place: Path, root: str, **sizes: int) -> RemoteRows:
 
 @pytest.mark.parametrize("ids", [None, np.arange(200) * 3], ids=["places", "ids"])
 @pytest.mark.parametrize("where", ["memory", "files", "url", "url, whole"])
-def test_parts_of_lists_are_the_same_wherever_the_store_is(tmp_path: Path, root: str, where: str, ids: Any) -> None:
+def test_parts_of_lists_do_not_depend_on_the_stores_location(tmp_path: Path, root: str, where: str, ids: Any) -> None:
     made = documents(ids)
     if where == "memory":
         rows: Any = in_memory(made)
@@ -134,7 +134,7 @@ def test_parts_of_lists_are_the_same_wherever_the_store_is(tmp_path: Path, root:
         made.check_parts(stored, local, wanted, spans)
 
 
-def test_builders_that_come_and_go_make_one_store(tmp_path: Path) -> None:
+def test_builders_that_come_and_go_build_one_store(tmp_path: Path) -> None:
     made = documents(np.arange(200) * 2)
     for round_ in range(8):
         place = tmp_path / f"{round_}"
@@ -149,7 +149,7 @@ def test_builders_that_come_and_go_make_one_store(tmp_path: Path) -> None:
 
 
 def test_a_builder_finds_a_store_that_was_finished_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another builder takes the notes of the chunks away between two looks."""
+    """Another builder removes the notes of the chunks between two checks."""
     made = documents()
     place = tmp_path / "store"
     check_room = builder._check_room
@@ -182,7 +182,7 @@ def test_windows_have_the_parts_of_their_blocks(
     assert count == 30
 
 
-def test_a_part_of_a_long_list_does_not_bring_all_of_it(
+def test_a_part_of_a_long_list_is_read_without_the_rest(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_window, "GAP_BYTES", 0)
@@ -209,7 +209,7 @@ def test_a_part_of_a_long_list_does_not_bring_all_of_it(
 
 
 @pytest.mark.parametrize(("longest", "width"), [(255, 1), (256, 2), (70_000, 4)])
-def test_lengths_are_kept_in_the_smallest_integers(tmp_path: Path, longest: int, width: int) -> None:
+def test_lengths_are_stored_in_the_smallest_integers(tmp_path: Path, longest: int, width: int) -> None:
     made = Documents([1] * 640 + [longest] + [0] * 63, [0, 300, 704])
     build_files(tmp_path, made.spec, made.read, 2)
     assert (tmp_path / LENGTHS).stat().st_size == 704 * width + 8 * 12
@@ -220,7 +220,7 @@ def test_lengths_are_kept_in_the_smallest_integers(tmp_path: Path, longest: int,
     assert rows.lengths.longest == (longest, 640)
 
 
-def test_a_list_that_no_length_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_layout, "_LONGEST", 80)
     made = documents()
     with pytest.raises(TableError, match=r"a list of column 'tokens' has \d+ elements, .* fewer than 80; cut it"):
@@ -257,7 +257,7 @@ def test_damage_on_a_disk_is_named(tmp_path: Path, name: str, what: str, fault: 
 
 
 @pytest.mark.parametrize("name", [LENGTHS, values_file(3)])
-def test_damage_behind_a_url_is_named(tmp_path: Path, root: str, name: str) -> None:
+def test_damage_at_a_url_is_named(tmp_path: Path, root: str, name: str) -> None:
     made = documents()
     far(made, tmp_path, root)
     memory = fsspec.filesystem("memory")
@@ -270,7 +270,7 @@ def test_damage_behind_a_url_is_named(tmp_path: Path, root: str, name: str) -> N
         opened_far(root, made.spec)
 
 
-def test_lengths_behind_a_url_are_checked_when_they_come(tmp_path: Path, root: str) -> None:
+def test_lengths_at_a_url_are_checked_on_arrival(tmp_path: Path, root: str) -> None:
     made = documents()
     far(made, tmp_path, root)
     memory = fsspec.filesystem("memory")
@@ -282,7 +282,7 @@ def test_lengths_behind_a_url_are_checked_when_they_come(tmp_path: Path, root: s
         _ = rows.lengths
 
 
-def test_lengths_that_are_not_those_of_the_chunks_end_the_build(tmp_path: Path) -> None:
+def test_lengths_that_contradict_the_chunks_stop_the_build(tmp_path: Path) -> None:
     made = documents()
     build_files(tmp_path, made.spec, made.read, 1)
     manifest = read_manifest(tmp_path)
@@ -306,8 +306,8 @@ def test_a_store_of_another_format_is_refused_by_name(tmp_path: Path, monkeypatc
         open_store(tmp_path, made.spec, 1)
 
 
-def test_stores_of_rows_have_the_name_that_they_ever_had() -> None:
-    """Else a new version would build each of them again."""
+def test_names_of_row_stores_never_change() -> None:
+    """Otherwise a new version would build each of them again."""
     schema = pa.schema([("x", pa.int64()), ("l", pa.large_list(pa.int32()))])
     assert StoreSpec("t", None, schema, (5, 6)).name == "rows-283b60ebbe998454a159f8ff474ba62f"
     made = StoreSpec("t", None, schema, (5, 6), made="documents")

@@ -1,4 +1,4 @@
-"""A store larger than memory: the pages of a window are asked for in order, joined, and before they are taken."""
+"""A store larger than memory: the pages of a window are requested in order, joined, before they are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch_table_loader.store.spec import RECORDS
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Note what the system is asked for."""
+    """Record what is requested from the system."""
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda file, start, length, advice: found.append((start, length)))
     return found
@@ -38,7 +38,7 @@ def test_pages_come_sorted_and_joined(tmp_path: Path, asked: list[tuple[int, int
     assert read_ahead.expect(np.empty(0, dtype=np.int64)) == 0
 
 
-def test_the_next_window_is_asked_for_before_this_one_is_taken(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
+def test_the_next_window_is_requested_before_this_one_is_read(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
     made = MemoryTable(numbers(40_000), [0, 20_000, 40_000])
     build_files(tmp_path, made.spec, made.read, 2)
     rows = open_store(tmp_path, made.spec, 1, window_bytes=8192 * PAGE)
@@ -57,7 +57,7 @@ def test_the_next_window_is_asked_for_before_this_one_is_taken(tmp_path: Path, a
     assert seen[0] == 2
 
 
-def test_records_of_nulls_are_asked_for_too(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
+def test_records_of_nulls_are_requested_too(tmp_path: Path, asked: list[tuple[int, int]]) -> None:
     made = MemoryTable(everything(300), [0, 300])
     build_files(tmp_path, made.spec, made.read, 1)
     rows = open_store(tmp_path, made.spec, 1, window_bytes=1)

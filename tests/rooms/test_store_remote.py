@@ -1,4 +1,4 @@
-"""A store behind a URL holds what its folder held; neighbours come together; what is not whole is not used."""
+"""A store at a URL equals the local one; neighbors share requests; an incomplete store is not used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WINDOW = {"least": 64, "most": 256}
 
 
 class Bytes(bytearray):
-    """Bytes whose end is noted."""
+    """Bytes whose release is recorded."""
 
     gone: Callable[[int], None]
 
@@ -46,7 +46,7 @@ class Bytes(bytearray):
 
 
 class Counted:
-    """A storage that notes which parts are asked for and how many bytes live, and can be told to wait or to fail."""
+    """A storage that records requested parts and live bytes, and that can be made to wait or fail."""
 
     def __init__(self) -> None:
         self.inner = FileStorage("memory")
@@ -104,7 +104,7 @@ def uploaded(made: MemoryTable, place: Path, root: str, ahead_bytes: int = 1 << 
 
 
 @given(records=st.sets(st.integers(0, 400), min_size=1), gap=st.integers(0, 20), most=st.integers(1, 50))
-def test_parts_hold_what_is_wanted_and_little_else(records: set[int], gap: int, most: int) -> None:
+def test_parts_contain_the_wanted_records_and_little_else(records: set[int], gap: int, most: int) -> None:
     wanted = np.array(sorted(records))
     parts = coalesce(wanted, gap, most)
     found = [wanted[begin:end].tolist() for begin, end in zip(parts.bounds[:-1], parts.bounds[1:], strict=True)]
@@ -117,7 +117,7 @@ def test_parts_hold_what_is_wanted_and_little_else(records: set[int], gap: int, 
         assert (parts.first[1:] - parts.stop[:-1] > gap).all()
 
 
-def test_windows_grow_and_leave_nothing_out() -> None:
+def test_windows_grow_and_include_everything() -> None:
     blocks = [(np.arange(10), number) for number in range(20)]
     windows = list(in_windows(iter(blocks), 10, 50))
     assert [len(window) for window in windows] == [1, 2, 4, 5, 5, 3]
@@ -125,7 +125,7 @@ def test_windows_grow_and_leave_nothing_out() -> None:
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
-def test_what_is_gathered_is_the_table(tmp_path: Path, root: str, with_ids: bool) -> None:
+def test_gathered_rows_equal_the_table(tmp_path: Path, root: str, with_ids: bool) -> None:
     made = MemoryTable(everything(900), [0, 300, 301, 900], ids=np.arange(900) * 3 if with_ids else None)
     rows, _ = uploaded(made, tmp_path, root)
     rng = np.random.default_rng(0)
@@ -168,7 +168,7 @@ def test_large_parts_are_cut_and_few_bytes_live(tmp_path: Path, root: str, monke
     assert storage.living == 0
 
 
-def test_the_bytes_of_a_window_are_asked_for_together(tmp_path: Path, root: str) -> None:
+def test_the_bytes_of_a_window_are_requested_together(tmp_path: Path, root: str) -> None:
     made = MemoryTable(everything(900), [0, 300, 600, 900], ids=np.arange(900) * 3)
     rows, storage = uploaded(made, tmp_path, root)
     wanted = {RECORDS, NULLS, IDS, heap_file(0), heap_file(1), heap_file(2)}
@@ -184,7 +184,7 @@ def test_the_bytes_of_a_window_are_asked_for_together(tmp_path: Path, root: str)
     made.check(rows, range(0, 900, 10))
 
 
-def test_while_a_window_is_taken_the_next_two_are_asked_for(
+def test_while_one_window_is_read_the_next_two_are_requested(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, storage = uploaded(MemoryTable(numbers(3000), [0, 3000]), tmp_path, root)
@@ -197,7 +197,7 @@ def test_while_a_window_is_taken_the_next_two_are_asked_for(
     assert len(storage.parts) == 10
 
 
-def test_answers_may_come_in_any_order(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_may_arrive_in_any_order(tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = MemoryTable(everything(900), [0, 300, 301, 900], ids=np.arange(900) * 3)
     rows, storage = uploaded(made, tmp_path, root)
     monkeypatch.setattr(remote_window, "GAP_BYTES", 16)
@@ -212,7 +212,7 @@ def test_answers_may_come_in_any_order(tmp_path: Path, root: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", [RECORDS, NULLS, IDS, heap_file(1)])
-def test_what_goes_missing_is_named_and_ends_the_threads(tmp_path: Path, root: str, name: str) -> None:
+def test_a_missing_file_is_named_and_the_threads_end(tmp_path: Path, root: str, name: str) -> None:
     made = MemoryTable(everything(900), [0, 300, 900], ids=np.arange(900) * 3)
     rows, _ = uploaded(made, tmp_path, root)
     windows = rows.windows((np.arange(300), None) for _ in range(9))
@@ -226,7 +226,7 @@ def test_what_goes_missing_is_named_and_ends_the_threads(tmp_path: Path, root: s
     until(lambda: not threads("table-loader-fetch"))
 
 
-def test_windows_that_are_left_wait_for_no_answer(tmp_path: Path, root: str) -> None:
+def test_abandoned_windows_wait_for_no_answer(tmp_path: Path, root: str) -> None:
     rows, storage = uploaded(MemoryTable(numbers(500), [0, 500]), tmp_path, root)
     windows = rows.windows(iter([(np.arange(256), None)] * 9))
     next(windows)
@@ -247,7 +247,7 @@ def test_windows_that_are_left_wait_for_no_answer(tmp_path: Path, root: str) -> 
     assert storage.living == 0
 
 
-def test_a_store_that_is_written_anew_meanwhile_is_found(tmp_path: Path) -> None:
+def test_a_store_rewritten_meanwhile_is_noticed(tmp_path: Path) -> None:
     """Each request names the version that was there when the store was opened."""
     made, versions = MemoryTable(numbers(300), [0, 300]), []
     storage, root = Counted(), str(tmp_path / "there")
@@ -270,7 +270,7 @@ def test_a_store_that_is_written_anew_meanwhile_is_found(tmp_path: Path) -> None
 # ---- what is not whole ----------------------------------------------------------------------------------
 
 
-def test_an_upload_that_was_cut_is_not_used_and_goes_on(tmp_path: Path, root: str) -> None:
+def test_an_interrupted_upload_is_not_used_and_can_be_resumed(tmp_path: Path, root: str) -> None:
     made = MemoryTable(everything(300), [0, 100, 300])
     storage = Counted()
     storage.fails_at = 2
@@ -305,7 +305,7 @@ def test_damage_is_named(tmp_path: Path, root: str) -> None:
         opened(storage, root, made.spec)
 
 
-def test_a_part_of_another_length_is_an_error(tmp_path: Path, root: str) -> None:
+def test_a_part_of_the_wrong_length_is_an_error(tmp_path: Path, root: str) -> None:
     made = MemoryTable(numbers(300), [0, 300])
     rows, _ = uploaded(made, tmp_path, root)
     memory = fsspec.filesystem("memory")

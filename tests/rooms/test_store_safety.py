@@ -1,4 +1,4 @@
-"""Stores where others have a hand in: planted links and pipes, full disks, and too little memory."""
+"""Stores under interference: planted links and pipes, full disks, and too little memory."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_folder_that_is_a_link_is_refused(place: Path, victim: Path, folder: s
 @pytest.mark.parametrize("plant", ["link", "pipe"])
 @pytest.mark.parametrize("name", [RECORDS, NULLS, IDS, MANIFEST, heap_file(1)])
 @pytest.mark.timeout(60)
-def test_a_finished_store_is_not_read_through_a_link_or_a_pipe(place: Path, plant: str, name: str) -> None:
+def test_a_finished_store_with_a_link_or_pipe_is_not_read(place: Path, plant: str, name: str) -> None:
     made = table()
     build_files(place, made.spec, made.read, 2)
     moved = place.parent / "moved"
@@ -141,7 +141,7 @@ def test_a_heartbeat_does_not_touch_what_a_planted_link_points_to(tmp_path: Path
     assert victim.stat().st_mtime == 5
 
 
-def test_a_new_store_is_this_users_alone(tmp_path: Path) -> None:
+def test_a_new_store_is_private_to_its_user(tmp_path: Path) -> None:
     made = MemoryTable(numbers(200), [0, 200])
     build_files(tmp_path / "new" / "rows-1", made.spec, made.read, 1)
     for folder in (tmp_path / "new", tmp_path / "new" / "rows-1"):
@@ -151,7 +151,7 @@ def test_a_new_store_is_this_users_alone(tmp_path: Path) -> None:
 # ---- full disks ------------------------------------------------------------------------------------------
 
 
-def test_room_is_set_aside_before_the_first_row_is_read(place: Path) -> None:
+def test_disk_space_is_allocated_before_the_first_row_is_read(place: Path) -> None:
     made = Counting(table())
     spec, blocks = table().spec, dict[str, int]()
 
@@ -184,7 +184,7 @@ except StorageError as error:
 
 
 def test_a_file_system_that_is_too_small_is_named(tmp_path: Path) -> None:
-    """In a mount namespace of its own, on a tmpfs of 1 MiB, where touching a page that has no room is a SIGBUS."""
+    """In a separate mount namespace, on a tmpfs of 1 MiB, where touching a page without room is a SIGBUS."""
     said = run_with_small(str(tmp_path), "1m", FULL, str(tmp_path))
     assert "the disk is full" in said
     assert "pass row_store= another folder" in said
@@ -204,7 +204,7 @@ def test_a_store_that_does_not_fit_is_refused_before_a_row_is_read() -> None:
     assert build_memory(spec, made, 1, room=10 * spec.num_bytes + 100_000).num_rows == 300
 
 
-def test_strings_that_are_longer_than_was_guessed_end_the_build_before_they_fill_memory() -> None:
+def test_strings_longer_than_estimated_stop_the_build_before_memory_is_full() -> None:
     strings = [f"{number:10000}" for number in range(200)]
     made = MemoryTable(pa.record_batch({"s": strings}), [*range(0, 200, 10), 200])
     read = Counting(made)
@@ -214,7 +214,7 @@ def test_strings_that_are_longer_than_was_guessed_end_the_build_before_they_fill
 
 
 @pytest.mark.parametrize("fault", [MemoryError("no"), pa.ArrowMemoryError("no")], ids=repr)
-def test_an_allocation_that_fails_is_ours_with_the_remedy(fault: MemoryError) -> None:
+def test_a_failed_allocation_is_our_error_with_the_remedy(fault: MemoryError) -> None:
     def read(chunk: int) -> Any:
         raise fault
 
@@ -226,7 +226,7 @@ def test_an_allocation_that_fails_is_ours_with_the_remedy(fault: MemoryError) ->
     assert raised.value.errno == errno.ENOMEM
 
 
-def test_a_mapping_that_finds_no_address_space_names_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapping_without_address_space_names_the_file(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = table()
     build_files(place, made.spec, made.read, 1)
 
@@ -239,7 +239,7 @@ def test_a_mapping_that_finds_no_address_space_names_the_file(place: Path, monke
 
 
 @pytest.mark.parametrize("fault", [MemoryError("no"), pa.ArrowMemoryError("no")], ids=repr)
-def test_rows_that_do_not_fit_memory_are_named(monkeypatch: pytest.MonkeyPatch, fault: MemoryError) -> None:
+def test_rows_that_do_not_fit_in_memory_are_named(monkeypatch: pytest.MonkeyPatch, fault: MemoryError) -> None:
     def none(*_: Any) -> Any:
         raise fault
 

@@ -1,4 +1,4 @@
-"""Subclasses of the datasets, with parameters of their own that are called as options are."""
+"""Subclasses of the datasets, with their own parameters that have names of options."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sized(StructuredDataset):
 
 
 class Named(StructuredDataset):
-    """Has options alone, and a parameter that is no option."""
+    """Has only options, and a parameter that is not an option."""
 
     def __init__(self, root: str, *, name: str, shuffle: bool = True, **options: Any) -> None:
         """Open a table below a root."""
@@ -46,7 +46,7 @@ class Closed(StructuredDataset):
 
 
 class Passing(StructuredDataset):
-    """Hands everything on."""
+    """Passes everything on."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Open the table."""
@@ -54,7 +54,7 @@ class Passing(StructuredDataset):
 
 
 class Twice(Sized):
-    """A subclass of a subclass, with a loader of its own making."""
+    """A subclass of a subclass, which creates its own loader."""
 
     def __init__(self, path: str, num_workers: int = 0, **options: Any) -> None:
         """Open the table."""
@@ -105,7 +105,7 @@ def sizes(made: tuple[Any, Any]) -> list[int]:
     return [len(batch["x"]) for batch in made[0]]
 
 
-def test_they_open_and_make_loaders(table: str, tmp_path: Path) -> None:
+def test_subclasses_open_tables_and_create_loaders(table: str, tmp_path: Path) -> None:
     assert sizes(Bare.create_dataloader(table, "parquet", batch_size=16)) == [16]
     assert sizes(Sized.create_dataloader(table)) == [6, 6, 4]
     assert sizes(Sized.create_dataloader(table, 10, num_workers=0)) == [10, 6]
@@ -151,7 +151,7 @@ def test_own_defaults_are_shown() -> None:
     assert inspect.signature(StructuredDataset).parameters["batch_size"].default == 1024
 
 
-def test_an_unknown_keyword_is_told_by_the_name_of_the_subclass(table: str) -> None:
+def test_an_unknown_keyword_is_reported_with_the_name_of_the_subclass(table: str) -> None:
     with pytest.raises(ConfigTypeError, match=r"^Named\(\) got an unexpected keyword argument 'seed'; here it is shuf"):
         Named.create_dataloader(table, name="x", seed=3)
     with pytest.raises(ConfigTypeError, match=r"^Lake\(\) got .* 'nmae'; did you mean name\?"):

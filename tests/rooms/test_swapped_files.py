@@ -1,4 +1,4 @@
-"""A local file that was swapped for another of equal size and time is not read as the one that was planned."""
+"""A local file that was swapped for another of equal size and time is not read as the planned file."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def test_a_file_swapped_after_planning_is_refused(tmp_path: Path, worker_type: A
         list(loader)
 
 
-def test_a_file_swapped_between_the_look_and_the_opening_delivers_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_swapped_between_check_and_open_delivers_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.parquet"
     write(path, first=0)
     path.with_name(".kept").hardlink_to(path)
@@ -65,7 +63,7 @@ def test_a_file_swapped_between_the_look_and_the_opening_delivers_no_row(
     swapped: list[str] = []
 
     def open_late(storage: FileStorage, where: str) -> Any:
-        """Swap just before the file is opened, and swap back after: who compares paths alone sees nothing."""
+        """Swap just before the file is opened, and swap back after: comparing paths alone detects nothing."""
         if not swapped:
             swapped.append(where)
             swap(path)
@@ -81,7 +79,7 @@ def test_a_file_swapped_between_the_look_and_the_opening_delivers_no_row(
     assert swapped
 
 
-def test_a_plan_cache_does_not_speak_of_the_file_that_was_there(tmp_path: Path) -> None:
+def test_a_plan_cache_does_not_use_the_entry_of_the_swapped_file(tmp_path: Path) -> None:
     table, cache = tmp_path / "t", str(tmp_path / "cache")
     table.mkdir()
     write(table / "a.parquet", first=0)
@@ -127,7 +125,7 @@ def test_versions_of_two_machines_compare_by_size_and_time(tmp_path: Path) -> No
     assert FileVersion(1, immutable=True).holds(FileVersion(2, local=LocalVersion("m", 1, 1)))
 
 
-def test_file_systems_without_lasting_inodes_are_known() -> None:
+def test_file_systems_without_stable_inodes_are_recognized() -> None:
     lines = [
         "22 27 0:21 / /proc rw,relatime - proc proc rw",
         "36 35 0:52 / /mnt/bucket rw - fuse.gcsfuse bucket rw",

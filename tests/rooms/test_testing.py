@@ -1,4 +1,4 @@
-"""The contract checks: each rule has a plug-in that breaks it, and the check says so."""
+"""The contract checks: each rule has a plug-in that breaks it, and the check reports it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Counting:
 
 
 class Forgetful(Dealing):
-    """Loses what it knows when it is pickled."""
+    """Loses its data when it is pickled."""
 
     def __init__(self) -> None:
         super().__init__(calls=1)
@@ -205,13 +205,13 @@ def test_a_faulty_strategy_is_refused(fault: str) -> None:
         check_split_strategy(strategy, other_process=False)
 
 
-def test_hashes_of_strings_show_in_another_process() -> None:
+def test_string_hashes_are_detected_in_another_process() -> None:
     check_split_strategy(ByHash(), other_process=False)
     with pytest.raises(ContractError, match=r"ByHash on .* asked in another process it answers otherwise"):
         check_split_strategy(ByHash(), ranks=[1], workers=[1], epochs=[0])
 
 
-def test_another_process_agrees_on_a_sound_one() -> None:
+def test_another_process_agrees_on_a_sound_strategy() -> None:
     check_split_strategy(RoundRobinStrategy(shuffle=True), ranks=[2], workers=[2], epochs=[0, 3])
 
 
@@ -228,19 +228,19 @@ def test_a_strategy_of_a_script_cannot_be_imported_elsewhere() -> None:
     assert "define it in a module that can be imported" in run.stdout
 
 
-def test_files_of_ones_own() -> None:
+def test_files_of_the_callers_own_are_checked() -> None:
     files = [data_file("a", [3, 4]), data_file("b", [5])]
     check_split_strategy(TargetSizeStrategy(), files, other_process=False)
     with pytest.raises(ContractError, match=r"on table 'files': .* leaves out rows"):
         check_split_strategy(without_rows_of_pruned_groups, [data_file("a", [3], pruned=[0])], other_process=False)
 
 
-def test_what_is_no_strategy_is_a_config_error() -> None:
+def test_an_object_that_is_not_a_strategy_is_a_config_error() -> None:
     with pytest.raises(ConfigTypeError, match="got the class Dealing"):
         check_split_strategy(Dealing)
 
 
-def test_the_zoo_is_new_each_time_and_has_what_it_says() -> None:
+def test_the_zoo_is_fresh_each_time_and_as_described() -> None:
     tables = zoo()
     assert tables == zoo()
     assert tables["hive partitions"][0].partition is not zoo()["hive partitions"][0].partition
@@ -356,7 +356,7 @@ class ClosesOnce(Plain):
 
 
 class OpensAnother(Plain):
-    """Opens another file when it was pickled."""
+    """Opens another file after it was pickled."""
 
     def __reduce__(self) -> Any:
         return OpensAnother, (self.is_local, False, 1)
@@ -408,7 +408,7 @@ def test_a_faulty_storage_is_refused(stored: str, fault: str) -> None:
         check_storage(storage, stored)
 
 
-def test_a_missing_or_tiny_file_shows_nothing(tmp_path: Path) -> None:
+def test_a_missing_or_tiny_file_proves_nothing(tmp_path: Path) -> None:
     (tmp_path / "tiny").write_bytes(b"x")
     with pytest.raises(ContractError, match="at least two bytes, got 1"):
         check_storage(Plain(), str(tmp_path / "tiny"))
@@ -440,7 +440,7 @@ def sample() -> pa.Table:
 
 @dataclass
 class Listed:
-    """A source that says what it is told to."""
+    """A source with given answers."""
 
     storage: Any
     files: Any
@@ -679,7 +679,7 @@ def test_a_faulty_reader_is_refused(tmp_path: Path, fault: str) -> None:
         check_format_reader(Faulty(fault=fault), source.storage, source.files[:1])
 
 
-def test_a_reader_needs_a_name_pickles_and_is_shown_files(tmp_path: Path) -> None:
+def test_a_reader_needs_a_name_must_pickle_and_needs_files(tmp_path: Path) -> None:
     source = lake(tmp_path / "lake")
     with pytest.raises(ContractError, match="must have a name, got ''"):
         check_format_reader(ParquetReader(name=""), source.storage, source.files)

@@ -1,4 +1,4 @@
-"""The contracts of what a plug-in may do beyond: each rule has a plug-in that breaks it, and the check says so."""
+"""The contracts of optional parts: each rule has a plug-in that breaks it, and the check reports it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch_table_loader.testing.damage import Damaged
 
 @pytest.fixture
 def shards(tmp_path: Path) -> tuple[Any, Sequence[DataFile]]:
-    """Give two files whose shapes differ, so that the table has another type than each of them."""
+    """Write two files whose shapes differ, so that the table's type differs from both."""
     for file, width in enumerate((2, 3)):
         rows = [[tensor("x", np.ones(width, np.float32)), tensor("id", np.int64(n))] for n in range(6)]
         write_shard(tmp_path / f"{file}.pb", rows)
@@ -54,7 +54,7 @@ def with_rows(given: Metas, settled: Metas) -> Metas:
 
 
 def unread(given: Metas, settled: Metas) -> Metas:
-    """Say it right, for a reader that goes by each file's own types."""
+    """Correct the answer, for a reader that uses each file's own types."""
     return settled
 
 
@@ -90,8 +90,8 @@ def test_faulty_settling_is_refused(
         check_format_reader(Unsettling(), *shards)
 
 
-def test_salvage_leaves_something_of_a_damaged_file(shards: tuple[Any, Any]) -> None:
-    """The check has something to look at: a cut file has samples left, and its last one is left out."""
+def test_salvage_keeps_part_of_a_damaged_file(shards: tuple[Any, Any]) -> None:
+    """The check has something to compare: a cut file has samples left, and its last one is left out."""
     storage, (file, _) = shards
     cut = Damaged(storage, "cut")
     meta, left_out = TensorProtoReader().salvage(cut, cut.listed(file), None)
@@ -174,7 +174,7 @@ def test_faulty_salvaging_is_refused(
 
 @dataclass(frozen=True, slots=True)
 class Misspelling(ParquetReader):
-    """Reads other strings where they are encoded."""
+    """Reads other strings if they are encoded."""
 
     def encoding(self, columns: frozenset[str]) -> ParquetReader:
         return Wrong(encoded=columns)

@@ -1,4 +1,4 @@
-"""A token table that a cluster writes: the same bytes, however its shares end."""
+"""A token table written by a cluster: the same bytes, in whatever order its shares end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that a new user gets wrong: each is refused at construction, and told what was expected and what to do."""
+"""Wrong calls of new users: each is refused at construction, with what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "said"), WRONG, ids=lambda value: str(value)[:60])
-def test_it_is_refused(table: str, options: dict[str, Any], said: str) -> None:
+def test_wrong_calls_are_refused(table: str, options: dict[str, Any], said: str) -> None:
     keywords: dict[str, Any] = {"path": table, "check_plan": False} | options
     with pytest.raises(TableLoaderError, match=said):
         StructuredDataset.create_dataloader(**keywords)
@@ -141,7 +141,7 @@ RIGHT: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", RIGHT, ids=str)
 @pytest.mark.parametrize("as_path", [str, Path])
-def test_it_is_taken(table: str, options: dict[str, Any], as_path: type) -> None:
+def test_right_calls_are_accepted(table: str, options: dict[str, Any], as_path: type) -> None:
     loader, dataset = StructuredDataset.create_dataloader(as_path(table), check_plan=False, **options)
     assert sorted(row for batch in loader for row in batch["x"].tolist()) == list(range(ROWS))
     for name, value in options.items():
@@ -150,7 +150,7 @@ def test_it_is_taken(table: str, options: dict[str, Any], as_path: type) -> None
     assert dataset.options.shuffle_buffer_size is None
 
 
-def test_a_strategys_sizes_are_read_as_split_bytes_are() -> None:
+def test_sizes_of_strategies_are_parsed_like_split_bytes() -> None:
     assert TargetSizeStrategy("128MiB") == TargetSizeStrategy(128 << 20)
     assert SizeBalancedStrategy("1KiB").target_bytes == 1024
     with pytest.raises(ConfigError, match="TargetSizeStrategy: target_bytes must look like '128MiB'"):
@@ -215,7 +215,7 @@ CALLS = {"StructuredDataset": of_files, "IcebergDataset": of_iceberg, "MixedData
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("word", [*WORDS, *OF_TABLES])
-def test_an_unknown_keyword_is_told_what_it_is_here(call: str, word: str) -> None:
+def test_an_unknown_keyword_is_refused_with_our_name_for_it(call: str, word: str) -> None:
     if call == "MixedDataset" and word == "buffer_size":
         with pytest.raises(TypeError, match="= belongs to the sources of a mixture: pass it to each of them"):
             of_mixture(**{word: 1})
@@ -225,7 +225,7 @@ def test_an_unknown_keyword_is_told_what_it_is_here(call: str, word: str) -> Non
         CALLS[call](**{word: 1})
 
 
-def test_several_are_told_together() -> None:
+def test_several_unknown_keywords_are_reported_together() -> None:
     said = (
         "StructuredDataset() got unexpected keyword arguments: 'seed' (here it is shuffle_seed=), 'batchsize' "
         "(did you mean batch_size?)"
@@ -251,7 +251,7 @@ def test_several_are_told_together() -> None:
         ("MixedDataset", "fmt", "the format of the files is known here"),
     ],
 )
-def test_a_word_means_what_the_dataset_takes(call: str, word: str, said: str) -> None:
+def test_suggested_keywords_depend_on_the_dataset(call: str, word: str, said: str) -> None:
     with pytest.raises(ConfigTypeError, match=rf"'{word}'; {said}"):
         CALLS[call](**{word: "x"})
 
@@ -267,7 +267,7 @@ def test_a_word_means_what_the_dataset_takes(call: str, word: str, said: str) ->
     ],
     ids=str,
 )
-def test_weights_that_say_nothing_are_refused(table: str, weights: Any, said: str) -> None:
+def test_invalid_mixture_weights_are_refused(table: str, weights: Any, said: str) -> None:
     sources = {name: StructuredDataset(table, shuffle="rows") for name in ("a", "b")}
     with pytest.raises(ConfigError, match=said):
         MixedDataset(sources, weights)

@@ -1,4 +1,4 @@
-"""Waits for what other threads bring about, and counts these threads."""
+"""Waits for conditions that other threads bring about, and counts these threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE_S = 20.0
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; fail where it never holds."""
+    """Wait for a condition; fail if it never holds."""
     end = time.monotonic() + _PATIENCE_S
     while not condition():
         assert time.monotonic() < end
@@ -22,7 +22,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def until_only(threads: Collection[threading.Thread]) -> None:
-    """Wait until no other thread lives; fail with the names and the stacks of those that do."""
+    """Wait until no other thread is alive; fail with the names and the stacks of those that are."""
     end = time.monotonic() + _PATIENCE_S
     while others := [thread for thread in threading.enumerate() if thread not in threads]:
         if time.monotonic() > end:
@@ -33,7 +33,7 @@ def until_only(threads: Collection[threading.Thread]) -> None:
 
 
 def threads(name: str) -> int:
-    """Count the threads whose names begin so."""
+    """Count the threads whose names have a prefix."""
     return sum(thread.name.startswith(name) for thread in threading.enumerate())
 
 

@@ -1,1 +1,1 @@
-"""What reading, the row store and batching have in common about Arrow: types, arrays, memory and reserved names."""
+"""Arrow helpers shared by reading, the row store and batching: types, arrays, memory and reserved names."""

@@ -1,4 +1,4 @@
-"""Arrow arrays with and without what is around their values, and their buffers as numpy arrays."""
+"""Arrow arrays with and without encodings around their values, and their buffers as numpy arrays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plain(array: pa.Array) -> pa.Array:
         elif isinstance(array, pa.RunEndEncodedArray):
             array = pc.run_end_decode(array)
         elif is_list_view(kind):
-            # pyarrow 26 casts a list view to an array with offsets that do not rise; `flatten` is right.
+            # pyarrow 26 casts a list view to an array with offsets that do not ascend; `flatten` is right.
             array = relisted(array, array.flatten())
         else:
             array = array.cast(plain_type(kind))
@@ -37,7 +37,7 @@ def plain(array: pa.Array) -> pa.Array:
 
 
 def encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return an array of the type ``plain_type(kind)`` as `kind`."""
+    """Convert an array of the type ``plain_type(kind)`` to `kind`."""
     if array.type == kind:
         return array
     if isinstance(kind, pa.BaseExtensionType):
@@ -54,11 +54,11 @@ def encoded(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
-    """Make large lists with the lengths and nulls of `lists`.
+    """Build large lists with the lengths and nulls of `lists`.
 
     Args:
         lists: lists of any kind.
-        values: the values of the lists that are not null, one after another.
+        values: the values of all non-null lists, concatenated.
 
     >>> relisted(pa.array([[1, 2], None, [3]]), pa.array(["a", "b", "c"])).to_pylist()
     [['a', 'b'], None, ['c']]
@@ -70,7 +70,7 @@ def relisted(lists: pa.Array, values: pa.Array) -> pa.Array:
 
 
 def _list_view(lists: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Turn large lists into list views."""
+    """Convert large lists to list views."""
     wide = pt.is_large_list_view(kind)
     index = pa.int64() if wide else pa.int32()
     lengths = lists.value_lengths().fill_null(0).cast(index)
@@ -88,23 +88,23 @@ def bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:
 
 
 def null_mask(array: pa.Array) -> NDArray[np.bool_]:
-    """Mark the nulls of an array that has some; the result is new."""
+    """Return a new mask of the nulls of an array that has some."""
     valid = bits(array.buffers()[0], array.offset, len(array))
     return np.logical_not(valid, out=valid)
 
 
 def valid_mask(array: pa.Array) -> NDArray[np.bool_]:
-    """Mark the values of an array; the result is new."""
+    """Return a new mask of the non-null values of an array."""
     if array.null_count == 0:
         return np.ones(len(array), np.bool_)
     return bits(array.buffers()[0], array.offset, len(array))
 
 
 def offsets_of(array: pa.Array) -> NDArray[Any]:
-    """View where each value of a list, string or binary array begins, and where the last one ends.
+    """Return a view of where each value of a list, string or binary array begins, and where the last one ends.
 
     Returns:
-        int32 or int64 [len + 1], from any number on; only to be read.
+        int32 or int64 [len + 1], which may start at any number; read-only.
     """
     buffer, kind = array.buffers()[1], array.type
     if buffer is None or len(array) == 0:
@@ -115,7 +115,7 @@ def offsets_of(array: pa.Array) -> NDArray[Any]:
 
 
 def ascending(start: int, length: int) -> pa.Array:
-    """Return so many integers that follow one another, in memory of Arrow's pool.
+    """Return so many consecutive integers, in memory of Arrow's pool.
 
     >>> ascending(5, 3).to_pylist()
     [5, 6, 7]

@@ -1,7 +1,7 @@
-"""Large arrays in memory that is used again.
+"""Large arrays in memory that is reused.
 
-glibc gives a freed block of this size back to the kernel, and the pages of a fresh one cost several times what copying
-into them does. Arrow's pool, where decoded columns lie as well, keeps pages for a while.
+glibc returns a freed block of this size to the kernel, and the pages of a fresh one cost several times as much as
+copying into them. Arrow's pool, which also holds decoded columns, keeps pages for a while.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 _POOLED_BYTES = 128 * 1024
-"""From here on glibc maps a block by itself, at first."""
+"""From this size on, glibc at first maps each block separately."""
 
 _ALIGNMENT = 64
 
 _KEPT_BLOCKS = 4
-"""Blocks of a size that wait to be used again: about one for each thread that decodes."""
+"""Unused blocks of one size that are kept for reuse: about one for each thread that decodes."""
 
 NewArray = Callable[[tuple[int, ...], Any], Any]
-"""Allocates an array of a shape and a dtype."""
+"""Allocates an array of a given shape and dtype."""
 
 
 def new_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Allocate an array that nobody else sees, its values undefined.
+    """Allocate an array that nothing else refers to, with undefined values.
 
     Args:
-        shape: of the array.
-        dtype: of a value.
+        shape: shape of the array.
+        dtype: type of its values.
 
     >>> new_array((2, 3), "int32").shape
     (2, 3)
@@ -48,12 +48,12 @@ def new_array(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 
 class Arena:
-    """One piece of memory for many arrays that live and die together: of wide tables each is too small for the pool."""
+    """A single block of memory for many short-lived arrays: those of wide tables are each too small for the pool."""
 
     __slots__ = ("_at", "_memory")
 
     def __init__(self, num_bytes: int) -> None:
-        """Allocate.
+        """Allocate the block.
 
         Args:
             num_bytes: the sum over the arrays, each rounded up by `aligned`.
@@ -62,7 +62,7 @@ class Arena:
         self._at = 0
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return the next array, its values undefined."""
+        """Return the next array, with undefined values."""
         kind = np.dtype(dtype)
         start, num_bytes = self._at, prod(shape) * kind.itemsize
         self._at += aligned(num_bytes)
@@ -70,22 +70,22 @@ class Arena:
 
 
 class ReusedBlocks:
-    """Memory for bytes that come and go: a block is used again once nothing refers to what was in it.
+    """Memory for temporary bytes: a block is reused once nothing refers to its content.
 
-    Memory that is new costs several times what reading a file of the system's cache into it does. Threads may share it.
+    New memory costs several times as much as reading a cached file into it. Threads may share it.
     """
 
     def __init__(self) -> None:
-        """Allocate nothing yet."""
+        """Start without memory."""
         self._free: defaultdict[int, deque[NDArray[Any]]] = defaultdict(lambda: deque(maxlen=_KEPT_BLOCKS))
-        """By their bytes, a power of two; what is beyond the most goes back to the system."""
+        """Blocks by their size, a power of two; those beyond the maximum number are returned to the system."""
         self._closed = False
 
     def new(self, num_bytes: int) -> memoryview:
-        """Return a block, its values undefined.
+        """Return a block with undefined content.
 
         Args:
-            num_bytes: of the block, at least 1.
+            num_bytes: bytes of the block, at least 1.
 
         >>> blocks = ReusedBlocks()
         >>> one = blocks.new(1000)
@@ -100,13 +100,13 @@ class ReusedBlocks:
             block = self._free[capacity].pop()
         except IndexError:
             block = new_array((capacity,), np.uint8)
-        # Whatever refers to a part of a buffer refers to the object that it was taken from; views of arrays need not.
+        # A reference to a part of a buffer keeps the object that it was taken from alive; views of arrays may not.
         lent: Any = np.frombuffer(block, np.uint8, num_bytes)
         weakref.finalize(lent, self._take_back, block).atexit = False
         return memoryview(lent)
 
     def close(self) -> None:
-        """Give back what waits to be used again, and what is in use once it is not."""
+        """Release the unused blocks now, and those in use once they are no longer used."""
         self._closed = True
         self._free.clear()
 
@@ -125,7 +125,7 @@ def aligned(num_bytes: int) -> int:
 
 
 def joined(parts: Sequence[NDArray[Any]], new: NewArray = new_array) -> NDArray[Any]:
-    """Copy arrays, which differ in their first dimension alone, into one.
+    """Concatenate arrays that differ in their first dimension only into a new array.
 
     >>> joined([np.array([1, 2]), np.array([3])]).tolist()
     [1, 2, 3]

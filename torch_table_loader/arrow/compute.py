@@ -1,6 +1,6 @@
 """pyarrow.compute, imported when one of its names is first used.
 
-It wraps some three hundred functions when it is imported, which takes about a tenth as long as torch, and most epochs
+Importing it wraps some three hundred functions, which takes about a tenth as long as importing torch, and most epochs
 of plain Parquet need none of them.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Return what pyarrow.compute calls so, and keep it here."""
+    """Return pyarrow.compute's attribute of that name, and store it here."""
     import pyarrow.compute
 
     value = globals()[name] = getattr(pyarrow.compute, name)

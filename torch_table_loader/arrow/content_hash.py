@@ -1,4 +1,4 @@
-"""One hash of the rows of a table in memory: equal for equal rows, however they lie in chunks and buffers."""
+"""A hash of the rows of a table in memory: equal for equal rows, regardless of chunks and buffers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from torch_table_loader.arrow.datatypes import is_text, plain_type
 _DOMAIN = b"torch-table-loader rows 1\n"
 
 _ROWS = 1 << 16
-"""Rows that are looked at together: what is made on the way, such as decoded dictionaries, stays small."""
+"""Rows that are processed together: this bounds temporary memory, such as decoded dictionaries."""
 
 
 def content_hash(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    """Hash names, types and values; reads every value once, and copies few.
+    """Hash names, types and values; every value is read once, and few are copied.
 
-    A dictionary counts as its values, and what lies under a null does not count.
+    A dictionary counts as its values, and values under a null do not count.
 
     Args:
-        schema: of the batches.
+        schema: the batches' schema.
         batches: the table's rows.
 
     Returns:
@@ -52,20 +52,20 @@ def content_hash(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
 
 
 class _Stream:
-    """The values of one column, or of one that is inside of it, one behind another."""
+    """The values of one column, or of one nested inside it, in sequence."""
 
     def __init__(self) -> None:
         self.values, self.lengths, self.nulls = xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128()
         self.count = 0
 
     def digest(self) -> bytes:
-        """Return all that was fed, shortened."""
+        """Return the hash of everything that was fed."""
         parts = (each.digest() for each in (self.values, self.lengths, self.nulls))
         return self.count.to_bytes(8, "little") + b"".join(parts)
 
 
 def _feed(array: pa.Array, name: str, hashes: dict[str, _Stream]) -> None:
-    """Add values to the hashes of their column and of those inside."""
+    """Add values to the hashes of their column and of the columns nested inside."""
     stream = hashes.setdefault(name, _Stream())
     array = plain(array)
     if array.null_count:
@@ -82,7 +82,7 @@ def _feed(array: pa.Array, name: str, hashes: dict[str, _Stream]) -> None:
 
 
 def _inside(array: pa.Array, feed_lengths: Callable[[Any], None]) -> list[pa.Array]:
-    """Return the arrays inside of one without nulls."""
+    """Return the arrays nested inside an array without nulls."""
     kind = array.type
     if pt.is_struct(kind):
         return list(array.flatten())
@@ -100,7 +100,7 @@ def _inside(array: pa.Array, feed_lengths: Callable[[Any], None]) -> list[pa.Arr
 
 
 def _feed_values(array: pa.Array, stream: _Stream) -> None:
-    """Add values without nulls that hold no others."""
+    """Add values that have no nulls and contain no other values."""
     kind, count = array.type, len(array)
     if not count:
         return

@@ -1,4 +1,4 @@
-"""What an Arrow type consists of: what is around its values, what is inside of them, and how wide they are."""
+"""The parts of an Arrow type: encodings around its values, types nested inside, and the width of its values."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 _VARIABLE_BYTES = 64
-"""What a value of variable width is taken to weigh."""
+"""Estimated bytes of a value of variable width."""
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return what remains of a type without extensions, dictionaries, run-ends and views.
+    """Return a type without extensions, dictionaries, run-ends and views.
 
-    Of a nested type the children stay as they are.
+    The children of a nested type are unchanged.
 
     >>> plain_type(pa.dictionary(pa.int8(), pa.string_view()))
     DataType(large_string)
@@ -31,24 +31,24 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def decoded_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a dictionary's values; of what is not a dictionary, the type itself."""
+    """Return the value type of a dictionary; any other type is returned unchanged."""
     return kind.value_type if pt.is_dictionary(kind) else kind
 
 
 def children_of(kind: pa.DataType) -> list[pa.Field]:
-    """Return the fields inside a type; those of a map are its key and its value."""
+    """Return the fields nested inside a type; those of a map are its key and its value."""
     if pt.is_map(kind):
         return [kind.key_field, kind.item_field]
     return [kind.field(place) for place in range(kind.num_fields)]
 
 
 def is_list_view(kind: pa.DataType) -> bool:
-    """Return whether values are lists of which each has an offset and a length of its own."""
+    """Return whether values are lists with an offset and a length each."""
     return bool(pt.is_list_view(kind) or pt.is_large_list_view(kind))
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Return whether values are strings, in any of the three forms."""
+    """Return whether values are strings, in any of the three representations."""
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
@@ -63,7 +63,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def width_of(kind: pa.DataType) -> int:
-    """Estimate the decoded bytes of a value."""
+    """Estimate the decoded bytes of one value."""
     if isinstance(kind, pa.BaseExtensionType):
         return width_of(kind.storage_type)
     if pt.is_struct(kind):

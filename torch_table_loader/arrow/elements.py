@@ -1,6 +1,6 @@
-"""Numbers that torch has and Arrow has not, as extension types: bfloat16, the floats of 8 bits, complex numbers.
+"""Numbers that torch has and Arrow lacks, as extension types: bfloat16, 8-bit floats, complex numbers.
 
-The storage has their bits, so that readers that know nothing of the type get unsigned integers, or bytes.
+The storage holds their bits, so that readers that do not know the type get unsigned integers or bytes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ELEMENTS = tuple(_STORAGE)
 
 
 class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typed
-    """Numbers of a type that Arrow has not.
+    """Numbers of a type that Arrow lacks.
 
     >>> ElementType("bfloat16").storage_type
     DataType(uint16)
     """
 
     def __init__(self, element: str) -> None:
-        """Make the type of a name among `ELEMENTS`."""
+        """Create the type for a name among `ELEMENTS`."""
         self.element = element
         super().__init__(_STORAGE[element], f"torch.{element}")
 
@@ -57,7 +57,7 @@ class ElementType(pa.ExtensionType):  # type: ignore[misc]  # pyarrow is not typ
         return self.element
 
     def __hash__(self) -> int:
-        """Hash the name: equal types have one."""
+        """Hash the name: equal types have equal names."""
         return hash((ElementType, self.element))
 
 
@@ -66,10 +66,10 @@ for _name in ELEMENTS:
 
 
 def marked_dtype(element: str) -> np.dtype[Any]:
-    """Return the dtype in which arrays keep numbers of a name among `ELEMENTS`.
+    """Return the dtype in which arrays hold numbers of a name among `ELEMENTS`.
 
-    numpy has complex numbers. For the others it is a record of one field, named as the element, so that bits are
-    moved as they are and nothing can be computed with them by mistake.
+    numpy has complex numbers. For the others it is a record of one field, named after the element, so that bits are
+    moved unchanged and nothing can be computed with them by mistake.
 
     >>> marked_dtype("complex64"), marked_dtype("bfloat16").names
     (dtype('complex64'), ('bfloat16',))
@@ -80,7 +80,7 @@ def marked_dtype(element: str) -> np.dtype[Any]:
 
 
 def mark_of(dtype: np.dtype[Any]) -> str | None:
-    """Return the element of a dtype that `marked_dtype` made of one that numpy has not; None of any other."""
+    """Return the element of a dtype from `marked_dtype`, if numpy lacks it; None for any other dtype."""
     return None if dtype.names is None else dtype.names[0]
 
 
@@ -91,7 +91,7 @@ def unmarked(values: NDArray[Any], element: str) -> NDArray[Any]:
 
 
 def innermost(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values inside lists, whatever is around them.
+    """Return the type of the innermost values inside lists and encodings.
 
     >>> str(innermost(pa.list_(pa.list_(ElementType("bfloat16"), 3))))
     'bfloat16'

@@ -1,4 +1,4 @@
-"""A file whose bytes something else supplies, for readers that want a file."""
+"""A file whose bytes come from a function, for readers that need a file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class RangedFile:
     """A read-only file over a function that returns bytes of it; wrap it with `open_ranges`."""
 
     def __init__(self, read: Callable[[int, int], Any], size: int, close: Callable[[], None]) -> None:
-        """Own a file.
+        """Create a file.
 
         Args:
-            read: takes the first byte and the byte after the last, and returns a buffer of exactly those.
+            read: takes the first byte and the byte after the last, and returns a buffer of exactly those bytes.
             size: bytes of the file.
             close: called once, when the file is closed.
         """
@@ -27,7 +27,7 @@ class RangedFile:
         self.closed = False
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move, as files do."""
+        """Move the position, as files do."""
         place = offset + (0, self._place, self._size)[whence]
         if place < 0:
             raise ValueError(f"negative seek position {place}")
@@ -35,33 +35,33 @@ class RangedFile:
         return self._place
 
     def tell(self) -> int:
-        """Where it stands."""
+        """Return the position."""
         return self._place
 
     def read(self, length: int = -1) -> Any:
-        """Read on; fewer bytes than asked for come at the end alone."""
+        """Read on; fewer bytes than requested are returned only at the end."""
         start = min(self._place, self._size)
         stop = self._size if length is None or length < 0 else min(start + length, self._size)
         self._place = stop
         return b"" if start == stop else self._read(start, stop)
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def writable(self) -> bool:
-        """It is not."""
+        """Return False."""
         return False
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def flush(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:
-        """Release what supplies the bytes."""
+        """Release the source of the bytes."""
         if not self.closed:
             self.closed = True
             self._close()
@@ -71,7 +71,7 @@ def open_ranges(read: Callable[[int, int], Any], size: int, close: Callable[[], 
     """Open a file over a function that returns bytes of it, without copying them.
 
     Args:
-        read: takes the first byte and the byte after the last, and returns a buffer of exactly those.
+        read: takes the first byte and the byte after the last, and returns a buffer of exactly those bytes.
         size: bytes of the file.
         close: called once, when the file is closed.
 
@@ -83,15 +83,15 @@ def open_ranges(read: Callable[[int, int], Any], size: int, close: Callable[[], 
 
 
 class BufferedRanges:
-    """Reads ranges of a file, of small ones more than was asked for, and keeps what came last."""
+    """Reads ranges of a file, rounding small ones up, and keeps the last one."""
 
     def __init__(self, read: Callable[[int, int], Any], size: int, least: int) -> None:
-        """Read nothing yet.
+        """Start without reading.
 
         Args:
-            read: takes the first byte and the byte after the last, and returns a buffer of exactly those.
+            read: takes the first byte and the byte after the last, and returns a buffer of exactly those bytes.
             size: bytes of the file.
-            least: bytes that are read at once, where there are so many; 0 for those that are asked for.
+            least: minimum bytes of one read, if the file has so many; 0 to read only what is requested.
         """
         self._read = read
         self._size = size
@@ -103,7 +103,7 @@ class BufferedRanges:
         r"""Return bytes of the file.
 
         Args:
-            start: the first.
+            start: the first byte.
             stop: the byte after the last.
 
         >>> ranges = BufferedRanges(lambda start, stop: print(start, stop) or bytes(range(start, stop)), 100, 8)

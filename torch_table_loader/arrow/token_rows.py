@@ -1,15 +1,15 @@
-"""The Arrow form of documents of tokens on their way to sequences: what stages and stores write, and batching reads.
+"""The Arrow form of tokenized documents on their way to sequences: stages and stores write it, batching reads it.
 
-Both forms have one column for each column that is cut as the tokens are, the tokens first, and `documents`:
+Both forms have a column for each column that is cut like the tokens, the tokens first, and `documents`:
 
-* **Tokens as rows**, where documents are cut anywhere: flat values, and `documents` as run-ends of a struct, one run
+* **Tokens as rows**, when documents are cut anywhere: flat values, and `documents` as run-ends of a struct, one run
   for each part of a document.
-* **Sequences as rows**: lists of values, none longer than a sequence (what stands behind the last part is padding), and
+* **Sequences as rows**: lists of values, none longer than a sequence (values after the last part are padding), and
   `documents` as lists of the struct.
 
 The struct is ``<length: int64, start: int64, next: int64, columns: struct<...>>``: tokens of the part, the place of its
-first token among those that its document stores, the token behind its last (−100 where it ends the document, or where
-the loss leaves that token out), and the other columns of the document, if any are asked for.
+first token among those that its document stores, the token after its last (−100 if it ends the document, or if
+the loss ignores that token), and the other columns of the document, if any are requested.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """Parts of documents, in the order in which their tokens lie.
+    """Parts of documents, in the order of their tokens.
 
     Args:
-        at: int64[n], the place of each part's first token among the tokens, rising.
-        length: int64[n], its tokens, at least one. What no part covers is padding.
-        start: int64[n], the place of its first token among those that its document stores; −1 of a begin token that
+        at: int64[n], the place of each part's first token among the tokens, ascending.
+        length: int64[n], its tokens, at least one. Places that no part covers are padding.
+        start: int64[n], the place of its first token among those that its document stores; −1 for a begin token that
             was added.
-        next: int64[n], the token behind its last, or −100.
+        next: int64[n], the token after its last, or −100.
         columns: the other columns of its document, a StructArray[n]; or None.
     """
 
@@ -49,45 +49,45 @@ class Parts(NamedTuple):
 
 
 def part_type(columns: Sequence[pa.Field]) -> pa.StructType:
-    """Return the type of a part, with the other columns of its document."""
+    """Return the type of a part, including the other columns of its document."""
     numbers = [pa.field(name, pa.int64(), nullable=False) for name in ("length", "start", "next")]
     return pa.struct([*numbers, *([pa.field("columns", pa.struct(columns))] if columns else [])])
 
 
 def schema_of_tokens(cut: Sequence[pa.Field], columns: Sequence[pa.Field]) -> pa.Schema:
-    """Return the schema where tokens are rows.
+    """Return the schema of tokens as rows.
 
     Args:
-        cut: the columns that are cut, of the type of one token's value.
+        cut: the columns that are cut, each with the type of one token's value.
         columns: the other columns of documents.
     """
     return pa.schema([*cut, pa.field(DOCUMENTS, pa.run_end_encoded(pa.int64(), part_type(columns)))])
 
 
 def schema_of_sequences(cut: Sequence[pa.Field], columns: Sequence[pa.Field]) -> pa.Schema:
-    """Return the schema where sequences are rows; see `schema_of_tokens`."""
+    """Return the schema of sequences as rows; see `schema_of_tokens`."""
     lists = [pa.field(field.name, pa.large_list(field.type), nullable=False) for field in cut]
     return pa.schema([*lists, pa.field(DOCUMENTS, pa.large_list(part_type(columns)), nullable=False)])
 
 
 def columns_of_parts(schema: pa.Schema) -> list[pa.Field]:
-    """Return the other columns of documents, of a schema of either form."""
+    """Return the other columns of documents, from a schema of either form."""
     kind = schema.field(DOCUMENTS).type
     kind = kind.value_type
     return list(kind.field("columns").type) if kind.num_fields > 3 else []
 
 
 def tokens_are_rows(schema: pa.Schema) -> bool:
-    """Return which of the two forms a schema is of."""
+    """Return whether a schema is of tokens as rows rather than sequences."""
     return bool(pt.is_run_end_encoded(schema.field(DOCUMENTS).type))
 
 
 def rows_of_tokens(values: Sequence[NDArray[Any]], parts: Parts, schema: pa.Schema) -> pa.RecordBatch:
-    """Return tokens as rows.
+    """Build rows of single tokens.
 
     Args:
-        values: of each column that is cut, one a token.
-        parts: cover all tokens.
+        values: values of each column that is cut, one for each token.
+        parts: parts that cover all tokens.
         schema: from `schema_of_tokens`.
     """
     runs = pa.RunEndEncodedArray.from_arrays(
@@ -100,12 +100,13 @@ def rows_of_tokens(values: Sequence[NDArray[Any]], parts: Parts, schema: pa.Sche
 def rows_of_sequences(
     values: Sequence[NDArray[Any]], offsets: Ints, parts: Parts, part_offsets: Ints, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Return sequences as rows.
+    """Build rows of sequences.
 
     Args:
-        values: of each column that is cut, one a token; padding behind a sequence may stand there, or be left out.
+        values: values of each column that is cut, one for each token; padding after a sequence may be there or left
+            out.
         offsets: int64[rows + 1], where the tokens of each sequence begin.
-        parts: of all sequences; `at` does not matter.
+        parts: parts of all sequences; `at` does not matter.
         part_offsets: int64[rows + 1], where the parts of each sequence begin.
         schema: from `schema_of_sequences`.
     """
@@ -120,7 +121,7 @@ def rows_of_sequences(
 
 
 def parts_of_tokens(documents: pa.RunEndEncodedArray) -> Parts:
-    """Return the parts under tokens that are rows; of a whole array, since a slice may cut a part."""
+    """Return the parts of tokens that are rows; for a whole array, since a slice may cut a part."""
     ends = documents.run_ends.to_numpy()
     at = np.zeros(len(ends), dtype=np.int64)
     at[1:] = ends[:-1]
@@ -128,7 +129,7 @@ def parts_of_tokens(documents: pa.RunEndEncodedArray) -> Parts:
 
 
 def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
-    """Return the parts under sequences that are rows, each of which begins at a multiple of `width`."""
+    """Return the parts of sequences that are rows, each of which begins at a multiple of `width`."""
     offsets = documents.offsets.to_numpy()
     struct = documents.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0])) if len(documents) else None
     if struct is None:
@@ -143,9 +144,9 @@ def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
 
 
 def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
-    """Return runs of values one after another; not copied where they are so already.
+    """Return runs of values, concatenated; not copied if they are already contiguous.
 
-    Arrow copies them all in one call without Python's lock, which a copy for each run would take and leave in turn.
+    Arrow copies them all in one call without Python's lock, which a copy of each run would acquire and release in turn.
 
     Args:
         values: numbers or booleans, flat.
@@ -166,14 +167,14 @@ def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
 
 
 def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, width: int) -> NDArray[Any]:
-    """Return runs of values as sequences of one width, each filled up with any values; see `runs_of`.
+    """Return runs of values as sequences of one width, each padded with arbitrary values; see `runs_of`.
 
     Args:
         values: numbers or booleans, flat.
         at: int64[n], the first value of each run.
         length: int64[n], its values.
         offsets: int64[sequences + 1], where the runs of each sequence begin.
-        width: values of a sequence, at least those of its runs.
+        width: values of a sequence, at least as many as its runs have.
     """
     ends = np.concatenate(([0], np.cumsum(length)))[offsets]
     missing = width - np.diff(ends)

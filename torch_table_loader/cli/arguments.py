@@ -1,4 +1,4 @@
-"""The options of the command line that are options of the loader: one table, from which parsers are made."""
+"""The command line options that are options of the loader: one table, from which parsers are built."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One command line option and the loader's keyword that it gives.
+    """A command line option, and the loader's keyword that it sets.
 
     Args:
-        flag: as it is typed; without dashes it is a positional argument.
-        keyword: of `StructuredDataset`.
-        text: what it does.
-        settings: for `add_argument`.
+        flag: the flag as typed; without dashes it is a positional argument.
+        keyword: a keyword of `StructuredDataset`.
+        text: its help text.
+        settings: arguments for `add_argument`.
     """
 
     flag: str
@@ -51,7 +51,7 @@ def comma_separated(text: str) -> list[str]:
 
 
 def storage_option(text: str) -> tuple[str, Any]:
-    """Read ``name=text`` or ``name:=json``. Errors do not show the value.
+    """Parse ``name=text`` or ``name:=json``. Errors do not show the value.
 
     >>> storage_option("region=eu-west-1"), storage_option("request_timeout:=10")
     (('region', 'eu-west-1'), ('request_timeout', 10))
@@ -68,7 +68,7 @@ def storage_option(text: str) -> tuple[str, Any]:
 
 
 def null_fill(text: str) -> tuple[str, Any]:
-    """Read ``mask`` or ``column=value``; a value that is no JSON is text.
+    """Parse ``mask`` or ``column=value``; a value that is not JSON is text.
 
     >>> null_fill("age=-1"), null_fill("city=none"), null_fill("mask")
     (('age', -1), ('city', 'none'), ('', 'mask'))
@@ -170,22 +170,22 @@ CHOSEN = (
         {"metavar": "TIME"},
     ),
 )
-"""What names a table of Iceberg or Delta Lake, and which of its snapshots is read."""
+"""Options that name a table of Iceberg or Delta Lake, and the snapshot to read."""
 
 TABLE_FORMATS = ("iceberg", "delta")
-"""What --format names beside the formats of files."""
+"""Values of --format besides the formats of files."""
 
 OF_FILES = ("path", "format", "filters", "partitioning", "storage_options", "retry_seconds", "plan_cache", "raw_files")
 """The keywords of commands that read a table's files."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str], *, beside: bool = False) -> None:
-    """Add the options that name a table and give some keywords; what is not typed leaves the library's own default.
+    """Add the options that name a table and set some keywords; options not given keep the library's defaults.
 
     Args:
-        parser: of a command.
-        keywords: of `StructuredDataset`.
-        beside: whether another positional argument comes after PATH, which must then be there.
+        parser: the parser of a command.
+        keywords: keywords of `StructuredDataset`.
+        beside: whether another positional argument follows PATH, which is then required.
     """
     wanted = set(keywords) | {argument.keyword for argument in CHOSEN if not (beside and argument.keyword == "table")}
     for argument in (*TABLE, *CHOSEN):
@@ -202,25 +202,25 @@ def add_arguments(parser: argparse.ArgumentParser, keywords: Iterable[str], *, b
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help, which `Help` leaves as it is; long lines continue as shells read them."""
+    """Return the end of a command's help, which `Help` does not wrap; long lines continue as in a shell."""
     return "\n  ".join([_EXAMPLES, *(" \\\n      ".join(textwrap.wrap(line, 72, **_AT_SPACES)) for line in lines)])
 
 
 class Help(argparse.HelpFormatter):
-    """Help that wraps all text but examples."""
+    """A help formatter that wraps all text except examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith(_EXAMPLES) else super()._fill_text(text, width, indent)
 
 
 def loader_keywords(typed: argparse.Namespace) -> dict[str, Any]:
-    """Turn what was typed into keyword arguments of `StructuredDataset`.
+    """Turn parsed options into keyword arguments of `StructuredDataset`.
 
     Args:
-        typed: what a parser with `add_arguments` gave.
+        typed: the options, from a parser with `add_arguments`.
 
     Raises:
-        ConfigError: a filter that cannot be read.
+        ConfigError: a filter cannot be parsed.
     """
     given = {argument.keyword: getattr(typed, argument.keyword, None) for argument in TABLE}
     keywords = {name: value for name, value in given.items() if value is not None}
@@ -246,11 +246,11 @@ def _nulls(given: list[tuple[str, Any]]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which dataset was asked for, and how.
+    """The requested dataset and its options.
 
     Args:
         kind: the class of the dataset.
-        keywords: that it takes.
+        keywords: its keyword arguments.
     """
 
     kind: type[TableDataset]
@@ -265,15 +265,15 @@ class Asked:
 def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
     """Return the dataset that was named: of files, of Iceberg or of Delta Lake.
 
-    A catalog or the name of a table, a metadata.json, and the folder of a table that has a log of its own are known for
-    what they are; ``--format`` says it otherwise, and ``--raw-files`` reads the files.
+    The kind is detected from a catalog or a table name, a metadata.json, or a folder with a table's own log.
+    ``--format`` overrides it, and ``--raw-files`` reads the files.
 
     Args:
-        typed: what a parser with `add_arguments` gave.
-        own: keywords that the command sets by itself, and that win.
+        typed: the options, from a parser with `add_arguments`.
+        own: keywords that the command itself sets, and that take precedence.
 
     Raises:
-        ConfigError: no table was named, or two; or an option for another kind of table.
+        ConfigError: no table was named, or two; or an option is for another kind of table.
     """
     keywords = {**loader_keywords(typed), **own}
     chosen = {each.keyword: getattr(typed, each.keyword) for each in CHOSEN if hasattr(typed, each.keyword)}
@@ -298,7 +298,7 @@ def asked_for(typed: argparse.Namespace, **own: Any) -> Asked:
 
 
 def _kind(keywords: Mapping[str, Any], chosen: Mapping[str, Any]) -> str | None:
-    """Return the format that was named, or that the path shows; None for that of its files."""
+    """Return the format that was named, or that the path shows; None for the format of its files."""
     named, path = keywords.get("format"), keywords.get("path")
     if "catalog" in chosen or "table" in chosen:
         if named not in (None, "iceberg"):
@@ -337,6 +337,6 @@ def open_table(typed: argparse.Namespace, **own: Any) -> TableDataset:
 
 
 def open_loader(typed: argparse.Namespace, **own: Any) -> tuple[TableLoader, TableDataset]:
-    """Open the table that was named, and make its loader; see `asked_for`."""
+    """Open the table that was named, and create its loader; see `asked_for`."""
     asked = asked_for(typed, **{"check_plan": False, **own})
     return asked.kind.create_dataloader(**asked.keywords)

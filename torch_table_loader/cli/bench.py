@@ -1,4 +1,4 @@
-"""``torch-table-loader bench``: this table on this machine, against pyarrow that decodes and nothing else."""
+"""``torch-table-loader bench``: the loader on this table and machine, compared with pyarrow that only decodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HEADER = {
     "ratio_best": "best",
     "share_waiting": "waits",
 }
-"""Of each figure the median, and the best where it says so."""
+"""The median of each figure, or the best if the key says so."""
 
 KEYWORDS = frozenset(
     {
@@ -63,7 +63,7 @@ KEYWORDS = frozenset(
 
 
 def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the parser of all."""
+    """Add this command to the main parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
         help="measure how fast a table is read, beside bare pyarrow",
@@ -93,7 +93,7 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def batch_sizes(text: str) -> list[int]:
-    """Read sizes.
+    """Parse batch sizes.
 
     >>> batch_sizes("1024,8192")
     [1024, 8192]
@@ -106,12 +106,12 @@ def batch_sizes(text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """What a number of rounds measured.
+    """The measurements of several rounds.
 
     Args:
-        loader: rows a second of the loader, one a round.
-        bare: rows a second of pyarrow, one a round.
-        waiting: the share of the loader's time that its caller waited for batches, one a round.
+        loader: rows per second of the loader, for each round.
+        bare: rows per second of pyarrow, for each round.
+        waiting: the share of the loader's time that its caller waited for batches, for each round.
     """
 
     loader: tuple[float, ...]
@@ -120,18 +120,18 @@ class Duel:
 
     @property
     def ratios(self) -> list[float]:
-        """The loader's speed over pyarrow's, round by round."""
+        """The loader's speed divided by pyarrow's, for each round."""
         return [ours / theirs for ours, theirs in zip(self.loader, self.bare, strict=True)]
 
 
 def run(typed: argparse.Namespace) -> None:
-    """Measure and print.
+    """Measure, and print the results.
 
     Args:
-        typed: what was typed.
+        typed: the parsed options.
 
     Raises:
-        ConfigError: numbers that cannot be meant, or a table without rows.
+        ConfigError: a number is out of range, or the table has no rows.
         TableError: both sides delivered different numbers of rows.
     """
     sizes = typed.batch_size
@@ -167,12 +167,12 @@ def _tell(typed: argparse.Namespace, value: dict[str, Any], results: list[Result
 
 
 def measure(loader: TableLoader, bare: Callable[[], int], rounds: int, tick: Callable[[], object]) -> Duel:
-    """Run both in turn, each first in every second round, after one run of each that does not count.
+    """Run both in turn, alternating which goes first, after one run of each that does not count.
 
     Args:
-        loader: ours.
-        bare: decodes the same columns, and gives the number of rows.
-        rounds: how many pairs.
+        loader: the loader to measure.
+        bare: decodes the same columns, and returns the number of rows.
+        rounds: number of pairs.
         tick: called after each run.
 
     Raises:
@@ -218,7 +218,7 @@ def _bare(dataset: TableDataset, threads: int) -> Callable[[], int]:
         )
     if job.table.files[0].format == "parquet":
         told = dataset.explain()
-        deleted = 0 if told.live_rows is None else told.rows - told.live_rows  # which bare decoding does not leave out
+        deleted = 0 if told.live_rows is None else told.rows - told.live_rows  # bare decoding does not leave these out
         return lambda: decode_row_groups(job.table, columns, threads) - deleted
     return lambda: scan(job.table, columns)
 

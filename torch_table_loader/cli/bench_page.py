@@ -1,4 +1,4 @@
-"""What ``torch-table-loader bench`` measured, as a page."""
+"""The results of ``torch-table-loader bench``, as a page."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch_table_loader.report.markup import element, number, page
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of one batch size; medians over the rounds, unless they are the best.
+    """The figures of one batch size; medians over the rounds, except for the best ones.
 
     Args:
         batch_size: in rows.
-        loader_rows_per_second: of the loader.
+        loader_rows_per_second: rows per second of the loader.
         loader_best: its fastest round.
-        bare_rows_per_second: of pyarrow, which decodes and nothing else.
+        bare_rows_per_second: rows per second of pyarrow, which only decodes.
         bare_best: its fastest round.
         ratio: the loader's speed over pyarrow's in one round.
-        ratio_best: the best one.
+        ratio_best: the best such ratio.
         share_waiting: the share of the loader's time that its caller waited for batches.
     """
 
@@ -35,10 +35,10 @@ class Result:
 
 
 def bench_page(title: str, told: str, results: Sequence[Result]) -> str:
-    """Return the page: rows a second by batch size beside bare decoding, and the share of time that was waited.
+    """Return the page: rows per second by batch size beside bare decoding, and the share of time spent waiting.
 
     Args:
-        title: which table it was.
+        title: the table's name.
         told: what was measured, and how.
         results: one for each batch size.
     """

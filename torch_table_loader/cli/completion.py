@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the parser of all."""
+    """Add this command to the main parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "completion",
         help="print a script that completes commands and options in a shell",
@@ -33,7 +33,7 @@ def run(typed: argparse.Namespace) -> None:
     """Print the script.
 
     Args:
-        typed: what was typed, and the parser of all commands.
+        typed: the parsed options, with the main parser.
 
     Raises:
         MissingExtraError: shtab is not installed.

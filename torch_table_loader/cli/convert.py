@@ -40,7 +40,7 @@ class ParquetWriter:
     suffix = ".parquet"
 
     def check(self, schema: pa.Schema) -> None:
-        """Accept any schema: what Parquet cannot hold, pyarrow says when it writes."""
+        """Accept any schema: pyarrow reports what Parquet cannot hold when it writes."""
 
     def write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, file: BinaryIO) -> None:
         """Write row groups of about 64 MiB: see `FormatWriter.write`."""
@@ -62,7 +62,7 @@ def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 
 def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the parser of all."""
+    """Add this command to the main parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "convert",
         help="write a table's files in another format, such as tensor shards",
@@ -83,14 +83,14 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def run(typed: argparse.Namespace) -> None:
-    """Write the folder, and say what it is.
+    """Write the folder, and print a summary.
 
     Args:
-        typed: what was typed.
+        typed: the parsed options.
 
     Raises:
-        ConfigError: the format does not carry a column, or the folder is there.
-        TableError: a row that it does not carry; or the table is damaged.
+        ConfigError: the format cannot store a column, or the folder exists.
+        TableError: the format cannot store a row, or the table is damaged.
         StorageError: the folder cannot be written.
     """
     if typed.to is not None:
@@ -123,7 +123,7 @@ def _writer(name: str) -> FormatWriter:
 
 
 def _files(dataset: TableDataset, suffix: str) -> Iterator[tuple[str, Iterator[pa.RecordBatch]]]:
-    """Yield for each file of a table the name of its copy, and its rows."""
+    """Yield the name of the copy and the rows of each file of a table."""
     table, filters = dataset.table, dataset.options.filters
     reader = table.reader(dataset.schema.names, filters, max_rows=_ROWS_OF_A_BATCH)
     segments = whole_files(table.layout, filtered=filters is not None)
@@ -132,7 +132,7 @@ def _files(dataset: TableDataset, suffix: str) -> Iterator[tuple[str, Iterator[p
 
 
 def _names(table: Table, suffix: str) -> list[str]:
-    """Name the copies of files: as these, in one folder, with another ending."""
+    """Return names for the copies of files: the same names in one folder, with another suffix."""
     names = [str(Path(file.name).with_suffix("")).replace("/", "-") + suffix for file in table.files]
     if len(set(names)) < len(names):
         width = len(str(len(names) - 1))
@@ -141,7 +141,7 @@ def _names(table: Table, suffix: str) -> list[str]:
 
 
 def _write(path: Path, writer: FormatWriter, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
-    """Write a file whole, or, without a row, none; return its rows."""
+    """Write a file atomically, or no file if there is no row; return the number of rows."""
     rows = 0
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -166,7 +166,7 @@ def _write(path: Path, writer: FormatWriter, schema: pa.Schema, batches: Iterato
 
 @contextmanager
 def _new_folder(out: str) -> Iterator[Path]:
-    """Make a folder that has its name when all is in it, and that is removed where something goes wrong."""
+    """Create a folder that gets its name when it is complete, and that is removed if something fails."""
     if "://" in out:
         raise ConfigError("OUT must be a local folder, got a URL; write to a local folder, and copy it to the URL")
     path = Path(out).expanduser().absolute()

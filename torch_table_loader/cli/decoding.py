@@ -1,4 +1,4 @@
-"""What bare pyarrow does with a table's bytes: the reference that ``bench`` compares with."""
+"""How pyarrow alone decodes a table's files: the reference that ``bench`` compares with."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _FORMATS = {
 
 
 def decode_row_groups(table: Table, columns: Sequence[str], threads: int) -> int:
-    """Decode every row group of Parquet files once, and drop it. No footer is read again.
+    """Decode every row group of Parquet files once, and discard it. No footer is read again.
 
     Args:
-        table: of Parquet files.
-        columns: names that the table has for them; those that a file lacks are not read there.
-        threads: how many decode.
+        table: a table of Parquet files.
+        columns: the table's names of the columns; columns that a file lacks are not read from it.
+        threads: number of threads that decode.
 
     Returns:
-        The rows that came out.
+        The number of decoded rows.
     """
     present = [_names_in_file(table, file, columns) for file in range(len(table.files))]
 
@@ -55,7 +55,7 @@ def decode_row_groups(table: Table, columns: Sequence[str], threads: int) -> int
 
 
 def _names_in_file(table: Table, number: int, columns: Sequence[str]) -> list[str]:
-    """Return what a file calls some columns, without those that it lacks."""
+    """Return the names of some columns in a file, without those that it lacks."""
     file, schema = table.files[number], table.metas[number].schema
     if file.columns is None:
         return [name for name in columns if name in schema.names]
@@ -70,19 +70,19 @@ def decode_on_threads(
     read: Callable[[pq.ParquetFile, int, int], Decoded],
     threads: int,
 ) -> int:
-    """Read row groups on threads, and drop what comes.
+    """Read row groups on threads, and discard the result.
 
     Each thread takes the next (file, row group) and reads it, without pyarrow's own threads, into a queue of two
-    tables. The caller's thread drops what comes.
+    tables. The caller's thread discards them.
 
     Args:
         groups: number of the file and of the row group.
         open_file: opens a file for one thread.
         read: reads a row group of an open file: takes the file, its number and the row group's.
-        threads: how many read.
+        threads: number of threads that read.
 
     Returns:
-        The rows that came out.
+        The number of decoded rows.
     """
     work = _Work(groups, open_file, read)
     workers = [threading.Thread(target=work.run, daemon=True) for _ in range(threads)]
@@ -98,21 +98,21 @@ def decode_on_threads(
         else:
             rows += item.num_rows
     for worker in workers:
-        worker.join()  # a thread that Python's end kills inside pyarrow aborts the process
+        worker.join()  # a thread that is killed inside pyarrow when Python ends aborts the process
     if failure is not None:
         raise failure
     return rows
 
 
 def scan(table: Table, columns: Sequence[str]) -> int:
-    """Scan files of any format with pyarrow.dataset and its threads, and drop what comes.
+    """Scan files of any format with pyarrow.dataset and its threads, and discard the result.
 
     Args:
-        table: whose format pyarrow.dataset knows.
+        table: a table in a format that pyarrow.dataset supports.
         columns: names.
 
     Raises:
-        ConfigError: pyarrow.dataset does not read these files.
+        ConfigError: pyarrow.dataset does not support these files.
     """
     name = table.files[0].format
     if name not in _FORMATS:
@@ -129,7 +129,7 @@ def scan(table: Table, columns: Sequence[str]) -> int:
 
 
 class _Work:
-    """The (file, row group) pairs that are left, and the queue of what was decoded."""
+    """The (file, row group) pairs that are left, and the queue of decoded tables."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Work:
         self.ready: Queue[Decoded | BaseException | None] = Queue(2)
 
     def run(self) -> None:
-        """Decode until nothing is left; None in the queue ends it."""
+        """Decode until nothing is left; None in the queue marks the end."""
         opened: dict[int, pq.ParquetFile] = {}
         try:
             while (taken := self._take()) is not None:

@@ -1,4 +1,4 @@
-"""``torch-table-loader inspect``: what a table is and who would read what of it, as tables."""
+"""``torch-table-loader inspect``: what a table contains and which rank would read what, as tables."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ NOT_TAKEN = frozenset({"worker_type"})
 """Keywords that change neither the plan nor the form of columns."""
 
 FORM = ("output_format", "nulls", "ragged", "strings", "decimals", "unsupported")
-"""Keywords that decide the form of columns: the table is opened without them, so that columns they refuse are shown."""
+"""Keywords that decide the form of columns: the table is opened without them, to show columns that they refuse."""
 
 REFUSED = "refused"
-"""How the verdict on a column begins that the loader refuses."""
+"""The beginning of the verdict on a column that the loader refuses."""
 
 UNLESS_NULL = "an error where a null comes"
-"""How the verdict on a column ends of which no statistics say whether it has nulls."""
+"""The end of the verdict on a column whose statistics do not say whether it has nulls."""
 
 _LISTS = {"nested": "jagged", "pad": "padded", "offsets": "values and offsets,"}
 
@@ -54,7 +54,7 @@ Row = Sequence[object]
 
 
 def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the parser of all."""
+    """Add this command to the main parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "inspect",
         help="print a table's schema and files, and what each rank reads",
@@ -81,16 +81,16 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def run(typed: argparse.Namespace) -> None:
-    """Plan and print.
+    """Plan, and print the result.
 
     Args:
-        typed: what was typed.
+        typed: the parsed options.
     """
     draw = wants_bar(typed)
     ranks = getattr(typed, "num_ranks", 1)
     own = {"rank": 0} if ranks > 1 else {}
     with warnings.catch_warnings():
-        # They speak of what rank 0 knows of the others' steps; here all ranks are planned and shown.
+        # These concern what rank 0 knows about the others' steps; here all ranks are planned and shown.
         warnings.filterwarnings("ignore", "under a row filter each of|ranks take different numbers of steps")
         plain = {name: defaults()[name] for name in FORM} | {"output_format": "arrow"}
         _, dataset = open_loader(typed, show_progress=draw, **plain, **own)
@@ -112,12 +112,12 @@ def run(typed: argparse.Namespace) -> None:
 
 
 def page_of(told: Explanation, load: Load, title: str) -> str:
-    """Return the plan of rank 0 as HTML, with the load of all ranks where rows are counted.
+    """Return the plan of rank 0 as HTML, with the load of all ranks if rows are counted.
 
     Args:
         told: the plan.
-        load: of every rank.
-        title: of the page.
+        load: the load of every rank.
+        title: the page's title.
     """
     if load.counted:
         steps = tuple(each for each in load.steps if each is not None)
@@ -129,14 +129,14 @@ def page_of(told: Explanation, load: Load, title: str) -> str:
 def tell(
     job: StreamJob, asked: LoaderOptions, load: Load, told: Explanation, most: int
 ) -> tuple[dict[str, Any], list[str | Printed]]:
-    """Return what is known of a table for programs, and the same for people.
+    """Return what is known about a table for programs, and the same for people.
 
     Args:
-        job: rank 0's, of Arrow batches; it is planned for every rank.
-        asked: the options with the form of columns that was typed.
-        load: of every rank.
+        job: rank 0's job, of Arrow batches; it is planned for every rank.
+        asked: the options with the requested form of columns.
+        load: the load of every rank.
         told: the plan of rank 0.
-        most: files, workers and ranks that are listed for people.
+        most: the most files, workers and ranks that are listed for people.
     """
     schema = pa.schema([job.table.schema.field(name) for name in columns_of(job.table, job.options)])
     verdicts = [verdict(job.table, field, asked) for field in schema]
@@ -171,12 +171,12 @@ def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
     """Return what the loader makes of a column: its form, or why it is refused.
 
     Args:
-        table: surveyed.
+        table: the table, after its survey.
         field: the column.
         asked: the options that decide it.
 
     Raises:
-        ConfigError: options that do not fit each other, whatever the column.
+        ConfigError: the options do not fit each other, whatever the column.
     """
     layout = TypePolicy.of(asked).layout_of(field.name)
     own = _for_columns(asked, {field.name})
@@ -194,14 +194,14 @@ def verdict(table: Table, field: pa.Field, asked: LoaderOptions) -> str:
 
 
 def _for_columns(asked: LoaderOptions, names: Collection[str]) -> LoaderOptions:
-    """Leave out fills that are for other columns."""
+    """Leave out fills for other columns."""
     if not isinstance(asked.nulls, Mapping):
         return asked
     return replace(asked, nulls={path: fill for path, fill in asked.nulls.items() if path.split(".")[0] in names})
 
 
 def _together(table: Table, schema: pa.Schema, asked: LoaderOptions, verdicts: Sequence[str]) -> list[str]:
-    """Return what the loader refuses of columns that it takes one by one: two under one name, a fill for none."""
+    """Return errors about columns that are fine one by one: two under one name, a fill without a column."""
     taken = [field for field, told in zip(schema, verdicts, strict=True) if not told.startswith(REFUSED)]
     left = set(schema.names) - {field.name for field in taken}
     fills = asked.nulls if isinstance(asked.nulls, Mapping) else {}
@@ -227,7 +227,7 @@ def _dense(kind: DenseKind) -> str:
 
 
 def files_table(job: StreamJob, most: int) -> Printed:
-    """Show the first files, and all of them in one line."""
+    """List the first files, and the total of all in one line."""
     layout = job.table.layout
     columns = (
         [file.name for file in layout.files],
@@ -250,7 +250,7 @@ class Load:
         """Plan every rank.
 
         Args:
-            job: of any rank.
+            job: the job of any rank.
             epoch: from 0.
         """
         planner = job.planner
@@ -281,7 +281,7 @@ class Load:
 
 
 def bytes_of(segments: SegmentTable) -> NDArray[np.int64]:
-    """Bytes that each split's row groups decode from, those that are pruned left out: int64[S]."""
+    """Return the decoded bytes of each split's row groups, without pruned ones: int64[S]."""
     layout = segments.splits.layout
     rows = np.maximum(layout.group_rows[segments.group], 1)
     part = layout.group_bytes[segments.group] * (segments.row_stop - segments.row_start) // rows
@@ -290,7 +290,7 @@ def bytes_of(segments: SegmentTable) -> NDArray[np.int64]:
 
 
 def sizes_table(job: StreamJob, load: Load) -> Printed:
-    """Show how files, row groups and splits spread."""
+    """Show the distribution of the sizes of files, row groups and splits."""
     layout = job.table.layout
     stored = np.array([file.version.num_bytes for file in layout.files], dtype=np.int64)
     split_rows, split_bytes = np.concatenate(load.split_rows), np.concatenate(load.split_bytes)

@@ -1,4 +1,4 @@
-"""``torch-table-loader head``, ``schema`` and ``plan``: a table's first rows, its columns, and what an epoch reads."""
+"""``torch-table-loader head``, ``schema`` and ``plan``: the first rows, the columns, and what an epoch reads."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Command:
     """One subcommand.
 
     Args:
-        name: as it is typed.
-        text: what it does.
-        examples: lines of its help.
+        name: the name as typed.
+        text: its help text.
+        examples: examples for its help.
         add: adds its options.
-        run: a function of what was typed.
+        run: runs it, given the parsed options.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Command:
     run: Callable[[argparse.Namespace], None]
 
     def add_parser(self, commands: Any) -> list[argparse.ArgumentParser]:
-        """Add this command to the parser of all."""
+        """Add this command to the main parser."""
         parser: argparse.ArgumentParser = commands.add_parser(
             self.name,
             help=self.text,
@@ -56,7 +56,7 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
 
 
 def _head(typed: argparse.Namespace) -> None:
-    """Print the first rows that deletes and filters leave."""
+    """Print the first rows after deletes and filters."""
     rows = open_table(typed, **_LOOKING).head(integer("--rows", typed.rows, 0))
     found = [{name: plain(value) for name, value in row.items()} for row in rows.to_pylist()]
     shown = [[_short(value) for value in row.values()] for row in found]
@@ -72,7 +72,7 @@ def _add_schema(parser: argparse.ArgumentParser) -> None:
 
 
 def _schema(typed: argparse.Namespace) -> None:
-    """Print the columns, as Arrow has them."""
+    """Print the columns with their Arrow types."""
     dataset = open_table(typed, **_LOOKING)
     table = dataset.table
     fields = [table.schema.field(name) for name in columns_of(table, dataset.options)]
@@ -101,7 +101,7 @@ def _plan(typed: argparse.Namespace) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: bytes in base64, times, decimals and what is not a number as text.
+    """Return a value that JSON can hold: bytes in base64; times, decimals and non-finite numbers as text.
 
     >>> plain({"a": [b"ab", float("nan"), 1]})
     {'a': ['YWI=', 'nan', 1]}
@@ -128,7 +128,7 @@ def _short(value: Any) -> str | int | float | None:
 
 
 _LOOKING: dict[str, Any] = {"output_format": "arrow", "num_workers": 0, "count_filtered": False}
-"""What opens any table, whatever its columns, without reading rows."""
+"""Options that open any table, whatever its columns, without reading rows."""
 
 head = Command(
     "head",

@@ -1,4 +1,4 @@
-"""The command ``torch-table-loader``: one module of this folder is one subcommand."""
+"""The command ``torch-table-loader``: each module of this folder is a subcommand."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ COMMANDS = (
     registry,
     completion,
 )
-"""Each has ``add_parser(subparsers)``, which returns parsers that set ``run``: a function of what was typed."""
+"""Each has ``add_parser(subparsers)``, which returns parsers that set ``run``: a function of the parsed options."""
 
 USAGE_ERROR = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line and show no login, whatever was mistyped."""
+    """A parser whose errors are one line and never show a login, whatever was mistyped."""
 
     def __init__(self, **settings: Any) -> None:
-        """Accept options by their full names alone."""
+        """Accept only full option names."""
         super().__init__(**{"allow_abbrev": False, "formatter_class": Help, **settings})
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse; of arguments that nobody knows, say the names and not the values."""
+        """Parse; report unknown arguments by name, without their values."""
         typed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             names = [text.partition("=")[0] for text in unknown if text.startswith("-")]
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         return typed
 
     def error(self, message: str) -> NoReturn:
-        """Return what is wrong in one line, and where help is."""
+        """Report the error in one line that says where to find help, and exit."""
         say("error", f"{message} (see {self.prog} --help)")
         raise SystemExit(USAGE_ERROR)
 
@@ -65,11 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: without the program's name; None for those of this process.
+        arguments: arguments without the program's name; None for those of this process.
 
     Returns:
-        The exit code: 0; 1 where the reader of the output has gone; 2 for an error of the caller's, the table's or the
-        store's; 130 when interrupted.
+        The exit code: 0 for success; 1 if the reader of the output has gone; 2 for an error of the caller, the table or
+        the store; 130 if interrupted.
     """
     typed = make_parser().parse_args(arguments)
     try:
@@ -83,14 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, such as head, has gone: what Python would still flush goes nowhere
+    except BrokenPipeError:  # the reader, such as head, has gone: Python's remaining output is discarded
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
 def make_parser() -> Parser:
-    """Make the parser of all commands."""
+    """Build the main parser with all commands."""
     parser = Parser(prog="torch-table-loader", description="Looks at tables as the loader sees them.")
     parser.add_argument("--version", action="version", version=f"torch-table-loader {version('torch-table-loader')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -106,7 +106,7 @@ def make_parser() -> Parser:
 
 @contextmanager
 def warnings_in_one_line(*, always: bool) -> Iterator[None]:
-    """Print warnings of the library as one line each, without the source line that Python adds."""
+    """Print the library's warnings as one line each, without the source line that Python adds."""
     with warnings.catch_warnings():
         if always:
             warnings.simplefilter("ignore")

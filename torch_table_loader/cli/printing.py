@@ -1,4 +1,4 @@
-"""What commands print: text and tables for people, or one JSON object for programs."""
+"""Output of commands: text and tables for people, or one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch_table_loader.errors import ConfigError
 from torch_table_loader.report.markup import size_text
 
 _PLAIN_WIDTH = 80
-"""Columns of a pipe or a file, unless the environment says another number."""
+"""Width of a pipe or a file, unless the environment gives another number."""
 
 _LEAST_WIDTH = 40
 _GAP = 2
@@ -29,7 +29,7 @@ _INDENT = 2
 
 _UPRIGHT = {"row": "row", "column": "column", "value": "value"}
 _LEAST_TEXT = 8
-"""Text is folded into a column of this width at least."""
+"""Text is folded into a column of at least this width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Table:
     Args:
         title: the line above.
         columns: the header of each column, by its key in JSON.
-        rows: one value a column; None is not known.
-        totals: lines below the rows, which JSON lacks.
-        sizes: keys of the columns that hold numbers of bytes.
-        most: rows that are printed; JSON holds all.
+        rows: one value for each column; None if unknown.
+        totals: lines below the rows, which JSON leaves out.
+        sizes: keys of the columns that contain numbers of bytes.
+        most: the most rows that are printed; JSON has all.
     """
 
     title: str
@@ -58,26 +58,26 @@ class Table:
 
     @property
     def to_the_right(self) -> list[bool]:
-        """Which columns hold numbers."""
+        """Whether each column contains numbers."""
         shown = [*self.rows, *self.totals]
         columns: Any = zip(*shown, strict=True) if shown else [("",)] * len(self.columns)
         return [all(value is None or isinstance(value, int | float) for value in column) for column in columns]
 
     @property
     def cells(self) -> list[list[str]]:
-        """The lines that are printed."""
+        """The lines to print."""
         sizes = [key in self.sizes for key in self.columns]
         shown = [*self.rows[: self.most], *self.totals]
         return [[_cell(value, of_bytes) for value, of_bytes in zip(row, sizes, strict=True)] for row in shown]
 
     @property
     def left_out(self) -> str:
-        """A line that says how many rows are not printed, or nothing."""
+        """A line that says how many rows are not printed, or an empty string."""
         left = len(self.rows) - self.most
         return f"… and {left:,} more (--lines 0 shows all)" if left > 0 else ""
 
     def __str__(self) -> str:
-        """Lay the rows out as plain text; numbers stand to the right.
+        """Format the rows as plain text, with numbers aligned to the right.
 
         >>> print(Table("files", {"file": "file", "num_rows": "rows"}, [["a", 1200], ["b", None]]))
         files
@@ -88,10 +88,10 @@ class Table:
         return self.text(sys.maxsize)
 
     def text(self, width: int) -> str:
-        """Lay the rows out as plain text of some columns; longer cells are folded, and nothing is cut.
+        """Format the rows as plain text of a given width; longer cells are folded, and nothing is cut.
 
         Args:
-            width: columns that there are.
+            width: number of character columns.
         """
         widths = self._widths(width)
         if widths is None:
@@ -102,11 +102,11 @@ class Table:
         return "\n".join([wrapped(self.title, width), *(f"{' ' * _INDENT}{line}" for line in lines)])
 
     def fits(self, width: int) -> bool:
-        """Return whether each column finds room beside the others."""
+        """Return whether all columns fit side by side."""
         return self._widths(width) is not None
 
     def _as_records(self) -> Table:
-        """Return a table of three columns with a line for each cell: rows that are too wide stand upright."""
+        """Return a table of three columns with a line for each cell, for rows that are too wide."""
         names = list(self.columns.values())
         rows: list[Sequence[object]] = []
         for number, cells in enumerate(self.cells, 1):
@@ -117,7 +117,7 @@ class Table:
         return Table(self.title, _UPRIGHT, rows)
 
     def _widths(self, width: int) -> list[int] | None:
-        """Return the width of each column; None where they do not fit."""
+        """Return the width of each column; None if they do not fit."""
         header, cells = list(self.columns.values()), self.cells
         widths, least = [], []
         for name, right, *column in zip(header, self.to_the_right, *cells, strict=True):
@@ -145,7 +145,7 @@ def _folded(row: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bo
 
 
 def wrapped(text: str, width: int) -> str:
-    r"""Break lines at spaces; what has none, such as a path, stays whole.
+    r"""Break lines at spaces; text without spaces, such as a path, is not broken.
 
     >>> print(wrapped("note: a job of many ranks\nsplits     7 by TargetSizeStrategy", 20))
     note: a job of many
@@ -164,7 +164,7 @@ def _wrapped_line(line: str, width: int) -> str:
 
 
 def width_of_output() -> int:
-    """Return how many columns standard output has; a pipe has 80, unless the variable COLUMNS says another number."""
+    """Return the width of standard output; a pipe has 80 columns, unless the variable COLUMNS gives another number."""
     if sys.stdout.isatty():
         return max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
     said = os.environ.get("COLUMNS", "")
@@ -172,12 +172,12 @@ def width_of_output() -> int:
 
 
 def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
-    """Print one JSON object with ``--json``, else text and tables with a line between.
+    """Print one JSON object with ``--json``, else text and tables separated by empty lines.
 
     Args:
-        typed: what was typed.
-        value: for programs; what JSON has no form for becomes text.
-        parts: for people.
+        typed: the parsed options.
+        value: the value for programs; types that JSON lacks become text.
+        parts: the output for people.
     """
     if typed.json:
         sys.stdout.write(json.dumps(value, indent=1, default=str, ensure_ascii=False) + "\n")
@@ -192,7 +192,7 @@ def show(typed: argparse.Namespace, value: Any, *parts: str | Table) -> None:
 
 
 def _draw(table: Table) -> None:
-    """Print a table that fits the terminal, in colour."""
+    """Print a table that fits the terminal, in color."""
     from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
@@ -209,16 +209,16 @@ def _draw(table: Table) -> None:
 
 
 def wants_bar(typed: argparse.Namespace) -> bool:
-    """Return whether a progress bar is drawn: on a terminal, with tqdm, and without ``--quiet``."""
+    """Return whether to draw a progress bar: on a terminal, with tqdm, and without ``--quiet``."""
     return not getattr(typed, "quiet", False) and sys.stderr.isatty() and find_spec("tqdm") is not None
 
 
 def write_page(path: str, page: str) -> None:
-    """Write an HTML file, which replaces one that is there.
+    """Write an HTML file, replacing an existing one.
 
     Args:
-        path: of the file.
-        page: what it holds.
+        path: the path of the file.
+        page: its content.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""``torch-table-loader formats``: which formats and sources there are, where each comes from, and what it can do."""
+"""``torch-table-loader formats``: the available formats and sources, their origin, and their features."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ DISTRIBUTION = "torch-table-loader"
 
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
-    """What is known of a format.
+    """Information about a format.
 
     Args:
-        name: what the caller writes as ``format=``.
-        origin: the distribution that has it, and its version.
-        suffixes: how the names of its files end.
-        cut: what a file is cut into; None: it is read whole.
-        pruning: what row groups are pruned by; None: nothing.
-        ranges: whether it says which bytes it reads, so that these alone are fetched from an object store.
-        counting: where the number of rows is known from.
-        needs: a package that is not there.
+        name: the value for ``format=``.
+        origin: the distribution that provides it, and its version.
+        suffixes: suffixes of its file names.
+        cut: the unit that files are cut into; None if files are read whole.
+        pruning: what row groups are pruned by; None if they are not pruned.
+        ranges: whether it knows which bytes it reads, so that only these are fetched from an object store.
+        counting: where the number of rows comes from.
+        needs: a missing package.
         error: why it cannot be used.
     """
 
@@ -50,13 +50,13 @@ class FormatEntry:
 
 @dataclass(frozen=True, slots=True)
 class SourceEntry:
-    """What is known of a source.
+    """Information about a source.
 
     Args:
-        name: of what it reads.
-        origin: the distribution that has it, and its version.
-        call: what opens it.
-        needs: a package that is not there.
+        name: the name of what it reads.
+        origin: the distribution that provides it, and its version.
+        call: the call that opens it.
+        needs: a missing package.
     """
 
     name: str
@@ -75,7 +75,7 @@ _SOURCES = (
 
 
 def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the parser of all."""
+    """Add this command to the main parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "formats",
         help="list formats and sources, where each comes from and what it can do",
@@ -87,10 +87,10 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def run(typed: argparse.Namespace) -> None:
-    """Print.
+    """Print the formats and sources.
 
     Args:
-        typed: what was typed.
+        typed: the parsed options.
     """
     formats, sources = format_entries(), source_entries()
     said = {"formats": list(map(asdict, formats)), "sources": list(map(asdict, sources))}
@@ -125,14 +125,14 @@ def _table(title: str, header: tuple[str, ...], rows: Sequence[Sequence[object]]
 
 
 def format_entries() -> list[FormatEntry]:
-    """Return what is known of each format: those of this library, then installed ones by name."""
+    """Return information about each format: those of this library, then installed ones, by name."""
     own = f"{DISTRIBUTION} {version(DISTRIBUTION)}"
     installed = {name: origin for name, origin in origins(ENTRY_POINT_GROUP).items() if name not in FORMATS}
     return [_entry(name, own) for name in FORMATS] + [_entry(name, origin) for name, origin in installed.items()]
 
 
 def source_entries() -> list[SourceEntry]:
-    """Return what is known of each source."""
+    """Return information about each source."""
     own = f"{DISTRIBUTION} {version(DISTRIBUTION)}"
     return [SourceEntry(name, own, call, _missing(needs)) for name, call, needs in _SOURCES]
 
@@ -140,7 +140,7 @@ def source_entries() -> list[SourceEntry]:
 def _entry(name: str, origin: str) -> FormatEntry:
     try:
         reader = reader_for(name)
-    except ConfigError as error:  # the others can be used all the same
+    except ConfigError as error:  # the others can still be used
         return FormatEntry(name, origin, error=str(error))
     traits = getattr(reader, "traits", Traits("?", "?", "?"))
     return FormatEntry(

@@ -16,13 +16,13 @@ from torch_table_loader.errors import ConfigError
 
 DAYS = 7
 ROWS = 1200
-"""Rows of a day's file."""
+"""Rows of each day's file."""
 
 GROUP_ROWS = 400
 
 
 def write_sample(root: Path) -> int:
-    """Write a log of clicks: a Parquet file a day, of three row groups, below ``day=2026-01-01`` and so on.
+    """Write a log of clicks: one Parquet file per day with three row groups, in ``day=2026-01-01`` and so on.
 
     Columns are `label` (int32, 0 or 1), `price` (float) and `ad` (int32). The values are the same every time.
 
@@ -30,10 +30,10 @@ def write_sample(root: Path) -> int:
         root: a new or empty folder.
 
     Returns:
-        The rows written.
+        The number of rows written.
 
     Raises:
-        ConfigError: something is at `root`.
+        ConfigError: `root` is not empty.
     """
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ConfigError(f"OUT must be a new or empty folder, but {str(root)!r} holds something; name another")
@@ -51,7 +51,7 @@ def write_sample(root: Path) -> int:
 
 
 def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the parser of all."""
+    """Add this command to the main parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "sample",
         help="write the table of the documentation's examples",

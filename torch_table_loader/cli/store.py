@@ -1,6 +1,6 @@
 """``torch-table-loader store``: build, list, verify and prune row stores.
 
-A store is built alone, as one of the ranks of a launcher, or over a Ray cluster.
+A store is built by one process, by the ranks of a launcher, or on a Ray cluster.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PREFIX = "rows-"
 
 
 def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add the command."""
+    """Add this command to the main parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "store",
         help="build, list, verify and prune row stores",
@@ -139,7 +139,7 @@ def _prune(typed: argparse.Namespace) -> None:
 
 
 def _stores(folder: Path) -> Iterator[tuple[Path, Manifest | None, str]]:
-    """Return each store, its manifest, and what is wrong with that."""
+    """Return each store, its manifest, and the error in the manifest, if any."""
     places = sorted(folder.glob(f"{_PREFIX}*")) if folder.is_dir() else []
     for place in filter(Path.is_dir, places):
         try:
@@ -157,13 +157,13 @@ def _fault_of(place: Path, manifest: Manifest) -> str:
 
 
 def _is_going_on(place: Path) -> bool:
-    """Return whether a builder gave a sign of life in the last minutes."""
+    """Return whether a builder showed a sign of life in the last minutes."""
     newest = max((path.stat().st_mtime for path in (place / "leases").glob("*")), default=0.0)
     return time.time() - newest < 300
 
 
 def add_builder_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say who builds."""
+    """Add the options that choose the builders."""
     parser.add_argument("--progress", action="store_true", help="draw a progress bar (needs tqdm)")
     parser.add_argument("--engine", choices=["ray"], help="build on a cluster (default: in this process)")
     parser.add_argument(
@@ -172,18 +172,18 @@ def add_builder_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def build_store(typed: argparse.Namespace, row_store: str) -> None:
-    """Build a store, and say who built how much of it.
+    """Build a store, and report how much of it each builder built.
 
     Args:
-        typed: what was typed.
+        typed: the parsed options.
         row_store: the folder of stores, or a URL.
 
     Raises:
-        ConfigError: options that do not fit each other.
+        ConfigError: the options do not fit each other.
     """
     if typed.address is not None and typed.engine is None:
         raise ConfigError("--address names a Ray cluster; also pass --engine ray, or leave it out")
-    # Which rows a rank would read is not part of a store; with drop_last no rank is warned of unequal steps.
+    # The rows of a rank are not part of a store; with drop_last no rank is warned of unequal steps.
     own = {"shuffle": "rows", "num_ranks": "auto", "drop_last": True, "check_plan": False, "output_format": "arrow"}
     asked = asked_for(typed, **own, row_store=row_store)
     began = time.perf_counter()
@@ -199,7 +199,7 @@ def build_store(typed: argparse.Namespace, row_store: str) -> None:
     store.rows()
     assert store.place is not None  # noqa: S101 a folder was named
     manifest = read_manifest(store.place)
-    if manifest is None:  # this machine keeps no copy of what another built
+    if manifest is None:  # this machine keeps no copy of a store that another one built
         value: dict[str, Any] = {
             "store": store.spec.name,
             **dict.fromkeys(("rows", "bytes", "seconds", "chunks")),
@@ -221,14 +221,14 @@ def _open(asked: Asked, *, show_progress: bool) -> RowStoreHandle:
 
 
 def _plan_share(keywords: Keywords, names: Sequence[str]) -> int:
-    """Fill the plan cache with some of a table's files; return their number."""
+    """Fill the plan cache with some of a table's files; return the number of files."""
     if names:
         StructuredDataset(**{**keywords, "files": names})
     return len(names)
 
 
 def _names(asked: Asked) -> list[str]:
-    """Return the names of a plain table's files, where there is a plan cache that could keep what is read of them."""
+    """Return the names of a plain table's files, if a plan cache could keep what is read of them."""
     keywords = asked.keywords
     if "plan_cache" not in keywords or not asked.of_files:
         return []
@@ -248,13 +248,13 @@ def _names(asked: Asked) -> list[str]:
 
 
 def _share_of_this_rank(asked: Asked) -> list[str]:
-    """Return the names of files that this rank plans first; other ranks plan the others meanwhile."""
+    """Return the names of the files that this rank plans first, while other ranks plan the others."""
     ranks = resolve_ranks(LoaderOptions(num_ranks="auto"))
     return _names(asked)[ranks.rank :: ranks.num_ranks] if ranks.num_ranks > 1 else []
 
 
 def _plan_over(cluster: RayCluster, asked: Asked) -> list[str]:
-    """Fill the plan cache on all nodes, where there is one; what it knows already costs them little."""
+    """Fill the plan cache on all nodes, if there is one; what it already has costs them little."""
     names, planned = _names(asked), Counter[str]()
     if not names:
         return []

@@ -22,7 +22,7 @@ _KEYWORDS = (*OF_FILES, "split_bytes", "split_rows")
 
 
 def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add this command to the parser of all."""
+    """Add this command to the main parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "tokenize",
         help="write a token table from a table with text",
@@ -71,13 +71,13 @@ def add_parser(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def run(typed: argparse.Namespace) -> None:
-    """Write this rank's part, and say what it was.
+    """Write this rank's part, and print a summary.
 
     Args:
-        typed: what was typed.
+        typed: the parsed options.
 
     Raises:
-        ConfigError: options that do not fit each other.
+        ConfigError: the options do not fit each other.
     """
     began = time.perf_counter()
     if typed.engine is None:

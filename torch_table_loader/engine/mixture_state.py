@@ -1,4 +1,4 @@
-"""The states of mixtures: what the job has done, with which weights, and of which tables."""
+"""The states of mixtures: what the job has done, with which weights, and on which tables."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.stages import SamplePosition
 
 Weights: TypeAlias = dict[str, int] | str
-"""By name of the source; or the word for those of what is left of each source."""
+"""Weights by the name of the source; or the word for those of what is left of each source."""
 
 
 _UNUSED = ("shuffle", "shuffle_seed")
-"""Options of a source that a mixture may leave out of its state, since it shuffles by its own."""
+"""Options of a source that a mixture may leave out of its state, because it shuffles by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SourcesState:
-    """What the states of all mixtures say beside the position.
+    """The fields of all mixtures' states except the position.
 
     Args:
-        given: the weights that the loader was made with.
-        newest: the weights of the epochs to come.
-        sources: for each, table and options of a state of it alone, by name.
+        given: the weights that the loader was created with.
+        newest: the weights of future epochs.
+        sources: for each source, by name, the table and options as in a state of the source alone.
     """
 
     given: Weights
@@ -39,11 +39,11 @@ class _SourcesState:
     sources: Mapping[str, Mapping[str, Any]]
 
     def source_state(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Write what a state of a source alone would say of its table and options.
+        """Return the table and options of a source, as a state of the source alone would have them.
 
         Args:
-            name: of the source.
-            identity: of the source here, whose own shuffling a mixture does not use.
+            name: the source's name.
+            identity: the current identity of the source; a mixture does not use the source's own shuffling.
         """
         source = self.sources[name]
         options = {option: identity["options"][option] for option in _UNUSED} | dict(source["options"])
@@ -52,17 +52,17 @@ class _SourcesState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureState(_SourcesState):
-    """A state of a mixture of rows, read.
+    """A parsed state of a mixture of rows.
 
     Args:
-        epoch: which.
+        epoch: the epoch.
         consumed: samples that the job had taken.
-        ended: True where they were counted on a rank that had taken all its batches, while others continued.
-        total: samples of the epoch, as the weights then were; `ENDLESS` where it had no end.
+        ended: True if they were counted on a rank that had taken all its batches while others continued.
+        total: samples of the epoch under the weights at that time; `ENDLESS` if it had no end.
         shares: the weights of the running epoch, in the order of the names.
         names: the sources, sorted.
-        exclusions: what is taken out of each, by name.
-        anchors: of those that are walked, by name; see `TurnStream.anchor`.
+        exclusions: excluded rows of each source, by name.
+        anchors: anchors of the sources that are walked, by name; see `TurnStream.anchor`.
     """
 
     epoch: int
@@ -80,10 +80,10 @@ class MixtureState(_SourcesState):
 
         Args:
             own: the options that decide the order.
-            state: of the current version, written on any rank.
+            state: a state of the current version, written on any rank.
 
         Raises:
-            ResumeError: it is something else, or of other options.
+            ResumeError: the state is malformed, or has other options.
         """
         check_mixture(own, state)
         with _refusing_others("a mixture"):
@@ -117,10 +117,10 @@ class MixtureState(_SourcesState):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsState(_SourcesState):
-    """A state of a mixture of streams, read.
+    """A parsed state of a mixture of streams.
 
     Args:
-        position: where the job was.
+        position: the position of the job.
     """
 
     position: MixedPosition
@@ -131,10 +131,10 @@ class StreamsState(_SourcesState):
 
         Args:
             own: the options that decide the order.
-            state: of the current version, written on any rank.
+            state: a state of the current version, written on any rank.
 
         Raises:
-            ResumeError: it is something else, or of other options.
+            ResumeError: the state is malformed, or has other options.
         """
         check_mixture(own, state)
         with _refusing_others("a mixture of streams"):
@@ -149,12 +149,12 @@ class StreamsState(_SourcesState):
 def mixture_identity(
     sources: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], unused: tuple[str, ...] = _UNUSED
 ) -> dict[str, Any]:
-    """Return the tables and options that a state of a mixture is bound to; weights are not part of it.
+    """Return the tables and options that a state of a mixture is bound to; weights are not among them.
 
     Args:
-        sources: the identity of each, by name.
-        options: the mixture's, which decide the order.
-        unused: options of the sources that decide nothing here.
+        sources: the identity of each source, by name.
+        options: the mixture's options that decide the order.
+        unused: options of the sources that have no effect here.
     """
     bound = {}
     for name, own in sources.items():
@@ -171,14 +171,14 @@ def write_mixture_state(
     exclusions: Mapping[str, ExclusionVersions],
     anchors: Mapping[str, list[int]],
 ) -> dict[str, Any]:
-    """Write where a job of a mixture is.
+    """Write the position of a job of a mixture.
 
     Args:
         bound: the job's `identity`.
-        position: what the trainer took.
-        given: the weights that the loader was made with.
-        newest: the weights of the epochs to come.
-        exclusions: of each source, by name.
+        position: what the trainer has taken.
+        given: the weights that the loader was created with.
+        newest: the weights of future epochs.
+        exclusions: exclusions of each source, by name.
         anchors: see `MixtureState`.
     """
     mixture = position.mixed
@@ -198,13 +198,13 @@ def write_mixture_state(
 def write_streams_state(
     bound: Mapping[str, Any], position: MixedPosition, given: Weights, newest: Weights
 ) -> dict[str, Any]:
-    """Write where a job of a mixture of streams is.
+    """Write the position of a job of a mixture of streams.
 
     Args:
         bound: the job's `identity`.
-        position: what the trainer took.
-        given: the weights that the loader was made with.
-        newest: the weights of the epochs to come.
+        position: what the trainer has taken.
+        given: the weights that the loader was created with.
+        newest: the weights of future epochs.
     """
     about = _written_sources(bound, given, newest, {})
     return {**about, "epoch": position.epoch, "history": write_history(position)}
@@ -212,7 +212,7 @@ def write_streams_state(
 
 @contextmanager
 def of_source(name: str) -> Iterator[None]:
-    """Name the source in what is said of its part of a state."""
+    """Name the source in errors about its part of a state."""
     try:
         yield
     except ResumeError as error:
@@ -257,14 +257,14 @@ def _refusing_others(what: str) -> Iterator[None]:
 
 
 def check_mixture(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuse a state of something else, or of a mixture under other options.
+    """Refuse a state of anything but a mixture, or of a mixture with other options.
 
     Args:
         own: the options that decide the order.
-        state: of the current version, written on any rank.
+        state: a state of the current version, written on any rank.
 
     Raises:
-        ResumeError: names what differs.
+        ResumeError: the state does not fit; the message names what differs.
     """
     if "mixture" not in state:
         raise ResumeError(
@@ -295,10 +295,10 @@ def _kind(options: Mapping[str, Any]) -> str:
 
 
 def _read_weights(written: Any) -> Weights:
-    """Read weights as a state has them.
+    """Read weights from a state.
 
     Raises:
-        TypeError: they are something else.
+        TypeError: they are malformed.
         ValueError: likewise.
     """
     if isinstance(written, str):
@@ -329,5 +329,5 @@ def _refuse_unfit(names: tuple[str, ...], *weights: Weights) -> None:
 
 
 def _pairs_of(values: Mapping[str, Any]) -> list[list[Any]]:
-    """Write a mapping as a list, by name: the keys of a state never change."""
+    """Write a mapping as a list sorted by name, because the keys of a state never change."""
     return [[name, value] for name, value in sorted(values.items())]

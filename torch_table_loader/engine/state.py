@@ -1,7 +1,7 @@
-"""The state of a loader: small plain data that says what the job has done, and of which tables.
+"""The state of a loader: small plain data that says what the job has done, and on which tables.
 
-Its keys never change. What grows or shrinks is a list of plain values, since stores of checkpoints that go key by key
-then keep it whole.
+Its keys never change. Anything that grows or shrinks is a list of plain values, because checkpoint stores that save
+key by key then keep it whole.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ State: TypeAlias = Mapping[str, Any]
 STATE_VERSION = 1
 
 UPGRADES: dict[int, Callable[[State], State]] = {}
-"""For each version before the current one, what turns a state of it into one of the next version."""
+"""For each version before the current one, a function that upgrades a state to the next version."""
 
 _COLUMN_NAMES_BYTES = 1024
-"""Names of columns are written out up to so many bytes, and hashed beyond."""
+"""Names of columns are written out up to this many bytes, and hashed beyond."""
 
 _REMEDIES = {
     "table": "pin the files of the first run with files= (dataset.save_files(path) keeps them), or start a new epoch",
@@ -39,14 +39,14 @@ _REMEDIES = {
 
 
 def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy: str, splits: str) -> dict[str, Any]:
-    """Return the table and options that a state is bound to, as plain data without path or secret.
+    """Return the table and options that a state is bound to, as plain data without paths or secrets.
 
     Args:
         table: the table.
-        columns: what comes out.
-        options: the caller's.
+        columns: the schema of the batches.
+        options: the caller's options.
         strategy: the name of the split strategy.
-        splits: the hash of what it returned.
+        splits: the hash of the splits that it returned.
     """
     return {
         "table": {
@@ -73,21 +73,21 @@ def identity(table: Table, columns: pa.Schema, options: LoaderOptions, strategy:
 
 
 def write_state(bound: Mapping[str, Any], position: Mapping[str, Any]) -> dict[str, Any]:
-    """Write where a job of one table is.
+    """Write the position of a job of one table.
 
     Args:
         bound: the job's `identity`.
-        position: what the trainer took, as plain data.
+        position: what the trainer has taken, as plain data.
     """
     about = {"version": STATE_VERSION, "table": dict(bound["table"]), "options": dict(bound["options"])}
     return about | dict(position)
 
 
 def current_version(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Upgrade a state of an older version, and refuse what is not a state, or one of a newer release.
+    """Upgrade a state of an older version; refuse anything but a state, and states of newer releases.
 
     Raises:
-        ResumeError: says what came.
+        ResumeError: the state is malformed or too new; the message says what came.
     """
     if not isinstance(state, Mapping) or "version" not in state:
         raise ResumeError(
@@ -109,12 +109,12 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
 
     Args:
         bound: the `identity` of the job that is to continue.
-        table: its table.
-        state: of the current version, written on any rank.
+        table: the job's table.
+        state: a state of the current version, written on any rank.
         filters: the job's row filter, or None.
 
     Raises:
-        ResumeError: names what differs.
+        ResumeError: the state does not fit; the message names what differs.
     """
     if "mixture" in state:
         raise ResumeError("the state is of a mixture, and this is one table; load it with a MixedDataset's loader")
@@ -128,13 +128,13 @@ def check_state(bound: Mapping[str, Any], table: Table, state: Mapping[str, Any]
 def bound_by(
     own: Mapping[str, Any], state: State, extents: Collection[Extent], options: Callable[[Extent], Mapping[str, Any]]
 ) -> tuple[Mapping[str, Any], Extent | None]:
-    """Return what a state must be bound to, and what the table was then, if it has grown since.
+    """Return what a state must be bound to, and what the table was when it was saved, if it has grown since.
 
     Args:
         own: the job's `identity`.
-        state: of the current version.
-        extents: what the table was, as far as that is known.
-        options: what differs in the options of a job of the table as it was.
+        state: a state of the current version.
+        extents: earlier extents of the table, as far as they are known.
+        options: options that differ for a job of the earlier table.
     """
     table = state.get("table")
     digest = table.get("fingerprint") if isinstance(table, Mapping) else None
@@ -146,10 +146,10 @@ def bound_by(
 
 
 def refuse_unknown(extents: Collection[Extent], known: Collection[Extent]) -> None:
-    """Refuse to continue from a table of which it is not known what it was.
+    """Refuse to continue from a table whose earlier extent is not known.
 
     Raises:
-        ResumeError: says where it is known.
+        ResumeError: the extent is unknown; the message says where it is known.
     """
     if unknown := [extent for extent in extents if extent not in known]:
         raise ResumeError(
@@ -203,19 +203,19 @@ def _interval(table: Mapping[str, Any]) -> str:
 
 
 def _files_since(table: Table, theirs: Mapping[str, Any]) -> list[str]:
-    """Return the names of the youngest files, where the table without them is the one of the state."""
+    """Return the names of the youngest files, if the table without them is the state's table."""
     old = oldest_files(table, theirs.get("files", 0), theirs.get("fingerprint"))
     younger = sorted(set(range(len(table.files))).difference(old or ()))
     return [] if old is None else [table.files[at].name for at in younger]
 
 
 def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
-    """Return the oldest files of a table, in its order, where they make the table of a fingerprint; else None.
+    """Return the oldest files of a table, in its order, if they have a given fingerprint; else None.
 
     Args:
         table: a table that may have grown.
-        count: how many files it had.
-        digest: its fingerprint then.
+        count: number of files that it had.
+        digest: its fingerprint at that time.
     """
     by_age = sorted(range(len(table.files)), key=lambda at: (table.files[at].version.mtime_ns or 0, at))
     old, rows = sorted(by_age[:count]), table.layout.file_rows
@@ -224,14 +224,14 @@ def oldest_files(table: Table, count: int, digest: Any) -> list[int] | None:
 
 
 _LABELS = {"stage": "stage (what pack= makes of the rows)"}
-"""What options of a state are called in messages, where the caller knows them by another name."""
+"""Names in messages for options of a state that the caller knows by another name."""
 
 
 def _compare_options(own: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     differing = [
         name for name in dict.fromkeys((*own, "stage", "weights", "batch_by")) if own.get(name) != theirs.get(name)
     ]
-    if "shuffle" in differing:  # splits matter to streams alone
+    if "shuffle" in differing:  # splits matter only to streams
         differing = [name for name in differing if not name.startswith("split")]
     if not differing:
         return

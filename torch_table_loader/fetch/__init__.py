@@ -1,1 +1,1 @@
-"""Bytes of files that are far away, fetched before they are decoded."""
+"""Bytes of remote files, fetched before they are decoded."""

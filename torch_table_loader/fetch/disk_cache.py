@@ -1,4 +1,4 @@
-"""Byte ranges of a store's files, kept on a local disk for all processes of a machine."""
+"""Byte ranges of a store's files, cached on a local disk for all processes of a machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from torch_table_loader.local_files import check_owned, make_folder, new_file, o
 from torch_table_loader.records import FileVersion
 
 _HEAD = struct.Struct("<8s32sQ16s")
-"""Magic, key, number of bytes and their checksum; then come the bytes."""
+"""Magic, key, number of bytes and their checksum; the bytes follow."""
 _MAGIC = b"TTLRANG2"
 _OLD_MAGIC = b"TTLRANG1"
-"""Of ranges with a CRC-32, which nobody reads any more."""
+"""Magic of ranges with a CRC-32, which are no longer read."""
 _LOCK = "lock"
 _ENTRY = re.compile(r"([0-9a-f]{64})\.([0-9]+)-([0-9]+)\.range")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9]+-[0-9]+\.range\.[0-9a-f]{32}\.tmp")
@@ -36,19 +36,19 @@ _BLOCK = 4096
 _TOTAL_DIGITS = 20
 
 KEPT_SHARE = 0.9
-"""How full the cache is after eviction, so that not every range that is put looks through the folder."""
+"""How full the cache is after eviction, so that not every new range scans the folder."""
 PATIENCE_SECONDS = 0.1
-"""Seconds to wait for a process that holds the lock, which is for microseconds unless it evicts."""
+"""Seconds to wait for a process that holds the lock, which takes microseconds unless it evicts."""
 _POLL_SECONDS = 0.002
 UNCOUNTED_SHARE = 1 / 256
-"""Share of the cache that a process may write while it cannot count it; what comes on top is not kept."""
+"""Share of the cache that a process may write while it cannot count it; anything beyond is not cached."""
 STALE_SECONDS = 600.0
 """Seconds after which a file that nobody finished is removed."""
 
 _log = logging.getLogger(__name__)
 
 NewBlock = Callable[[int], memoryview]
-"""Allocates so many bytes, their values undefined."""
+"""Allocates a number of bytes with undefined values."""
 
 
 def _new_block(num_bytes: int) -> memoryview:
@@ -57,12 +57,12 @@ def _new_block(num_bytes: int) -> memoryview:
 
 
 class RangeKey(NamedTuple):
-    """What tells a range of bytes from any other.
+    """Identifies a range of bytes.
 
     Args:
         place: a name of the store; see `Storage`.
-        path: of the file, as the store calls it.
-        version: of the file.
+        path: the path of the file, as the store names it.
+        version: the version of the file.
         start: the first byte.
         stop: the byte after the last.
     """
@@ -75,7 +75,7 @@ class RangeKey(NamedTuple):
 
     @property
     def file(self) -> str | None:
-        """A hash of the file, from which nothing can be read; None where its version cannot tell that it changed."""
+        """A hash of the file that reveals nothing; None if its version cannot show that it changed."""
         version = self.version
         if version.mtime_ns is None and version.etag is None and not version.immutable:
             return None
@@ -84,12 +84,12 @@ class RangeKey(NamedTuple):
 
     @property
     def entry(self) -> str | None:
-        """The name of a file with this range; None where nothing may be kept."""
+        """The name of the cache file for this range; None if it must not be cached."""
         return None if self.file is None else f"{self.file}.{self.start}-{self.stop}.range"
 
 
 class _Found(NamedTuple):
-    """A file of the cache, as eviction sees it; ordered by when it was last used."""
+    """A file of the cache, as eviction sees it; sorted by when it was last used."""
 
     used: int
     num_bytes: int
@@ -97,29 +97,29 @@ class _Found(NamedTuple):
 
 
 class DiskCache:
-    """A folder of byte ranges that all processes of a machine share; the least lately used ones make room.
+    """A folder of byte ranges that all processes of a machine share; the least recently used ranges are evicted.
 
-    Each range is a file of its own, which appears whole and carries its key and a checksum: what is torn, damaged or
-    foreign is removed, never returned. A range that was never put is found where others hold all its bytes. The mtime
-    says when a range was last used. A file `lock` holds about how many bytes there are; whoever would make them too
-    many looks through the folder and evicts first. Others wait for that a tenth of a second at most, then each may
-    write 1/256 of the cache uncounted. So the folder stays within 1.05 × `most_bytes` for a dozen processes. What one
-    that was killed did not finish counts, and goes after ten minutes.
+    Each range is a file of its own, which appears atomically and contains its key and a checksum. A damaged or
+    unrelated file is removed, never returned. A range that was never put is found if other ranges cover all its bytes.
+    The mtime records when a range was last used. A file `lock` holds the approximate number of bytes; a process that
+    would exceed the limit scans the folder and evicts first. Other processes wait at most a tenth of a second for that,
+    then each may write 1/256 of the cache uncounted. So the folder stays within 1.05 × `most_bytes` for a dozen
+    processes. Unfinished files of a killed process count, and are removed after ten minutes.
 
-    A cache costs time at worst. What it cannot read it does not have. After the first range that it cannot write (the
+    A cache costs time at worst. What it cannot read counts as absent. After the first range that it cannot write (the
     disk is full, the folder is gone or read-only) this process writes no more, and this module's logger warns once.
-    Threads may share it; it pickles.
+    Threads may share it; it is picklable.
     """
 
     def __init__(self, root: str | os.PathLike[str], most_bytes: int) -> None:
-        """Make the folder, for this user alone, or take the one that is there.
+        """Create the folder, for this user alone, or use the existing one.
 
         Args:
             root: the folder.
-            most_bytes: of all ranges together.
+            most_bytes: total bytes of all ranges.
 
         Raises:
-            ConfigError: others decide what is in the folder, or it is not a folder.
+            ConfigError: others control the content of the folder, or it is not a folder.
         """
         self._root = Path(root).expanduser().resolve()
         self._most = most_bytes
@@ -135,15 +135,15 @@ class DiskCache:
             self._stop_writing(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Open the same folder there."""
+        """Pickle as the folder and its limit."""
         return type(self), (str(self._root), self._most)
 
     def get(self, key: RangeKey, new: NewBlock = _new_block) -> memoryview | None:
-        """Return the bytes of a range; None if some are not here.
+        """Return the bytes of a range; None if some are not cached.
 
         Args:
-            key: of the range.
-            new: allocates the memory that the bytes are put in.
+            key: the key of the range.
+            new: allocates memory for the bytes.
         """
         try:
             found = self._get(key, new)
@@ -155,11 +155,11 @@ class DiskCache:
         return found
 
     def expect(self, key: RangeKey) -> None:
-        """Have the system read a range that was put, so that a slow disk is at work while others are decoded."""
+        """Let the system read a cached range ahead, so that a slow disk works while others are decoded."""
         name = key.entry
         if name is None or not hasattr(os, "posix_fadvise"):
             return
-        with suppress(OSError, StorageError):  # `get` says what is wrong with it
+        with suppress(OSError, StorageError):  # `get` will report what is wrong with it
             file = open_regular(self._shard(name) / name)
             try:
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
@@ -167,7 +167,7 @@ class DiskCache:
                 os.close(file)
 
     def ranges(self, key: RangeKey) -> list[tuple[int, int]]:
-        """Return which ranges of a key's file were put, and may be here still."""
+        """Return the ranges of a key's file that were put, and may still be cached."""
         file = key.file
         try:
             names = [] if file is None else os.listdir(self._shard(file))  # noqa: PTH208 names, of many
@@ -177,10 +177,10 @@ class DiskCache:
         return [(int(entry[2]), int(entry[3])) for entry in found if entry is not None]
 
     def put(self, key: RangeKey, data: Any) -> None:
-        """Keep the bytes of a range, if there is room and their file's version can be told.
+        """Cache the bytes of a range, if there is room and the version of its file is known.
 
         Args:
-            key: of the range.
+            key: the key of the range.
             data: a buffer of exactly its bytes.
         """
         name = key.entry
@@ -209,7 +209,7 @@ class DiskCache:
         return self._root / name[:3]
 
     def _get(self, key: RangeKey, new: NewBlock) -> memoryview | None:
-        """Return a range that was put; None if it is not here, damaged, or may not be kept."""
+        """Return a range that was put; None if it is absent, damaged, or must not be cached."""
         name = key.entry
         if name is None:
             return None
@@ -230,7 +230,7 @@ class DiskCache:
         return found
 
     def _joined(self, key: RangeKey, parts: Iterable[tuple[int, int]], new: NewBlock) -> memoryview | None:
-        """Return a range of which others hold all bytes; None if one of them is damaged."""
+        """Assemble a range from others that cover it; None if one of them is damaged."""
         joined = new(key.stop - key.start)
         for start, stop in parts:
             part = self._get(key._replace(start=start, stop=stop), new)
@@ -251,7 +251,7 @@ class DiskCache:
         return True
 
     def _count(self) -> bool:
-        """Add what this process writes to what is there, evicting if that is too much; return False if locked."""
+        """Add this process's writes to the total, and evict if that is too much; return False if locked."""
         with self._locked() as lock:
             if lock is None:
                 return False
@@ -264,7 +264,7 @@ class DiskCache:
 
     @contextmanager
     def _locked(self) -> Iterator[int | None]:
-        """Hold the lock, which ends with its holder; None where another holds it."""
+        """Hold the lock, which is released when its holder ends; yield None if another process holds it."""
         lock = open_regular(self._root / _LOCK, os.O_RDWR | os.O_CREAT)
         try:
             try:
@@ -277,7 +277,7 @@ class DiskCache:
             os.close(lock)
 
     def _evict(self, room: int) -> int:
-        """Remove what was not used for longest, if there is more than `room`; return the bytes that stay."""
+        """Remove the least recently used ranges if there is more than `room`; return the bytes that stay."""
         found = sorted(_entries(self._root))
         total = sum(entry.num_bytes for entry in found)
         if total <= room:
@@ -301,7 +301,7 @@ class DiskCache:
 
 
 def covering(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
-    """Return few ranges that together have all bytes of another; none where some are missing.
+    """Return few ranges that together cover all bytes of another; none if some bytes are missing.
 
     >>> covering([(0, 4), (2, 9), (3, 5), (9, 20)], 1, 12)
     [(0, 4), (2, 9), (9, 20)]
@@ -321,7 +321,7 @@ def _hash(name: str) -> bytes:
 
 
 def _checksum(data: memoryview) -> bytes:
-    """Return the XXH3 of bytes, which costs a tenth of a CRC-32 and is as good at finding damage."""
+    """Return the XXH3 hash of bytes, which costs a tenth of a CRC-32 and detects damage as well."""
     return xxhash.xxh3_128_digest(data)
 
 
@@ -336,13 +336,13 @@ def _on_disk(num_bytes: int) -> int:
 
 
 def _read_total(lock: int) -> int | None:
-    """Read how many bytes there are; None if nobody has counted yet."""
+    """Read the total number of bytes; None if it was not counted yet."""
     text = os.pread(lock, _TOTAL_DIGITS, 0)
     return int(text) if len(text) == _TOTAL_DIGITS and text.isdigit() else None
 
 
 def _read(file: int, digest: bytes, new: NewBlock, num_bytes: int) -> memoryview | None:
-    """Read a range; None if the file is anything else. A mapping of one that is cut short would end the process."""
+    """Read a range; None if the file is anything else. Mapping a file that is cut short would kill the process."""
     if os.fstat(file).st_size != _HEAD.size + num_bytes:
         return None
     head, data = bytearray(_HEAD.size), new(num_bytes)
@@ -356,7 +356,7 @@ def _read(file: int, digest: bytes, new: NewBlock, num_bytes: int) -> memoryview
 
 
 def _entries(root: Path) -> Iterator[_Found]:
-    """Give what the cache holds, unfinished files included; those that nobody will finish are removed."""
+    """Yield the cache's files, including unfinished ones; remove those that nobody will finish."""
     with os.scandir(root) as shards:
         folders = [shard.path for shard in shards if _SHARD.fullmatch(shard.name)]
     for folder in folders:

@@ -1,4 +1,4 @@
-"""What is fetched next: the order of delivery, within a budget of bytes. No threads and no I/O are in here."""
+"""What to fetch next: the order of delivery, within a budget of bytes. This module uses neither threads nor I/O."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch_table_loader.fetch.planned_read import PlannedRead, Request, Requests
 
 
 class Task:
-    """A planned read that was begun.
+    """A planned read that has begun.
 
     Args:
-        read: what was planned.
+        read: the planned read.
     """
 
     __slots__ = ("found", "is_sought", "over", "read", "requests")
@@ -24,11 +24,11 @@ class Task:
         """Begin a read."""
         self.read = read
         self.is_sought = False
-        """Whether somebody finds out what it needs."""
+        """Whether some thread is finding out what it needs."""
         self.found = False
-        """Whether that is known."""
+        """Whether its needs are known."""
         self.requests: Requests | None = None
-        """None before that is known, and where nothing is fetched."""
+        """None before its needs are known, and if nothing is fetched."""
         self.over = False
         """Whether the lane has left it behind."""
 
@@ -38,7 +38,7 @@ _Turn = tuple[int, ...]
 
 
 class _Piece(NamedTuple):
-    """Requests that are still to be sent, by the row that needs them first."""
+    """Requests not sent yet, sorted by the row that needs them first."""
 
     rows_before: int
     lane: int
@@ -52,24 +52,24 @@ def in_order(plans: Iterable[Iterator[PlannedRead]]) -> Iterator[PlannedRead]:
 
 
 class FetchQueue:
-    """Says what to do next: find out what a read needs, or send a request. Not safe for two threads at once.
+    """Chooses the next job: find out what a read needs, or send a request. Not thread-safe.
 
-    Requests whose bytes the disk cache has take their turn and their part of the budget like others. But they are put
-    aside then: the lane reads them itself when it comes to them, into memory that is used again.
+    Requests whose bytes are in the disk cache take their turn and their part of the budget like others. But then they
+    are set aside: the lane reads them itself when it comes to them, into reused memory.
     """
 
     def __init__(self, plan: Iterator[PlannedRead], budget: int) -> None:
-        """Begin with nothing fetched.
+        """Start with nothing fetched.
 
         Args:
             plan: the reads of all lanes, in the order in which their rows are delivered.
-            budget: bytes that are in flight, or fetched and not yet left behind; what is wanted now comes on top.
+            budget: bytes in flight, or fetched and not left behind yet; requests that a lane waits for come on top.
         """
         self.held = 0
-        """Bytes that are put aside, in flight, or fetched and not yet left behind."""
+        """Bytes that are set aside, in flight, or fetched and not left behind yet."""
         self._budget = budget
         self._aside: list[tuple[_Turn, Request]] = []
-        """What lanes will read from the disk cache, in a heap."""
+        """Requests that lanes will read from the disk cache, in a heap."""
         self._trusts_cache = True
         self._plan = plan
         self._upcoming = next(self._plan, None)
@@ -77,12 +77,12 @@ class FetchQueue:
         self._numbers = itertools.count()
         self._urgent: deque[Task | Request] = deque()
         self._ahead: defaultdict[int, deque[Task]] = defaultdict(deque)
-        """By lane: tasks that the lane has not come to."""
+        """By lane: tasks that the lane has not reached yet."""
         self._current: dict[int, Task] = {}
         self._added: set[Task] = set()
 
     def take(self, lane: int) -> Task:
-        """Return a lane's next read; what the one before it held is given back."""
+        """Return a lane's next read; release what the read before it held."""
         self.end(lane)
         while not self._ahead[lane] and self._upcoming is not None:
             self._urgent.append(self._begin_upcoming())
@@ -93,31 +93,31 @@ class FetchQueue:
         return self._current[lane]
 
     def end(self, lane: int) -> None:
-        """Give back what a lane's newest read holds."""
+        """Release what a lane's newest read holds."""
         if (before := self._current.pop(lane, None)) is not None:
             self._end(before)
 
     def add(self, task: Task, requests: Requests) -> None:
-        """Queue a read beside those that were planned, whose requests are known; it is of no lane."""
+        """Queue a read in addition to the planned ones, with known requests; it belongs to no lane."""
         task.is_sought = True
         self._added.add(task)
         self._queue(task, requests)
 
     def remove(self, task: Task) -> None:
-        """Give back what a read that was added holds."""
+        """Release what an added read holds."""
         if task in self._added:
             self._added.remove(task)
             self._end(task)
 
     def want(self, wanted: Task | Request) -> None:
-        """Put before all else what a lane waits for."""
+        """Give priority to what a lane waits for."""
         self._urgent.append(wanted)
 
     def next_job(self, may_send: Callable[[Request], bool]) -> Task | Request | None:
-        """Return what to do next, which counts as begun: a task whose needs to find, or a request to send.
+        """Return the next job, which counts as begun: a task whose needs to find, or a request to send.
 
         Args:
-            may_send: asked of a request that nobody wants yet, right before it is sent.
+            may_send: called with a request that nobody waits for yet, right before it is sent.
         """
         while self._urgent:
             wanted = self._urgent.popleft()
@@ -130,7 +130,7 @@ class FetchQueue:
         return self._next_in_order(may_send)
 
     def found(self, task: Task, requests: Requests | None) -> None:
-        """Queue what a read needs; None: nothing is fetched for it."""
+        """Queue what a read needs; with None, nothing is fetched for it."""
         task.found = True
         if requests is not None and not task.over:
             self._queue(task, requests)
@@ -140,13 +140,13 @@ class FetchQueue:
         sizes = [sum(request.num_bytes for request in piece) for piece in requests.by_piece]
         before, total = 0, max(1, sum(sizes))
         for size, piece in zip(sizes, requests.by_piece, strict=True):
-            # Which rows a piece is of is not known here; bytes tell well enough whose turn comes first.
+            # The rows of a piece are not known here; bytes are a good enough guide to the order.
             rows_before = task.read.rows_before + task.read.rows * before // total
             heapq.heappush(self._pieces, _Piece(rows_before, task.read.lane, next(self._numbers), deque(piece)))
             before += size
 
     def arrived(self, request: Request, data: Any, error: BaseException | None) -> None:
-        """Note how a request ended; where it was sent twice, the first answer counts, and the last failure."""
+        """Record how a request ended; if it was sent twice, the first answer counts, and the last failure."""
         request.running -= 1
         if request.stage is Stage.DROPPED:
             self._give_back(request)
@@ -157,9 +157,9 @@ class FetchQueue:
             self._give_back(request)
 
     def read_here(self, requests: Iterable[Request]) -> Request | None:
-        """Return the first of some requests that the caller reads from the disk cache, which counts as begun.
+        """Return the first of some requests that the caller reads from the disk cache; it counts as begun.
 
-        `arrived` or `lost` is called with it then. None: all others are to be waited for.
+        `arrived` or `lost` must then be called with it. None: all the others will arrive by themselves.
         """
         for request in requests:
             if request.is_here and request.stage is Stage.QUEUED:
@@ -167,7 +167,7 @@ class FetchQueue:
         return None
 
     def lost(self, request: Request) -> None:
-        """Note that the disk cache has lost what it had: it is sent like all else, and what may be lost next, too."""
+        """Record that the disk cache has lost a range: it is sent like others, as are those lost later."""
         self._trusts_cache = request.is_here = False
         request.running -= 1
         if request.stage is Stage.DROPPED:
@@ -176,7 +176,7 @@ class FetchQueue:
             request.stage, request.attempts = Stage.QUEUED, 0
 
     def drop(self, requests: Iterable[Request]) -> None:
-        """Give back the bytes of requests that nobody wants any more; those in flight are given back when they end."""
+        """Release the bytes of requests that nobody wants any more; those in flight are released when they end."""
         for request in requests:
             in_flight = request.stage is Stage.IN_FLIGHT
             request.stage, request.data = Stage.DROPPED, None
@@ -208,7 +208,7 @@ class FetchQueue:
             heapq.heappush(self._aside, ((*self._pieces[0][:2], next(self._numbers)), job))
 
     def _next_of_plan(self) -> Task | Request | None:
-        """Return what comes next in the order of delivery; a request only where the budget has room for it."""
+        """Return the next job in the order of delivery; a request only if the budget has room for it."""
         while self._pieces and not _has_queued(self._pieces[0]):
             heapq.heappop(self._pieces)
         piece, read = (self._pieces[0] if self._pieces else None), self._upcoming

@@ -1,4 +1,4 @@
-"""What was fetched, counted while it runs."""
+"""Statistics of fetching, counted as it happens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class FetchStats:
-    """What was fetched from an object store for an epoch; all 0 where the files are on this machine.
+    """What was fetched from an object store for an epoch; all 0 if the files are on this machine.
 
     Args:
         num_bytes: compressed bytes that came from the store.
-        requests: that the store answered, hedges included.
-        retries: requests that were sent again, since the store did not serve them.
-        hedges: requests that were sent a second time, since they were late.
+        requests: requests that the store answered, including hedges.
+        retries: requests that were sent again because they failed.
+        hedges: requests that were sent a second time because they were late.
         unplanned: requests for bytes that were not fetched ahead.
         cached_bytes: compressed bytes that came from the disk cache.
-        seconds_waiting: time that decoding waited for bytes, added up over workers.
+        seconds_waiting: time that decoding waited for bytes, summed over workers.
     """
 
     num_bytes: int = 0
@@ -30,13 +30,13 @@ class FetchStats:
 
     @classmethod
     def sum_of(cls, parts: Iterable[FetchStats]) -> FetchStats:
-        """Return what all have fetched."""
+        """Return the sum of several statistics."""
         total = cls()
         total.become_sum(parts)
         return total
 
     def become_sum(self, parts: Iterable[FetchStats]) -> None:
-        """Take on the sums of others."""
+        """Set this object to the sum of several statistics."""
         parts = list(parts)
         for field in fields(self):
             setattr(self, field.name, sum(getattr(part, field.name) for part in parts))

@@ -1,8 +1,8 @@
 """The bytes of an epoch, fetched in the order of delivery, ahead of all lanes that decode them.
 
-A plan of reads goes in, in the order in which their rows are delivered. Threads ask the store for what the next ones
-need, as far as the budget of bytes reaches. A lane takes its reads one by one, each as a storage whose file is served
-from what was fetched; a byte that nobody planned is asked for when it is wanted.
+Input is a plan of reads, in the order in which their rows are delivered. Threads request from the store what the next
+reads need, as far as the budget of bytes reaches. A lane takes its reads one by one, each as a storage whose file is
+served from the fetched bytes; a byte that was not planned is requested when it is needed.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Fetcher:
         plan: Iterator[PlannedRead],
         settings: FetchSettings,
     ) -> None:
-        """Begin to fetch.
+        """Start to fetch.
 
         Args:
-            storage: where the files are.
+            storage: the storage of the files.
             plan: the reads of all lanes, in the order in which their rows are delivered.
-            settings: how many bytes are fetched ahead, beside what a lane waits for; and what is kept.
+            settings: how many bytes to fetch ahead, besides what a lane waits for; and what is cached.
         """
         self.stats = FetchStats()
         self._storage = storage
@@ -61,22 +61,22 @@ class Fetcher:
         self._hedging = HedgePolicy()
         self._cache = settings.cache
         self._blocks = ReusedBlocks()
-        """Where lanes put what they read from the disk cache."""
+        """Memory for what lanes read from the disk cache."""
         self._stores: list[tuple[RangeStorage, int]] = [(storage, storage.traffic().retries)]
-        """Each storage that is asked, and how often it had been asked again before."""
+        """Each storage in use, and its earlier number of retries."""
         self._threads = self._idle = 0
         self._closed = False
         self._writing: set[int] = set()
-        """Threads that put bytes into the disk cache."""
-        lock = threading.RLock()  # the collector of garbage may close this wherever it runs
+        """Threads that write bytes to the disk cache."""
+        lock = threading.RLock()  # the garbage collector may close this wherever it runs
         self._wanted = threading.Condition(lock)
-        """Notified where there may be something to do."""
+        """Notified when there may be something to do."""
         self._arrived = threading.Condition(lock)
         with lock:
             self._grow()
 
     def next_read(self, lane: int) -> ReadStorage:
-        """Return the storage that a lane's next read reads through; what its read before held is given back."""
+        """Return the storage for a lane's next read; release what the read before it held."""
         with self._wanted:
             self._check_open()
             task = self._queue.take(lane)
@@ -84,17 +84,17 @@ class Fetcher:
         return ReadStorage(self, task.read.storage or self._storage, task)
 
     def end(self, lane: int) -> None:
-        """Give back what a lane's newest read holds."""
+        """Release what a lane's newest read holds."""
         with self._wanted:
             self._queue.end(lane)
             self._wanted.notify()
 
     def add(self, requests: Requests, rows_before: int) -> Task:
-        """Begin a read beside those that were planned; `remove` ends it.
+        """Start a read in addition to the planned ones; `remove` ends it.
 
         Args:
-            requests: of the read, in the order in which they are wanted.
-            rows_before: rows that are delivered before, which decides whose turn it is.
+            requests: the read's requests, in the order in which they are needed.
+            rows_before: rows that are delivered before it, which decides its turn.
         """
         task = Task(PlannedRead(rows_before, 0, 0, lambda: None))
         with self._wanted:
@@ -106,16 +106,16 @@ class Fetcher:
         return task
 
     def remove(self, task: Task) -> None:
-        """Give back what a read holds that was added, and wake whoever waits for it."""
+        """Release what an added read holds, and wake the threads that wait for it."""
         with self._wanted:
             self._queue.remove(task)
             self._wanted.notify()
             self._arrived.notify_all()
 
     def close(self) -> None:
-        """Drop what was fetched, cancel what is queued, and end the threads; one that waits for the store ends then.
+        """Drop fetched bytes, cancel queued requests, and end the threads; one that waits for the store ends later.
 
-        What came is in the disk cache then: the next epoch finds it there.
+        Bytes that arrived are in the disk cache by then: the next epoch finds them there.
         """
         with self._wanted:
             self._closed = True
@@ -127,7 +127,7 @@ class Fetcher:
             self._arrived.wait_for(lambda: not self._writing - {threading.get_ident()}, _WRITING_S)
 
     def requests_of(self, task: Task) -> Requests | None:
-        """Wait until it is known what a read needs; None where nothing is fetched for it."""
+        """Wait until it is known what a read needs; None if nothing is fetched for it."""
         with self._wanted:
             if not task.found:
                 self._queue.want(task)
@@ -135,16 +135,16 @@ class Fetcher:
             return task.requests
 
     def read(self, requests: Requests, start: int, stop: int) -> Any:
-        """Return bytes of a read's file, once they are there.
+        """Wait for bytes of a read's file, and return them.
 
         Args:
-            requests: of the read.
+            requests: the read's requests.
             start: the first byte.
             stop: the byte after the last.
 
         Raises:
-            TableError: the file is gone or changed.
-            StorageError: the store failed, or the epoch was left meanwhile.
+            TableError: the file is missing or changed.
+            StorageError: the store failed, or the epoch was abandoned meanwhile.
         """
         while (request := self._begun_here(requests, start, stop)) is not None:
             self._read_here(request, requests.after(request))
@@ -164,7 +164,7 @@ class Fetcher:
         return storage.read_range(requests.file.path, start, stop, requests.file.version)
 
     def _begun_here(self, requests: Requests, start: int, stop: int) -> Request | None:
-        """Give back what decoding left behind; return a request for these bytes that this thread does itself."""
+        """Release what decoding left behind; return a request for these bytes that this thread should do itself."""
         with self._wanted:
             self._check_open(requests)
             covering = requests.covering(start, stop)
@@ -179,7 +179,7 @@ class Fetcher:
             return request
 
     def _read_here(self, request: Request, following: Request | None) -> None:
-        """Read from the disk cache in the thread that decodes: handing that over costs more than it takes."""
+        """Read from the disk cache in the decoding thread: handing it over costs more than the read."""
         data, error = None, None
         try:
             if self._cache is not None:
@@ -195,7 +195,7 @@ class Fetcher:
                 self._count(request, cached=data is not None, served=error is None)
                 self._queue.arrived(request, data, error)
             self._arrived.notify_all()
-            if request.stage is not Stage.DONE:  # else there is nothing that a thread which fetches could do now
+            if request.stage is not Stage.DONE:  # otherwise no fetching thread could do anything now
                 self._wanted.notify()
 
     def _key(self, request: Request) -> RangeKey:
@@ -216,11 +216,11 @@ class Fetcher:
             raise request.error
 
     def _seconds_until_late(self, request: Request) -> float | None:
-        """Return in how many seconds a request is late, or to look again; None where that is known."""
+        """Return in how many seconds to check whether a request is late; None if that is already known."""
         if request.is_late:
             return None
         after = self._hedging.late_after(request.num_bytes)
-        if request.stage is Stage.QUEUED or after is None:  # others that end meanwhile say what late is
+        if request.stage is Stage.QUEUED or after is None:  # other requests that end meanwhile define what is late
             return _LOOK_AGAIN_S
         return request.began + after - time.monotonic()
 
@@ -237,7 +237,7 @@ class Fetcher:
             raise StorageError("the epoch was abandoned while its bytes were being fetched; iterate the loader again")
 
     def _grow(self) -> None:
-        """Start a thread where all are at work."""
+        """Start a thread if all are busy."""
         if not self._idle and self._threads < MOST_REQUESTS and not self._closed:
             self._threads += 1
             threading.Thread(target=self._run, name="table-loader-fetch", daemon=True).start()
@@ -296,12 +296,12 @@ class Fetcher:
             self._wanted.notify()
 
     def _know(self, storage: RangeStorage | None) -> None:
-        """Note a storage that is asked; under the lock."""
+        """Record a storage that is in use; the lock is held."""
         if storage is not None and all(storage is not known for known, _ in self._stores):
             self._stores.append((storage, storage.traffic().retries))
 
     def _held(self, file: DataFile, storage: RangeStorage | None) -> list[tuple[int, int]]:
-        """Return which ranges of a file the disk cache has."""
+        """Return the ranges of a file that the disk cache has."""
         place = self._place if storage is None else storage.place
         key = RangeKey(place, file.path, file.version, 0, 0)
         return [] if self._cache is None else self._cache.ranges(key)
@@ -348,7 +348,7 @@ class Fetcher:
             stats.num_bytes += request.num_bytes
 
     def _learn(self, request: Request, flight: Flight | None, *, cached: bool, served: bool) -> None:
-        """Tell limit and hedging how a request went."""
+        """Report the outcome of a request to the limit and to hedging."""
         now = time.monotonic()
         if flight is not None:
             if cached:
@@ -362,9 +362,9 @@ class Fetcher:
 
 
 class ReadStorage:
-    """The storage of one read (implements `contracts.Storage`): its file is served from what was fetched.
+    """The storage of one read (implements `contracts.Storage`): its file is served from the fetched bytes.
 
-    All else comes from the storage itself.
+    Everything else comes from the underlying storage.
     """
 
     is_local = False
@@ -373,8 +373,8 @@ class ReadStorage:
         """Serve a read.
 
         Args:
-            ahead: fetches.
-            storage: where the files are.
+            ahead: the fetcher.
+            storage: the underlying storage.
             task: the read.
         """
         self._ahead = ahead
@@ -391,44 +391,44 @@ class ReadStorage:
         return open_ranges(partial(self._ahead.read, requests), requests.file.version.num_bytes)
 
     def version(self, path: str) -> FileVersion:
-        """Return size, time and tag as they are now: see `Storage.version`."""
+        """Return the current size, time and tag: see `Storage.version`."""
         return self._storage.version(path)
 
     def close(self) -> None:
-        """Give back what the read holds; the storage stays open for others."""
+        """Release what the read holds; the underlying storage stays open for others."""
         self._ahead.end(self._task.read.lane)
 
 
 def fetch_ahead(storage: Storage, plan: Iterator[PlannedRead], settings: FetchSettings) -> Fetcher | None:
-    """Begin to fetch what reads need; None where the files are on this machine, or come in no ranges.
+    """Start to fetch what reads need; None if the files are local, or their storage does not serve ranges.
 
     Args:
-        storage: where the files are.
+        storage: the storage of the files.
         plan: the reads of all lanes, in the order in which their rows are delivered.
-        settings: how many bytes are fetched ahead, and what is kept.
+        settings: how many bytes to fetch ahead, and what is cached.
     """
     return Fetcher(storage, plan, settings) if is_far(storage) and settings.applies_to(storage) else None
 
 
 class TasksAhead:
-    """Fetches what many tasks need ahead of the threads that do them, in the order of their numbers."""
+    """Fetches what many tasks need ahead of the threads that run them, in the order of their numbers."""
 
     def __init__(
         self, storage: Storage, needs: Iterable[Callable[[], FileNeeds | None]], settings: FetchSettings
     ) -> None:
-        """Begin to fetch.
+        """Start to fetch.
 
         Args:
-            storage: where the files are.
-            needs: of each task, what returns which bytes it takes.
-            settings: how many bytes are fetched ahead, and what is kept.
+            storage: the storage of the files.
+            needs: for each task, a function that returns which bytes it needs.
+            settings: how many bytes to fetch ahead, and what is cached.
         """
         plan = (PlannedRead(number, number, 1, find) for number, find in enumerate(needs))
         self._ahead = fetch_ahead(storage, plan, settings)
 
     @contextmanager
     def storage_of(self, number: int) -> Iterator[ReadStorage | None]:
-        """Return the storage that a task reads through, which is given back at the end; None for the files' own."""
+        """Yield the storage for a task, and release it at the end; None for the files' own storage."""
         if self._ahead is None:
             yield None
             return
@@ -436,7 +436,7 @@ class TasksAhead:
             yield storage
 
     def close(self) -> None:
-        """End fetching."""
+        """Stop fetching."""
         if self._ahead is not None:
             self._ahead.close()
 
@@ -447,4 +447,4 @@ _WRITING_S = 5.0
 """How long the end of an epoch waits for a local disk; a fork leaves threads behind that never end."""
 
 _LEARNED: dict[str, InFlightLimit] = {}
-"""By store: what its requests taught this process."""
+"""By store: what its requests have taught this process."""

@@ -1,4 +1,4 @@
-"""When a request is asked for again because it is much later than its peers, and how often that may be."""
+"""When to send a request again because it is much later than its peers, and how often that is allowed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import deque
 PEERS = 128
 """Requests that are remembered."""
 LEAST_PEERS = 16
-"""Requests without which nothing is late."""
+"""Number of requests below which none counts as late."""
 REFRESH = 8
-"""Requests after which the peers are looked at again."""
+"""Requests after which the peers are evaluated again."""
 
 LATE_SHARE = 0.95
-"""A request is late that takes longer than this share of its peers did ..."""
+"""A late request took longer than this share of its peers ..."""
 LATE_FACTOR = 2.0
 """... and than this many times the median ..."""
 LATE_SECONDS = 0.05
@@ -22,18 +22,18 @@ LATE_SECONDS = 0.05
 BUDGET = 0.05
 """Extra requests for each that ended."""
 ALLOWANCE = 4
-"""Extra requests that may come together, when none came for long."""
+"""Extra requests that may be sent together, if there were none for long."""
 
 
 class HedgePolicy:
-    """Says when a request is late, from those that ended last. Not for several threads at once.
+    """Decides when a request is late, from the most recent requests. Not thread-safe.
 
-    What a request takes is a number of seconds, and more for each byte. Both are found by the medians of the smaller
-    and of the larger half of the peers, so that a few late ones change nothing.
+    A request takes a number of seconds, plus some for each byte. Both are estimated from the medians of the smaller and
+    the larger half of the peers, so that a few late ones change nothing.
     """
 
     def __init__(self) -> None:
-        """Know no peer yet."""
+        """Start without peers."""
         self._peers: deque[tuple[int, float]] = deque(maxlen=PEERS)
         self._unseen = 0
         self._known = False
@@ -41,11 +41,11 @@ class HedgePolicy:
         self._budget = float(ALLOWANCE)
 
     def ended(self, seconds: float, num_bytes: int) -> None:
-        """Learn from a request whose bytes are there.
+        """Learn from a request whose bytes arrived.
 
         Args:
-            seconds: since it was asked for; of one that was asked for twice, since the first time.
-            num_bytes: of it.
+            seconds: since it was sent; for one that was sent twice, since the first time.
+            num_bytes: its bytes.
         """
         self._peers.append((num_bytes, seconds))
         self._budget = min(float(ALLOWANCE), self._budget + BUDGET)
@@ -57,7 +57,7 @@ class HedgePolicy:
         """Return after how many seconds a request counts as late; None while too few have ended.
 
         Args:
-            num_bytes: of it.
+            num_bytes: its bytes.
         """
         if not self._known:
             return None
@@ -65,7 +65,7 @@ class HedgePolicy:
         return max(usual * LATE_FACTOR, usual + max(self._late, LATE_SECONDS))
 
     def take(self) -> bool:
-        """Take one extra request out of the budget; return whether it had one."""
+        """Take one extra request out of the budget; return whether the budget allowed it."""
         if self._budget < 1:
             return False
         self._budget -= 1
@@ -75,7 +75,7 @@ class HedgePolicy:
         return self._fixed + self._each_byte * num_bytes
 
     def _look(self) -> None:
-        """Fit a line through the medians of both halves, and see how late its peers were by it."""
+        """Fit a line through the medians of both halves, and measure how late its peers were by it."""
         peers = sorted(self._peers)
         half = len(peers) // 2
         (small, short), (large, long) = (

@@ -1,4 +1,4 @@
-"""How much may be in flight to one store: as little as gives the throughput that more would give."""
+"""How much may be in flight to one store: the least that reaches nearly the best throughput."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 MIB = 1024 * 1024
 LEAST_WEIGHT = MIB
-"""A request of fewer bytes counts as this many: what it costs is its latency, not its bytes."""
+"""A smaller request counts as this many bytes: its cost is its latency, not its bytes."""
 
 WINDOWS = tuple(size * MIB for k in range(3, 11) for size in (1 << k, 3 << (k - 1)))
 """The sizes that the window can have: 8 MiB, 12, 16, 24, 32, 48, ... 1.5 GiB."""
 FIRST = 2
-"""Where it begins: two requests of 8 MiB, or 16 small ones."""
+"""The initial window: two requests of 8 MiB, or 16 small ones."""
 
 MOST_REQUESTS = 256
 
 CLIMB_GAIN = 1.1
-"""While it climbs, throughput must grow by this factor for each step that the window grew by; a doubling is two."""
+"""During the climb, throughput must grow by this factor for each step of the window; a doubling is two steps."""
 ENOUGH = 0.96
-"""The smallest window is taken that gives this share of the best throughput that any gave."""
+"""The smallest window is taken that reaches this share of the best throughput."""
 ROUNDS_BETWEEN_PROBES = 8
 PATIENCE = 2
 """Rounds without growth that end the climb: one may be the tail of the latency."""
@@ -28,7 +28,7 @@ class Flight(NamedTuple):
     """A request in flight.
 
     Args:
-        num_bytes: that it asks for.
+        num_bytes: bytes that it asks for.
         began: when it began, in seconds.
     """
 
@@ -37,22 +37,22 @@ class Flight(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """Bytes that it takes of the window."""
+        """Bytes that it occupies in the window."""
         return max(self.num_bytes, LEAST_WEIGHT)
 
 
 class InFlightLimit:
-    """A window of bytes for one store, which adapts to latency and bandwidth. Not for several threads at once.
+    """A window of bytes for one store, which adapts to latency and bandwidth. Not thread-safe.
 
-    A round is as many requests as are in flight at once, all begun under one window. By Little's law, seconds and
-    bytes of these say what the window gives, whatever the latency is and however the bytes are shared: throughput is
-    requests in flight × bytes of a request / seconds of a request. The window doubles while that gives more. Then it
-    is the smallest that gives nearly the best, and every few rounds one of its neighbours is tried. Rounds in which
-    the window was never full say nothing.
+    A round is as many requests as are in flight at once, all begun under one window. By Little's law, their seconds and
+    bytes give the throughput of the window, whatever the latency and the sizes of requests: throughput is requests in
+    flight × bytes of a request / seconds of a request. The window doubles while that improves throughput. After that it
+    is the smallest with nearly the best throughput, and every few rounds one of its neighbors is tried. Rounds in which
+    the window was never full are ignored.
     """
 
     def __init__(self) -> None:
-        """Begin low."""
+        """Start with a small window."""
         self._level = FIRST
         self._rates: dict[int, float] = {}
         self._step = 2
@@ -64,14 +64,14 @@ class InFlightLimit:
         self._new_round(float("-inf"))
 
     def heir(self) -> InFlightLimit:
-        """Return one that knows what this one learned; it begins low too, so that the first bytes come soon."""
+        """Return a successor with the same knowledge; it also starts small, so that the first bytes arrive soon."""
         other = InFlightLimit()
         other._rates, other._step = dict(self._rates), self._step
         return other
 
     @property
     def window(self) -> int:
-        """Bytes that may be in flight, a small request counted as `LEAST_WEIGHT`."""
+        """Bytes that may be in flight; a small request counts as `LEAST_WEIGHT`."""
         return WINDOWS[self._level]
 
     @property
@@ -80,14 +80,14 @@ class InFlightLimit:
         return self._count
 
     def begin(self, num_bytes: int, now: float) -> Flight | None:
-        """Begin a request, if it may begin now; one alone always may.
+        """Begin a request if the window allows it; a single request is always allowed.
 
         Args:
-            num_bytes: that it asks for.
+            num_bytes: bytes that it asks for.
             now: in seconds, of a clock that never goes back.
 
         Returns:
-            What `ended`, `failed` or `cancelled` is called with, once; None if it must wait.
+            The argument for exactly one later call of `ended`, `failed` or `cancelled`; None if it must wait.
         """
         flight = Flight(num_bytes, now)
         if self._count and (self._weight + flight.weight > self.window or self._count >= MOST_REQUESTS):
@@ -99,7 +99,7 @@ class InFlightLimit:
         return flight
 
     def ended(self, flight: Flight, now: float) -> None:
-        """Learn from a request whose bytes are there."""
+        """Learn from a request whose bytes arrived."""
         self.cancelled(flight)
         if flight.began < self._since:
             return
@@ -110,11 +110,11 @@ class InFlightLimit:
             before = self._level
             if self._full and self._seconds > 0:
                 self._learn(self._peak * self._moved / self._seconds)
-            # Slow requests of a round end in the next: they count as long as the window stays.
+            # Slow requests of a round end in the next: they count as long as the window stays the same.
             self._new_round(self._since if self._level == before else now)
 
     def failed(self, flight: Flight, now: float) -> None:
-        """Halve the window, since the store refused a request; once for all that were in flight then."""
+        """Halve the window, because the store refused a request; once for all requests in flight at the time."""
         self.cancelled(flight)
         if flight.began < self._since:
             return
@@ -137,7 +137,7 @@ class InFlightLimit:
         self._moved = 0
 
     def _learn(self, rate: float) -> None:
-        """Choose the window of the next round by what this one gave."""
+        """Choose the window of the next round from the throughput of this one."""
         known = self._rates.get(self._level)
         self._rates[self._level] = rate if known is None else (known + rate) / 2
         if self._step and self._climbs(rate):

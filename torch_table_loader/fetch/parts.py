@@ -1,4 +1,4 @@
-"""Parts of files that are read here and there, such as those of a row store: asked for before they are taken."""
+"""Scattered parts of files, such as those of a row store: requested before they are taken."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class FileParts:
-    """Parts of one file, taken in their order; what lies before a part that is taken is given back."""
+    """Parts of one file, taken in order; taking a part releases those before it."""
 
     def __init__(self, fetcher: Fetcher, requests: Requests, rows_before: int) -> None:
-        """Ask for them.
+        """Request the parts.
 
         Args:
             fetcher: sends the requests, as far as its budget reaches.
@@ -32,62 +32,62 @@ class FileParts:
         self._task = fetcher.add(requests, rows_before)
 
     def read(self, start: int, stop: int) -> Any:
-        """Wait for bytes of the parts.
+        """Wait for bytes of the parts, and return them.
 
         Args:
             start: the first byte.
             stop: the byte after the last.
 
         Raises:
-            TableError: the file is gone or changed.
+            TableError: the file is missing or changed.
             StorageError: the store failed, or nobody wants the parts any more.
         """
         return self._fetcher.read(self._requests, start, stop)
 
     def close(self) -> None:
-        """Give back what they hold, and cancel what is queued; whoever waits for them gets a StorageError."""
+        """Release what they hold, and cancel queued requests; threads that wait for them get a StorageError."""
         self._fetcher.remove(self._task)
 
 
 class PartsAhead:
-    """Asks for parts of a store's files (implements `store.remote_window.PartsReader`); threads share it."""
+    """Requests parts of a store's files (implements `store.remote_window.PartsReader`); threads share it."""
 
     def __init__(self, fetcher: Fetcher, storage: RangeStorage) -> None:
-        """Ask for nothing yet.
+        """Start without requests.
 
         Args:
-            fetcher: of the epoch; others may ask it for files of other stores.
-            storage: where the files are.
+            fetcher: the epoch's fetcher; it may also fetch files of other stores.
+            storage: the storage of the files.
         """
         self._fetcher = fetcher
         self._storage = storage
 
     def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
-        """Ask for parts of a file, with one request each.
+        """Request parts of a file, with one request each.
 
         Args:
-            needs: which; each of its groups has one range, and they are taken in this order.
-            rows_before: rows that are delivered before: what comes sooner is fetched sooner.
+            needs: the parts; each of its groups has one range, and they are taken in this order.
+            rows_before: rows that are delivered before them: earlier rows are fetched earlier.
 
         Raises:
-            StorageError: the epoch was left meanwhile.
+            StorageError: the epoch was abandoned meanwhile.
         """
         pieces = [Piece(tuple(group), range(number, number + 1)) for number, group in enumerate(needs.groups)]
         return FileParts(self._fetcher, Requests(needs, pieces, self._storage), rows_before)
 
 
 def begin_parts(storage: RangeStorage, settings: FetchSettings) -> Fetcher:
-    """Return what fetches parts of files, of which none is planned yet.
+    """Return a fetcher for parts of files, without planned reads.
 
     Args:
-        storage: where most of them are.
-        settings: how many bytes are fetched ahead, beside what is waited for; and what is kept.
+        storage: the storage of most of the files.
+        settings: how many bytes to fetch ahead, besides what is waited for; and what is cached.
     """
     return Fetcher(storage, iter(()), settings)
 
 
 @contextmanager
 def reading_parts(storage: RangeStorage, settings: FetchSettings) -> Iterator[PartsAhead]:
-    """Return what reads parts of a store's files, until the block ends."""
+    """Yield a reader of parts of a store's files, and close it at the end of the block."""
     with closing(begin_parts(storage, settings)) as fetcher:
         yield PartsAhead(fetcher, storage)

@@ -1,4 +1,4 @@
-"""One planned read: the requests that bring its bytes, and how far each is."""
+"""One planned read: the requests that bring its bytes, and the stage of each."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class PlannedRead(NamedTuple):
 
     Args:
         rows_before: rows that the lane delivers before it.
-        lane: which.
-        rows: that it delivers.
-        find: returns which bytes it takes, None where it takes none; may read footers and delete files.
-        storage: where the file is; None for where those of most reads are.
+        lane: the lane.
+        rows: rows that it delivers.
+        find: returns which bytes it needs, None if it needs none; may read footers and delete files.
+        storage: the storage of the file; None for the storage of most reads.
     """
 
     rows_before: int
@@ -35,7 +35,7 @@ class PlannedRead(NamedTuple):
 
 
 class Stage(Enum):
-    """How far a request is."""
+    """The stage of a request."""
 
     QUEUED = 0
     IN_FLIGHT = 1
@@ -45,14 +45,14 @@ class Stage(Enum):
 
 
 class Request:
-    """Bytes that are asked for together.
+    """Bytes that are requested together.
 
     Args:
-        file: of which.
+        file: the file.
         start: the first byte.
         stop: the byte after the last.
-        piece: which piece of the read it belongs to.
-        storage: where the file is; None for where those of most reads are.
+        piece: the piece of the read to which it belongs.
+        storage: the storage of the file; None for the storage of most reads.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Request:
     )
 
     def __init__(self, file: DataFile, start: int, stop: int, piece: int, storage: RangeStorage | None = None) -> None:
-        """Ask for nothing yet."""
+        """Start in the first stage, without sending it."""
         self.file = file
         self.storage = storage
         self.start = start
@@ -71,10 +71,10 @@ class Request:
         self.attempts = 0
         """How often it was sent."""
         self.running = 0
-        """How many of those have not ended."""
+        """How many of those are still in flight."""
         self.began = 0.0
         self.is_late = False
-        """Whether it is to be sent once more."""
+        """Whether it should be sent once more."""
         self.is_held = False
         """Whether its bytes count as held."""
         self.is_here = False
@@ -84,7 +84,7 @@ class Request:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes it asks for."""
+        """Number of bytes that it asks for."""
         return self.stop - self.start
 
     @property
@@ -94,7 +94,7 @@ class Request:
 
 
 class Requests:
-    """The requests of one read, by the bytes that they bring."""
+    """The requests of one read, indexed by the bytes that they bring."""
 
     def __init__(
         self,
@@ -103,18 +103,18 @@ class Requests:
         storage: RangeStorage | None = None,
         held: Collection[Range] = (),
     ) -> None:
-        """Begin with nothing fetched.
+        """Start with nothing fetched.
 
         Args:
-            needs: which bytes the read takes.
-            pieces: what is asked for; None to plan it.
-            storage: where the file is; None for where those of most reads are.
-            held: ranges of the file that need no store.
+            needs: which bytes the read needs.
+            pieces: the requests; None to plan them.
+            storage: the storage of the file; None for the storage of most reads.
+            held: ranges of the file that need no request to the store.
         """
         self.file = needs.file
         self.storage = storage
         self.is_over = False
-        """Whether nobody reads any more."""
+        """Whether reading is over."""
         pieces = plan_file(needs.groups, needs.file.version.num_bytes) if pieces is None else pieces
         if held:
             pieces = list(fitted_to_held(pieces, needs.groups, held))
@@ -129,10 +129,10 @@ class Requests:
         for each in self._by_start:
             each.is_here = holds(here, (each.start, each.stop))
         self._kept = deque(sorted(range(len(pieces)), key=lambda number: self._groups[number].stop))
-        """Pieces, by when they are left behind."""
+        """Pieces, in the order in which they are left behind."""
 
     def covering(self, start: int, stop: int) -> list[Request] | None:
-        """Return the requests that bring some bytes, in file order; None where a byte is planned nowhere, or is gone.
+        """Return the requests that bring some bytes, in file order; None if a byte is not planned, or was dropped.
 
         Args:
             start: the first byte.
@@ -149,13 +149,13 @@ class Requests:
         return found
 
     def after(self, request: Request) -> Request | None:
-        """Return the request that comes next in the file, which is the order of decoding; None for the last."""
+        """Return the next request in the file, which is the order of decoding; None after the last."""
         place = bisect_right(self._starts, request.start)
         return self._by_start[place] if place < len(self._by_start) else None
 
     @property
     def whole(self) -> Request | None:
-        """The request that brings all of the file, if one does."""
+        """The request that brings the whole file, if there is one."""
         first = self._by_start[0]
         return first if (first.start, first.stop) == (0, self.file.version.num_bytes) else None
 
@@ -163,7 +163,7 @@ class Requests:
         """Return the requests of the pieces that no row group needs any more; each is returned once.
 
         Args:
-            piece: to which decoding has come: the row groups before its first are decoded.
+            piece: the piece that decoding has reached: the row groups before its first are decoded.
         """
         gone: list[Request] = []
         while self._kept and self._groups[self._kept[0]].stop <= self._groups[piece].start:
@@ -171,7 +171,7 @@ class Requests:
         return gone
 
     def rest(self) -> list[Request]:
-        """Return the requests of all pieces that were not left behind; nobody reads any more."""
+        """Return the requests of all pieces that were not left behind; reading is over."""
         self.is_over = True
         gone = [request for piece in self._kept for request in self.by_piece[piece]]
         self._kept.clear()
@@ -179,9 +179,9 @@ class Requests:
 
 
 def joined(requests: Sequence[Request], start: int, stop: int) -> memoryview:
-    """Return bytes of requests that are done and follow one another; those of one request are not copied.
+    """Join the bytes of completed, consecutive requests; bytes of a single request are not copied.
 
-    Nobody may write to them: a decoder may hand out what it reads as it is.
+    The result must not be written to: a decoder may return what it reads unchanged.
     """
     if len(requests) == 1:
         (only,) = requests

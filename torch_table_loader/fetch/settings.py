@@ -1,4 +1,4 @@
-"""What is fetched ahead, and what is kept of it: a value that pickles."""
+"""What is fetched ahead, and what is cached of it, as a picklable value."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """How files that are far away are fetched.
+    """How remote files are fetched.
 
     Args:
-        ahead_bytes: compressed bytes that a process fetches ahead of decoding at most; 0 fetches nothing ahead.
-        cache: ranges on the local disk; or None.
+        ahead_bytes: the most compressed bytes that a process fetches ahead of decoding; 0 fetches nothing ahead.
+        cache: the cache of ranges on the local disk; or None.
     """
 
     ahead_bytes: int
@@ -27,12 +27,12 @@ class FetchSettings:
 
     @classmethod
     def of(cls, options: LoaderOptions) -> FetchSettings:
-        """Return what the caller asked for. Raises ConfigError where the cache's folder cannot be used."""
+        """Build from the caller's options. Raises ConfigError if the cache's folder cannot be used."""
         cache = None if options.cache_dir is None else DiskCache(options.cache_dir, options.target_cache_bytes)
         return cls(options.target_read_ahead_bytes, cache)
 
     def shared_by(self, threads: int) -> FetchSettings:
-        """Return those of one of several that fetch side by side."""
+        """Return the settings of one of several threads that fetch side by side."""
         return replace(self, ahead_bytes=self.ahead_bytes // threads)
 
     def applies_to(self, storage: Storage) -> bool:

@@ -1,4 +1,4 @@
-"""Which rank takes which sequences of a global batch, so that none waits long for the others' attention."""
+"""Which rank takes which sequences of a global batch, so that no rank waits long for another's attention."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def attention_costs(lengths: Ints, offsets: Ints) -> Ints:
-    """Return what attention within documents costs in each sequence: the sum of their squared lengths.
+    """Return the cost of attention within documents for each sequence: the sum of their squared lengths.
 
     Args:
         lengths: int64[n] tokens of each part of a document.
-        offsets: int64[sequences + 1] sequence s has the parts ``offsets[s]`` to before ``offsets[s + 1]``.
+        offsets: int64[sequences + 1]; sequence s has the parts ``offsets[s]:offsets[s + 1]``.
 
     >>> attention_costs(np.array([2, 3, 5]), np.array([0, 2, 3])).tolist()
     [13, 25]
@@ -29,13 +29,13 @@ def attention_costs(lengths: Ints, offsets: Ints) -> Ints:
 
 
 def balanced(costs: Ints, ranks: int) -> Ints:
-    """Deal the sequences of a global batch to ranks, equally many to each.
+    """Deal the sequences of a global batch to ranks, the same number to each.
 
-    The most expensive comes first, and goes to the rank that has least to do of those that have room. Where the dearest
-    rank would not have less than if every R-th sequence were a rank's, that is what each gets.
+    The most expensive sequence comes first, and goes to the rank with the least work among those with room. If that
+    leaves the busiest rank with no less than taking every R-th sequence would, each rank takes every R-th sequence.
 
     Args:
-        costs: int64[n] of each sequence; n is a multiple of `ranks`.
+        costs: int64[n] cost of each sequence; n is a multiple of `ranks`.
         ranks: R.
 
     Returns:

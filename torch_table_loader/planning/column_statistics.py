@@ -1,4 +1,4 @@
-"""What a table's column holds, as plain values that a training script keeps."""
+"""The statistics of a table's column, as plain values that a training script can keep."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ColumnStatistics:
 
     @classmethod
     def of(cls, sums: ValueSums, shares: Sequence[float] | None) -> Self:
-        """Return what sums say.
+        """Build from sums.
 
         Args:
-            sums: of the column.
-            shares: which quantiles; None for bounds alone.
+            sums: the sums of the column.
+            shares: which quantiles to compute; None for bounds alone.
         """
         if shares is None:
             return cls(sums.count, sums.nulls, sums.nans, None, None, sums.low, sums.high)
@@ -59,7 +59,7 @@ class ColumnStatistics:
             values: a tensor or an array.
 
         Raises:
-            ConfigError: bounds alone are known.
+            ConfigError: only bounds are known.
 
         >>> import numpy as np
         >>> ColumnStatistics(2, 0, 0, 3.0, 2.0, 1, 5).standardize(np.array([1, 3, 5]))

@@ -24,11 +24,11 @@ PlacedPlan = tuple["RankPlan", "SegmentTable", "NDArray[np.int64]", int | None]
 
 @dataclass(frozen=True, slots=True)
 class OpenWindow:
-    """A window that was open when the topology changed: it stays one unit, delivered in its remaining order.
+    """A window that was open when the topology changed. It stays one unit, delivered in its remaining order.
 
     Args:
-        window: which.
-        parts: the places ``[start, stop)`` in its order that are still to be delivered.
+        window: the window.
+        parts: the places ``[start, stop)`` in its order that are not delivered yet.
     """
 
     window: Window
@@ -37,13 +37,13 @@ class OpenWindow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Consumption:
-    """Rows that are no longer to be read from splits.
+    """Rows that splits no longer deliver.
 
-    A row's place is its file and its ordinal among the live rows of that file, as one number
-    (`SegmentTable.bases`): it stays the same when the table is cut otherwise, and when it grows.
+    A row's place combines its file and its ordinal among the live rows of that file into one number
+    (`SegmentTable.bases`). It stays the same when the table is split differently, and when the table grows.
 
     Args:
-        starts: int64[K] sorted, disjoint intervals of places that were delivered, or belong to an open window.
+        starts: int64[K] sorted, disjoint intervals of places that were delivered or belong to an open window.
         stops: int64[K], exclusive.
         windows: every window that was open when a topology ended, oldest first.
     """
@@ -54,11 +54,11 @@ class Consumption:
 
     @classmethod
     def none(cls) -> Consumption:
-        """Nothing consumed yet."""
+        """Return a consumption of nothing."""
         return cls(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
     def units(self, num_splits: int) -> Runs:
-        """Return what remains of open windows as pieces; window w stands for the split ``num_splits + w``."""
+        """Return what remains of open windows, as pieces; window w stands for the split ``num_splits + w``."""
         return Runs.of(
             [
                 (num_splits + number, start, stop)
@@ -91,10 +91,10 @@ class Consumption:
         return left.take(np.flatnonzero(left.stop > left.start))
 
     def with_runs(self, runs: Runs, bases: NDArray[np.int64]) -> Consumption:
-        """Return this with some pieces of splits more.
+        """Return this consumption plus some pieces of splits.
 
         Args:
-            runs: N pieces, of which nothing was consumed.
+            runs: N pieces; no row of them was consumed before.
             bases: int64[S] the place of each split's first live row.
         """
         base = bases[runs.split]
@@ -103,11 +103,11 @@ class Consumption:
         )
 
     def after(self, plans: Iterable[PlacedPlan], steps: int) -> Consumption:
-        """Return this with what every rank of a topology consumed.
+        """Return this consumption plus what every rank of a topology consumed.
 
         Args:
-            plans: one a rank.
-            steps: that the job took; a rank that ended earlier has taken all of its own.
+            plans: one for each rank.
+            steps: steps that the job took; a rank that ended earlier has taken all of its own.
         """
         intervals = [(self.starts, self.stops)]
         used: dict[int, list[tuple[int, int]]] = {}
@@ -128,7 +128,7 @@ class Consumption:
 
 
 def _delivered(plan: RankPlan, segments: SegmentTable, size: int | None, steps: int) -> tuple[Runs, list[OpenWindow]]:
-    """Return the rows that a rank delivered, with all rows of windows that are now open, and those windows."""
+    """Return the rows that a rank delivered, plus all rows of windows that are now open, and those windows."""
     taken: list[Runs] = []
     opened: list[OpenWindow] = []
     for lane, batches in enumerate(plan.batches_before(steps)):

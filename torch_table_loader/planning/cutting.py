@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TargetSizeStrategy:
-    """Consecutive row groups of a file up to a target; at least one row group a split. The default.
+    """Consecutive row groups of a file, up to a target; a split has at least one row group. The default.
 
     Args:
-        target_bytes: bytes of a split, before compression: int or "128MiB".
-        target_rows: rows of a split; wins over `target_bytes`.
+        target_bytes: bytes of a split before compression: an int or "128MiB".
+        target_rows: rows of a split; takes precedence over `target_bytes`.
     """
 
     target_bytes: int | str = DEFAULT_SPLIT_BYTES
@@ -43,7 +43,7 @@ class TargetSizeStrategy:
             _take_rows(self, self.target_rows)
 
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
-        """Cut files at row groups."""
+        """Cut files between row groups."""
         layout = as_layout(files)
         target = parse_bytes(self.target_bytes) if self.target_rows is None else self.target_rows
         column = layout.group_bytes if self.target_rows is None else layout.group_rows
@@ -68,7 +68,7 @@ class WholeFileStrategy:
     """Each file is one split; unshuffled, rank r of R reads files r, r + R, … The default of ``batch_by="file"``."""
 
     def __call__(self, files: Sequence[DataFileInfo]) -> Sequence[Split]:
-        """Cut nothing."""
+        """Return each file as one split."""
         layout = as_layout(files)
         number = np.arange(len(layout), dtype=np.int64)
         return SplitTable(layout, number, np.zeros_like(number), layout.file_rows)
@@ -76,10 +76,10 @@ class WholeFileStrategy:
 
 @dataclass(frozen=True, slots=True)
 class SizeBalancedStrategy:
-    """Splits of about equal bytes: each file is cut at row groups, into as many parts as its bytes need.
+    """Splits of about equal bytes: each file is cut between row groups, into as many parts as its bytes require.
 
     Args:
-        target_bytes: the most bytes of a split, before compression, where row groups allow it: int or "128MiB".
+        target_bytes: the most bytes of a split before compression, as far as row groups allow: an int or "128MiB".
     """
 
     target_bytes: int | str = DEFAULT_SPLIT_BYTES
@@ -109,7 +109,7 @@ class SizeBalancedStrategy:
 
 @dataclass(frozen=True, slots=True)
 class RowBalancedStrategy:
-    """Splits of equal rows, cut inside row groups where needed; a file's splits differ by at most one row.
+    """Splits of equal rows, cut inside row groups where needed. Splits of one file differ by at most one row.
 
     Args:
         target_rows: the most rows of a split.
@@ -137,7 +137,7 @@ class RowBalancedStrategy:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobinStrategy:
-    """Whole files dealt in turn, first over ranks, then over workers (a generator of the five-argument form).
+    """Whole files dealt in turn, first to ranks, then to workers (a generator of the five-argument form).
 
     Args:
         shuffle: permute the files each epoch.
@@ -163,10 +163,10 @@ class RoundRobinStrategy:
 
 
 def as_layout(files: Sequence[DataFileInfo]) -> TableLayout:
-    """Return the library's own table as it is, or build one from files that list their row groups.
+    """Return the library's own table unchanged, or build one from files that list their row groups.
 
     Raises:
-        ConfigError: a file lists none.
+        ConfigError: a file lists no row groups.
     """
     if isinstance(files, TableLayout):
         return files
@@ -177,7 +177,7 @@ def as_layout(files: Sequence[DataFileInfo]) -> TableLayout:
 
 
 def _cut_at(layout: TableLayout, first_groups: NDArray[np.int64]) -> SplitTable:
-    """Return splits that begin at the given row groups and end where the next begins, or the file ends."""
+    """Return splits that begin at the given row groups and end where the next one begins or the file ends."""
     file = np.searchsorted(layout.group_offsets, first_groups, side="right") - 1
     start = layout.group_starts[first_groups] - layout.file_starts[file]
     next_start = np.append(start[1:], 0)
@@ -186,10 +186,10 @@ def _cut_at(layout: TableLayout, first_groups: NDArray[np.int64]) -> SplitTable:
 
 
 def _take_bytes(strategy: object, value: int | str) -> None:
-    """Check a target in bytes, and keep it as an int."""
+    """Check a target in bytes, and store it as an int."""
     object.__setattr__(strategy, "target_bytes", parse_bytes(value, f"{type(strategy).__name__}: target_bytes"))
 
 
 def _take_rows(strategy: object, value: int) -> None:
-    """Check a target in rows, and keep it as an int."""
+    """Check a target in rows, and store it as an int."""
     object.__setattr__(strategy, "target_rows", integer(f"{type(strategy).__name__}: target_rows", value, least=1))

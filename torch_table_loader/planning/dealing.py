@@ -1,15 +1,16 @@
-"""A mixture of streams: which source comes at each place, and how many rows of each every lane of the job takes.
+"""A mixture of streams: which source comes at each place, and how many rows of each source every lane takes.
 
-A stream is read in long runs, so each lane of each rank (a channel) must know beforehand how many rows of each source
-it will take: it then reads that many that follow one another. Places are therefore cut into blocks of whole steps, in
-which source i has ``floor((n + K) * W) - floor(n * W)`` less the same of the source before it, W being the cumulative
-shares, n the places before and K those of a block. So each source has its share after every block, to within
-one row. A block is one step where each source has a row in it, else so many that each has.
+A stream is read in long runs, so each lane of each rank (a channel) must know in advance how many rows of each source
+it takes. It then reads that many consecutive rows. Places are therefore cut into blocks of whole steps. A block has
+``floor((n + K) * W) - floor(n * W)`` rows of source i, less the same number for source i − 1, where W is the cumulative
+share up to source i, n is the number of places before the block, and K is the number of its places. So each source has
+its share after every block, to within one row. A block is one step if that gives each source a row, else it has
+enough steps to do so.
 
-Inside a block all places have an order, the same in every block of a stage, and the first source has the first places
-of that order, and so on. The borders of sources in it move by at most one place from block to block, and how often each
-border moved in every L-th block is a sum of floors that Euclid's algorithm finds. So the rows that each channel takes
-up to any block are known without looking at the blocks before.
+Inside a block all places have an order, the same in every block of a stage. The first source has the first places
+of that order, and so on. The borders between sources in it move by at most one place from block to block, and how often
+each border moved in every L-th block is a sum of floors that Euclid's algorithm finds. So the rows that each channel
+takes up to any block are known without looking at the blocks before.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _GOLDEN = 0.6180339887498949
-"""Steps of a block in multiples of this share of it are spread as evenly as steps can be."""
+"""Steps of a block in multiples of this share of it are spread as evenly as possible."""
 
 _MOST_PLACES = 1 << 60
-"""Places of an order that has no end, up to which they are counted."""
+"""The number of places of an endless order, up to which they are counted."""
 
 
 class Portion(NamedTuple):
-    """How the rows of a round of a source are dealt to the channels of a stage, each of which takes a run of them.
+    """How the rows of a source's round are dealt to the channels of a stage, each of which takes a run of them.
 
     Args:
-        before: int64[R, L] rows of the source that the channel takes in the stage before.
-        first: int64[R, L] the first row of its run, among those that are left of the round when the stage begins.
-        rows: int64[R, L] of its run.
-        is_last: whether the stage ends in the round, or with it.
+        before: int64[R, L] rows of the source that each channel takes earlier in the stage.
+        first: int64[R, L] the first row of its run, among the rows of the round that are left when the stage begins.
+        rows: int64[R, L] rows of its run.
+        is_last: whether the stage ends within the round, or together with it.
     """
 
     before: Ints
@@ -61,18 +62,18 @@ class Portion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """The order of several sources in a stage, over places that count from the stage's start.
+    """The order of several sources in a stage, over places counted from the stage's start.
 
     Args:
-        names: of the sources, sorted.
-        weights: of each, integers; 0 leaves a source out.
-        topology: of the job. Place p is in step ``p // (R * B)``, which lane ``step mod L`` of each rank makes, and of
-            rank ``p mod R`` (except for the last step under ``even_ranks="pad"``).
-        seed: key of the order inside blocks.
-        epoch: from 0, in that key too.
-        number: of the stage, likewise.
-        total: places; `ENDLESS` where there is no end.
-        natural: whether the weights are what was left of the sources, so that all of it comes once.
+        names: names of the sources, sorted.
+        weights: weight of each source, as integers; 0 leaves a source out.
+        topology: the topology of the job. Place p is in step ``p // (R * B)``, which lane ``step mod L`` of each rank
+            delivers, and belongs to rank ``p mod R`` (except in the last step under ``even_ranks="pad"``).
+        seed: part of the key of the order inside blocks.
+        epoch: from 0; part of the same key.
+        number: the number of the stage; part of the same key.
+        total: number of places; `ENDLESS` if there is no end.
+        natural: whether the weights are what was left of the sources, so that every remaining row comes once.
 
     >>> from torch_table_loader.planning.ranks import Topology
     >>> deal = Deal(("a", "b"), (3, 1), Topology(2, 1, 4), seed=0, epoch=0)
@@ -91,12 +92,12 @@ class Deal:
 
     @property
     def by_name(self) -> dict[str, int]:
-        """The weights by name."""
+        """Weights by name."""
         return dict(zip(self.names, self.weights, strict=True))
 
     @property
     def step_rows(self) -> int:
-        """Places of a step over all ranks."""
+        """Places of a step, over all ranks."""
         return self.topology.num_ranks * self.topology.batch_size
 
     @property
@@ -111,10 +112,10 @@ class Deal:
         return self.block_steps * self.step_rows
 
     def shares(self, places: Ints | int) -> Ints:
-        """Count the rows of each source before some places that blocks begin or the stage ends at.
+        """Count the rows of each source before given places; each is where a block begins or the stage ends.
 
         Args:
-            places: int64[n], or one.
+            places: int64[n], or a single place.
 
         Returns:
             int64[n, sources].
@@ -153,7 +154,7 @@ class Deal:
         return counts
 
     def place_of(self, source: int, turn: int) -> int:
-        """Return the place of a source's row, counted from 0 at the stage's start; `total` if it has fewer."""
+        """Return the place of a source's row, counted from the stage's start; `total` if it has fewer rows."""
         if not self.weights[source]:
             return self.total
         near = turn * sum(self.weights) // (self.weights[source] * self.block_rows)
@@ -171,20 +172,20 @@ class Deal:
 
         Args:
             source: its number among the names.
-            left: rows that are left of the round that is open when the stage begins; at least one.
-            rows: of a whole round.
-            number: of the round, from 0 for the open one.
+            left: rows left of the round that is open when the stage begins; at least one.
+            rows: rows of a whole round.
+            number: the number of the round, from 0 for the open one.
         """
         return _portion(self, source, left, rows, number)
 
     def takes(self, source: int, channel: tuple[int, int]) -> bool:
-        """Return whether a channel takes any row of a source; where there is no end, the pattern of blocks repeats."""
+        """Return whether a channel takes any row of a source; in an endless stage, the pattern of blocks repeats."""
         blocks = min(self.topology.lanes * sum(self.weights), _MOST_PLACES // self.block_rows)
         end = blocks * self.block_rows if self.total == ENDLESS else self.total
         return bool(self.dealt(end)[source][channel])
 
     def ordinals(self, places: Ints) -> tuple[NDArray[np.int16], Ints, Ints]:
-        """Return of each place its source, its channel (``rank * L + lane``), and the channel's rows of it before.
+        """Return for each place its source, its channel (``rank * L + lane``), and the channel's earlier rows of it.
 
         Args:
             places: int64[n], each below `total`.
@@ -202,13 +203,13 @@ class Deal:
         return self.sources(places), channel, ordinal
 
     def ending(self, left: Mapping[str, int], rule: StopRule) -> Deal:
-        """Return the same deal with the place at which the epoch ends.
+        """Return the same deal, ending at the place where the epoch ends.
 
         Args:
-            left: of each source, by name, the rows that it has not delivered in the epoch.
-            rule: "first_exhausted": with the last place before which no source that has a weight repeats a row, and
-                each has its share; "all_exhausted": with the first before which each has delivered all its rows, and
-                has its share; "forever".
+            left: rows of each source, by name, that the epoch has not delivered yet.
+            rule: "first_exhausted": the last place before which no source with a weight repeats a row and each has its
+                share; "all_exhausted": the first place before which each source has delivered all its rows and has its
+                share; "forever".
 
         Raises:
             ConfigError: the rule is unknown.
@@ -234,19 +235,19 @@ class Deal:
         begin = max(0, high - 1) * self.block_rows
         places = np.arange(begin, high * self.block_rows + 1 if high else 1, dtype=np.int64)
         had = self.shares(places)
-        fits = (had >= had[0]).all(axis=1)  # between borders of blocks, a floor may take a row back
+        fits = (had >= had[0]).all(axis=1)  # between borders of blocks, a floor may take back a row
         fits &= (had[:, wanted] <= limit).all(axis=1) if first else (had[:, wanted] >= limit).all(axis=1)
         return replace(self, total=int(places[np.flatnonzero(fits)[-1 if first else 0]]))
 
     def _by_block(self, places: Ints) -> Iterator[tuple[int, slice, Ints]]:
-        """Yield runs of places of one block: the block, where the run is, and its slots."""
+        """Yield runs of places that share a block: the block, the position of the run, and its slots."""
         blocks, slots = np.divmod(places, self.block_rows)
         borders = [*np.flatnonzero(np.diff(blocks, prepend=-1)).tolist(), len(places)]
         for first, stop in pairwise(borders):
             yield int(blocks[first]), slice(first, stop), slots[first:stop]
 
     def _edges(self, places: Ints) -> Ints:
-        """Return the cumulative shares of places, int64[n, sources + 1]."""
+        """Return the cumulative shares at places, int64[n, sources + 1]."""
         edges = [0, *accumulate(self.weights)]
         fits = max(1, int(places.max(initial=0))) * edges[-1] < 1 << 63
         kind: Any = np.int64 if fits else object
@@ -268,7 +269,7 @@ class Deal:
         counts = np.zeros((len(self.weights), ranks, lanes), dtype=np.int64)
         size, total = self.block_rows, sum(self.weights)
         below, hits = _classes(self)
-        for first in range(min(lanes, blocks)):  # the blocks first, first + lanes, ...: in them, lanes are the same
+        for first in range(min(lanes, blocks)):  # the blocks first, first + lanes, ...: in these, lanes are the same
             number = -(-(blocks - first) // lanes)
             moved = np.zeros(len(self.weights) + 1, dtype=np.int64)
             for edge, weight in enumerate(accumulate(self.weights[:-1]), 1):
@@ -297,7 +298,7 @@ def deal_of(
 
 
 def floor_sum(number: int, modulus: int, factor: int, offset: int) -> int:
-    """Return the sum of ``(factor * i + offset) // modulus`` over i below a number; none is negative.
+    """Return the sum of ``(factor * i + offset) // modulus`` over all i below `number`; no argument is negative.
 
     >>> floor_sum(4, 10, 6, 3) == sum((6 * i + 3) // 10 for i in range(4))
     True
@@ -313,9 +314,9 @@ def floor_sum(number: int, modulus: int, factor: int, offset: int) -> int:
 
 @lru_cache(maxsize=8)
 def _order(topology: Topology, steps: int, seed: int, epoch: int, number: int) -> Ints:
-    """Return where each slot of a block is in the order that sources divide: int64[block].
+    """Return the position of each slot of a block in the order that sources divide: int64[block].
 
-    Of places that follow one another in it, every rank and every step has as many as any other, except for one.
+    Among consecutive places of that order, every rank and every step has the same number, to within one.
     """
     ranks, size = topology.num_ranks, topology.batch_size
     stride = next(each for each in range(max(1, round(steps * _GOLDEN)), 2 * steps + 1) if gcd(each, steps) == 1)
@@ -351,7 +352,7 @@ def _classes(deal: Deal) -> tuple[Ints, Ints]:
     """Return what a block in which no border has moved gives each rank in every L-th of its steps.
 
     Returns:
-        int64[sources + 1, R, L]: slots before each border; and 1 for the one slot that the border moves over.
+        int64[sources + 1, R, L]: the slots before each border; and 1 for the one slot that the border moves across.
     """
     ranks, lanes, size = deal.topology.num_ranks, deal.topology.lanes, deal.block_rows
     step, slot = np.divmod(np.arange(size, dtype=np.int64), deal.step_rows)

@@ -13,12 +13,12 @@ N = TypeVar("N", bound=np.integer)
 
 
 def distinct(numbers: NDArray[N]) -> NDArray[N]:
-    """Return the numbers of an array in ascending order, each once.
+    """Return the numbers of an array in ascending order, without duplicates.
 
-    `np.unique` does the same, but hashes since NumPy 2.3, which takes some fifty times as long for millions.
+    `np.unique` does the same, but since NumPy 2.3 it hashes, which takes some fifty times as long for millions.
 
     Args:
-        numbers: integers [n]; returned as they are where they ascend already.
+        numbers: integers [n]; returned unchanged if they already ascend.
 
     >>> distinct(np.array([3, 1, 3])).tolist()
     [1, 3]

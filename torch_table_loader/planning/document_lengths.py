@@ -1,7 +1,8 @@
 """The lengths of documents in narrow integers, and the tokens before each block of them.
 
-Where any document begins is then one sum, and which document has a token is one search of blocks and one within. It
-takes the bytes of the lengths and an eighth of a byte a document, and may stay in a file.
+With these, finding where a document begins takes one sum, and finding the document of a token takes one search over
+blocks and one within a block. They take the bytes of the lengths plus an eighth of a byte a document, and may stay in
+a file.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 SUMMED = 64
-"""Documents of a block. Files of lengths have it in their layout."""
+"""Documents of a block; part of the layout of files of lengths."""
 
 _AT_ONCE = 1 << 14
-"""Documents, or tokens, whose blocks are looked at together."""
+"""Documents, or tokens, whose blocks are processed together."""
 
 _BATCH = 1 << 20
 """Documents whose lengths are widened together."""
@@ -32,19 +33,19 @@ class DocumentLengths:
     """The tokens of each document of a table.
 
     Args:
-        padded: unsigned [blocks · 64], the length of each document; 0 behind the last.
-        sums: int64[blocks + 1], the tokens before each block, and all of them.
-        count: how many documents there are.
+        padded: unsigned [blocks · 64], the length of each document, then zeros.
+        sums: int64[blocks + 1], the tokens before each block, then the tokens of all blocks.
+        count: number of documents.
     """
 
     def __init__(self, padded: NDArray[Any], sums: Ints, count: int) -> None:
-        """Keep them; they may be mapped from a file."""
+        """Store the arrays, which may be mapped from a file."""
         self.padded, self.sums, self.count = padded, sums, count
         self._blocks = padded.reshape(-1, SUMMED)
 
     @classmethod
     def of(cls, lengths: NDArray[Any]) -> DocumentLengths:
-        """Keep lengths in the narrowest integers that have them.
+        """Store lengths in the narrowest integers that can hold them.
 
         >>> made = DocumentLengths.of(np.array([3, 0, 300]))
         >>> made.total, made.starts(np.array([2])).tolist(), made.find(np.array([2, 3])).tolist()
@@ -63,23 +64,23 @@ class DocumentLengths:
 
     @property
     def longest(self) -> tuple[int, int]:
-        """The tokens of the longest document, and the first that is so long; 0 of none."""
+        """The tokens of the longest document, and the first document of that length; 0 if there is none."""
         if not self.count:
             return 0, 0
         document = int(self.padded.argmax())
         return int(self.padded[document]), document
 
     def take(self, documents: Ints) -> Ints:
-        """Return the tokens of some documents."""
+        """Return the tokens of the given documents."""
         return self.padded.take(documents).astype(np.int64)
 
     def batches(self) -> Iterator[tuple[int, Ints]]:
-        """Yield the tokens of all documents, some at a time, each with the number of the first."""
+        """Yield the tokens of all documents in batches, each with the number of its first document."""
         for first in range(0, self.count, _BATCH):
             yield first, self.padded[first : min(first + _BATCH, self.count)].astype(np.int64)
 
     def starts(self, documents: Ints) -> Ints:
-        """Return the tokens before some documents of the table."""
+        """Return the tokens before each of the given documents."""
         return _by_parts(self._starts, documents)
 
     def find(self, tokens: Ints) -> Ints:
@@ -87,7 +88,7 @@ class DocumentLengths:
         return _by_parts(self._find, tokens)
 
     def cut(self, starts: Ints, stops: Ints) -> Slices:
-        """Find the documents under stretches of the table's tokens; see `token_windows.cut`."""
+        """Find the documents in stretches of the table's tokens; see `token_windows.cut`."""
         if not self.total:
             none = np.empty(0, dtype=np.int64)
             return Slices(none, none, none, np.zeros(len(starts) + 1, dtype=np.int64))
@@ -113,7 +114,7 @@ class DocumentLengths:
 
 
 def narrowest(most: int) -> np.dtype[Any]:
-    """Return the narrowest unsigned integers that have a number.
+    """Return the narrowest unsigned integer type that holds a number.
 
     >>> [str(narrowest(most)) for most in (255, 256, 70_000, 2**40)]
     ['uint8', 'uint16', 'uint32', 'uint64']

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 def epoch_order(
     segments: SegmentTable, *, shuffle: bool, seed: int, epoch: int, purpose: str = "splits"
 ) -> NDArray[np.int64]:
-    """Order the splits of an epoch; those that metadata proves to be empty are left out.
+    """Order the splits of an epoch, without those that metadata proves to be empty.
 
     Args:
         segments: S splits.
         shuffle: whether they are permuted.
-        seed: key of the permutation, with the epoch.
+        seed: key of the permutation, together with the epoch.
         epoch: from 0.
-        purpose: what the permutation is for, in its key too.
+        purpose: what the permutation is for; part of the key too.
 
     Returns:
         int64[N] splits, N <= S.
@@ -47,16 +47,16 @@ def epoch_order(
 
 @dataclass(frozen=True, eq=False)
 class CutEpoch:
-    """A stage of an epoch in which the library shuffles, slices and assigns (the strategy cuts).
+    """A stage of an epoch in which the library shuffles, slices and assigns (the strategy only cuts).
 
     Args:
         segments: the splits; live rows may be unknown for splits that this rank does not read.
         order: int64[N] splits in the epoch's order.
         topology: the job's shape.
         counted: False where the caller turned the counting pass off.
-        consumed: what earlier stages of the epoch delivered; needs all live rows.
-        stage: how many those are.
-        by_file: whether a batch ends where a split does. Ranks then share whole batches.
+        consumed: what earlier stages of the epoch delivered; requires all live rows.
+        stage: number of earlier stages.
+        by_file: whether a batch ends where a split ends. Ranks then share whole batches.
     """
 
     segments: SegmentTable
@@ -68,7 +68,7 @@ class CutEpoch:
     by_file: bool = False
 
     def splits_of(self, rank: int) -> NDArray[np.int64]:
-        """Return the splits whose rows a rank must know: its own, or all where ranks or stages depend on each other."""
+        """Return the splits whose rows a rank must know: its own, or all if ranks or stages depend on each other."""
         if self.topology.even_ranks is not None or self.stage:
             return self.order
         return self.order[rank :: self.topology.num_ranks]
@@ -86,13 +86,13 @@ class CutEpoch:
 
     @cached_property
     def rows_of_ranks(self) -> NDArray[np.int64]:
-        """int64[R] rows of every rank: an upper bound where live rows are unknown."""
+        """int64[R] rows of every rank; an upper bound if live rows are unknown."""
         if not self.by_file:
             return self._shares
         return np.array([self._own(rank).num_rows for rank in range(self.topology.num_ranks)], dtype=np.int64)
 
     def quotas(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What every rank repeats, in rows or batches, and its steps; see `ranks.quotas`."""
+        """What every rank repeats, in rows or batches, and the steps of every rank; see `ranks.quotas`."""
         return quotas(self._shares, self._sharing)
 
     def plan(self, rank: int) -> RankPlan:
@@ -116,17 +116,17 @@ class CutEpoch:
 
     @cached_property
     def _shared(self) -> Runs:
-        """What ranks share: rows, or batches where these end with splits."""
+        """What ranks share: rows, or batches if batches end with splits."""
         return in_units(self.runs, self.topology.batch_size) if self.by_file else self.runs
 
     @cached_property
     def _sharing(self) -> Topology:
-        """The job's shape, for what ranks share."""
+        """The topology of the job, applied to what ranks share."""
         return shared_in_units(self.topology) if self.by_file else self.topology
 
     @cached_property
     def _shares(self) -> NDArray[np.int64]:
-        """int64[R] what each rank has of it."""
+        """int64[R] each rank's part of it."""
         return rank_rows(self._sliced, self._sharing)
 
     @cached_property
@@ -153,19 +153,19 @@ class CutEpoch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DealtEpoch:
-    """A stage of an epoch whose order and assignment a generator strategy owns, for one rank.
+    """A stage of an epoch for one rank, whose order and assignment come from a generator strategy.
 
     Args:
         segments: this rank's splits, shard by shard.
         lane_of: int64[S] the lane of each split.
-        topology: the job's shape; `even_ranks` is None.
+        topology: the job's topology; `even_ranks` is None.
         rank: the rank.
-        num_ranks: ranks that share the table; 1 where each reads all of it.
+        num_ranks: ranks that share the table; 1 if each reads all of it.
         bases: int64[S] the place of each split's first live row; unused in the first stage.
         counted: False where the caller turned the counting pass off.
         consumed: what earlier stages of the epoch delivered.
-        stage: how many those are.
-        by_file: whether a batch ends where a split does.
+        stage: number of earlier stages.
+        by_file: whether a batch ends where a split ends.
     """
 
     segments: SegmentTable
@@ -180,7 +180,7 @@ class DealtEpoch:
     by_file: bool = False
 
     def plan(self) -> RankPlan:
-        """Plan this rank: what the strategy dealt, less what was consumed; open windows are dealt in turn."""
+        """Plan this rank: what the strategy dealt, minus what was consumed; open windows are dealt in turn."""
         live, rows = self.segments.live_rows(), self.segments.metadata_rows()
         stop = np.where(live < 0, rows, live)
         runs = Runs(np.arange(len(stop), dtype=np.int64), np.zeros_like(stop), stop)
@@ -208,11 +208,11 @@ class DealtEpoch:
 
 
 def repeat_rows(order: Runs, count: int) -> Runs:
-    """Return the first rows of the epoch's order, which begins again where it ends.
+    """Return the first rows of the epoch's order, starting over where it ends.
 
     Args:
-        order: at least one row, where `count` is not 0.
-        count: how many rows.
+        order: has at least one row, unless `count` is 0.
+        count: number of rows.
 
     >>> list(repeat_rows(Runs.of([(4, 0, 3)]), 5))
     [(4, 0, 3), (4, 0, 2)]

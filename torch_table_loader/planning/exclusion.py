@@ -1,4 +1,4 @@
-"""Rows that the caller took out: a set that stays small, its place in the state, and the order of what is left."""
+"""Rows that the caller excluded: a small set, its form in the state, and the order of the remaining rows."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _BLOCK_BITS = 16
 _BITMAP_FROM = 4096
-"""From so many ids on, a bitmap of 65,536 bits is smaller than their 16-bit numbers (as in Roaring bitmaps)."""
+"""From this many ids on, a bitmap of 65,536 bits is smaller than their 16-bit numbers (as in Roaring bitmaps)."""
 _HEADER = struct.Struct("<QI")
 _NOTHING = "0" * 32
 
 
 def encode_ids(ids: Ints) -> str:
-    """Write a set of ids as text: blocks of 65,536, each as numbers or as a bitmap (Chambi et al. 2016), compressed.
+    """Write a set of ids as text: blocks of 65,536, each as numbers or a bitmap (Chambi et al. 2016), compressed.
 
     Args:
-        ids: int64[n], sorted, each once, none negative.
+        ids: int64[n], sorted, without duplicates, none negative.
 
     >>> decode_ids(encode_ids(np.array([3, 70_000]))).tolist()
     [3, 70000]
@@ -60,7 +60,7 @@ def decode_ids(text: str) -> Ints:
     """Read what `encode_ids` wrote.
 
     Raises:
-        ResumeError: it is something else.
+        ResumeError: the text is not a set of ids.
     """
     if not text:
         return np.empty(0, dtype=np.int64)
@@ -87,31 +87,31 @@ def decode_ids(text: str) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Exclusions:
-    """Row ids that are taken out, and the hash of all that was ever asked.
+    """Excluded row ids, and a hash of every change that was requested.
 
     Args:
-        ids: int64[n], sorted, each once.
-        digest: of every `exclude` and `include` so far, in order: equal on ranks that were asked the same.
+        ids: int64[n], sorted, without duplicates.
+        digest: hash of every `exclude` and `include` so far, in order; equal on ranks that received the same calls.
     """
 
     ids: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     digest: str = _NOTHING
 
     def exclude(self, row_ids: Any, num_rows: int) -> Exclusions:
-        """Take rows out.
+        """Exclude rows.
 
         Args:
             row_ids: see `checked_ids`.
             num_rows: physical rows of the table.
 
         Raises:
-            ConfigError: an id that no row has, or a mask of other rows.
+            ConfigError: an id is not a row's, or a mask has the wrong length.
         """
         asked = checked_ids(row_ids, num_rows)
         return Exclusions(np.union1d(self.ids, asked), self._after(b"exclude", asked))
 
     def include(self, row_ids: Any, num_rows: int) -> Exclusions:
-        """Take rows in again; see `exclude`."""
+        """Include rows again; see `exclude`."""
         asked = checked_ids(row_ids, num_rows)
         return Exclusions(np.setdiff1d(self.ids, asked, assume_unique=True), self._after(b"include", asked))
 
@@ -121,7 +121,7 @@ class Exclusions:
         return hashed.hexdigest()
 
     def to_state(self) -> list[str]:
-        """Write as text: the ids, and the hash."""
+        """Write the ids and the hash as text."""
         return [encode_ids(self.ids), self.digest]
 
     @classmethod
@@ -129,7 +129,7 @@ class Exclusions:
         """Read what `to_state` wrote.
 
         Raises:
-            ResumeError: it is something else.
+            ResumeError: the state is malformed.
         """
         if not (isinstance(state, list) and len(state) == 2 and all(isinstance(entry, str) for entry in state)):
             raise ResumeError(f"the state's exclusions must be two texts, got {state!r}; pass state_dict() unchanged")
@@ -139,21 +139,21 @@ class Exclusions:
         return cls(decode_ids(text), digest)
 
     def __eq__(self, other: object) -> bool:
-        """Equal where the same was asked, in the same order."""
+        """Return whether both received the same calls, in the same order."""
         return isinstance(other, Exclusions) and self.digest == other.digest
 
     def __hash__(self) -> int:
-        """Hash what was asked."""
+        """Hash the calls received."""
         return hash(self.digest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remaining:
-    """The places [0, total) without some of them, in order: from ranks among what is left to places, in O(log n).
+    """The places [0, total) without some of them, in order. Maps ranks among the rest to places in O(log n).
 
     Args:
-        total: how many places there are.
-        gone: int64[n] places that are taken out: sorted, each once, each in [0, total).
+        total: number of places.
+        gone: int64[n] excluded places: sorted, without duplicates, each in [0, total).
 
     >>> Remaining(6, np.array([0, 3])).select(np.arange(4)).tolist()
     [1, 2, 4, 5]
@@ -162,19 +162,19 @@ class Remaining:
     total: int
     gone: Ints
     _shifts: Ints = field(init=False, repr=False)
-    """How many of what is left come before each place that is gone."""
+    """Number of remaining places before each excluded place."""
 
     def __post_init__(self) -> None:
-        """Derive what every look-up needs."""
+        """Compute what every look-up needs."""
         object.__setattr__(self, "_shifts", self.gone - np.arange(len(self.gone), dtype=np.int64))
 
     @property
     def num_rows(self) -> int:
-        """How many places are left."""
+        """Number of places left."""
         return self.total - len(self.gone)
 
     def select(self, ranks: Ints, rounds: Ints | int = 0) -> Ints:  # noqa: ARG002 every round has the same places
-        """Return the place of each rank among what is left.
+        """Return the place of each rank among the remaining places.
 
         Args:
             ranks: int64, each in [0, num_rows).
@@ -185,7 +185,7 @@ class Remaining:
         return ranks + np.searchsorted(self._shifts, ranks, side="right")
 
     def rank(self, places: Ints) -> Ints:
-        """Return the rank among what is left of each place, none of which is gone."""
+        """Return the rank of each place among the remaining places; no given place is excluded."""
         if not len(self.gone):
             return places
         return places - np.searchsorted(self.gone, places)
@@ -193,27 +193,27 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True)
 class ExclusionVersions:
-    """What is taken out of the epoch that runs, and of those after it.
+    """What is excluded from the running epoch, and from later ones.
 
     Args:
         running: of the epoch in which the newest iterator began.
-        newest: what was asked for since, which the next epoch takes.
+        newest: what was requested since; it applies from the next epoch.
     """
 
     running: Exclusions = field(default_factory=Exclusions)
     newest: Exclusions = field(default_factory=Exclusions)
 
     def to_state(self) -> list[list[str]]:
-        """Write as text: one entry where both are equal, else two."""
+        """Write as text: one entry if both are equal, else two."""
         both = (self.running,) if self.running == self.newest else (self.running, self.newest)
         return [version.to_state() for version in both]
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ExclusionVersions:
-        """Read the state's field ``exclusions``; without one nothing is excluded.
+        """Read the state's field ``exclusions``; without it, nothing is excluded.
 
         Raises:
-            ResumeError: it is something else.
+            ResumeError: the field is malformed.
         """
         found = state.get("exclusions", [])
         if not isinstance(found, list) or len(found) > 2:
@@ -223,15 +223,15 @@ class ExclusionVersions:
 
 
 def checked_ids(row_ids: Any, num_rows: int) -> Ints:
-    """Return the row ids that the caller names: sorted, each once.
+    """Return the row ids that the caller names, sorted and without duplicates.
 
     Args:
-        row_ids: an array, a tensor or a list: integers, each in [0, num_rows); or a mask, one bool for each row.
+        row_ids: an array, a tensor or a list of integers in [0, num_rows), or a mask with one bool for each row.
         num_rows: physical rows of the table.
 
     Raises:
-        ConfigError: an id that no row has, or a mask of other rows.
-        ConfigTypeError: something else.
+        ConfigError: an id is not a row's, or a mask has the wrong length.
+        ConfigTypeError: the argument is something else.
 
     >>> checked_ids([4, 1, 4], 6).tolist(), checked_ids(np.array([False, True, True]), 3).tolist()
     ([1, 4], [1, 2])

@@ -1,7 +1,7 @@
-"""Batches that end where pieces of files do: how many there are, and which rows each has.
+"""Batches that end where pieces of files end: how many there are, and which rows each has.
 
-Ranks share whole batches then, as they share rows otherwise: a piece of n rows is ⌈n/B⌉ units of one batch each, and
-the arithmetic of rows holds for units with a batch size of 1.
+Ranks then share whole batches, as they otherwise share rows. A piece of n rows is ⌈n/B⌉ units of one batch each, and
+the arithmetic of rows applies to units with a batch size of 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def batch_ends(runs: Runs, size: int) -> NDArray[np.int64]:
-    """Count the batches of each piece and all before it.
+    """Count the batches of each piece, together with those of all pieces before it.
 
     >>> batch_ends(Runs.of([(0, 0, 7), (1, 2, 5)]), 3).tolist()
     [3, 4]
@@ -34,7 +34,7 @@ def num_batches(runs: Runs, size: int) -> int:
 
 
 def first_row(runs: Runs, size: int, batch: int) -> int:
-    """Count the rows before a batch; all rows where there are fewer batches.
+    """Count the rows before a batch; all rows if there are fewer batches.
 
     >>> [first_row(Runs.of([(0, 0, 7), (1, 2, 5)]), 3, batch) for batch in range(6)]
     [0, 3, 6, 7, 10, 10]
@@ -48,7 +48,7 @@ def first_row(runs: Runs, size: int, batch: int) -> int:
 
 
 def row_after(runs: Runs, size: int, row: int) -> int:
-    """Return the row after the last of the batch that begins at a row.
+    """Return the row after the last row of the batch that begins at a row.
 
     >>> [row_after(Runs.of([(0, 0, 7), (1, 2, 5)]), 3, row) for row in (0, 3, 6, 7)]
     [3, 6, 7, 10]
@@ -57,7 +57,7 @@ def row_after(runs: Runs, size: int, row: int) -> int:
 
 
 def full_batches(runs: Runs, size: int) -> Runs:
-    """Return the pieces without the rows that fill no batch.
+    """Return the pieces without the rows that do not fill a batch.
 
     >>> list(full_batches(Runs.of([(0, 0, 7), (1, 2, 4), (2, 0, 3)]), 3))
     [(0, 0, 6), (2, 0, 3)]
@@ -67,7 +67,7 @@ def full_batches(runs: Runs, size: int) -> Runs:
 
 
 def in_units(runs: Runs, size: int) -> Runs:
-    """Return pieces as units of one batch each; unit u of piece p stands for its batch u.
+    """Return pieces as units of one batch each; unit u of a piece stands for its batch u.
 
     >>> list(in_units(Runs.of([(5, 0, 7), (1, 2, 5)]), 3))
     [(0, 0, 3), (1, 0, 1)]
@@ -80,7 +80,7 @@ def in_rows(units: Runs, runs: Runs, size: int) -> Runs:
     """Return the rows of some units.
 
     Args:
-        units: of the pieces that `runs` are; see `in_units`.
+        units: units of the pieces in `runs`; see `in_units`.
         runs: pieces.
         size: B.
 
@@ -93,5 +93,5 @@ def in_rows(units: Runs, runs: Runs, size: int) -> Runs:
 
 
 def shared_in_units(topology: Topology) -> Topology:
-    """Return the shape of a job whose ranks share units: a unit is a batch, and none of them is short."""
+    """Return the topology of a job whose ranks share units: a unit is a batch, and no unit is short."""
     return replace(topology, batch_size=1, drop_last=False)

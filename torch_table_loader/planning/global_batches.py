@@ -1,9 +1,9 @@
-"""Which places of the epoch's order each step of each rank takes, where rows are shuffled one by one.
+"""Which places of the epoch's order each step of each rank takes, when single rows are shuffled.
 
 The global batch comes first: step s of a job of R ranks with B rows each is the places [s·G, (s + 1)·G) of the order,
-G = R·B, counted from where the stage began; rank r takes every R-th of them. So neither ranks nor workers nor batch
-size decide which row comes after which, and one integer, the samples that the job has taken, says where it stands.
-A step of an optimizer that accumulates gradients over k micro-batches is k of these steps, k·R·B rows.
+with G = R·B, counted from where the stage began. Rank r takes every R-th of them. So neither ranks nor workers nor
+batch size decide the order of rows, and one integer, the samples that the job has taken, gives the position. A step of
+an optimizer that accumulates gradients over k micro-batches is k of these steps, k·R·B rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ENDLESS = 1 << 62
-"""Rows of an order that has no end."""
+"""Rows of an endless order."""
 
 
 class StepPlaces(NamedTuple):
@@ -43,11 +43,11 @@ class GlobalBatches:
     """The steps of one rank in a stage of an epoch.
 
     Args:
-        total: rows of the epoch's order; `ENDLESS` where it has no end.
+        total: rows of the epoch's order; `ENDLESS` if it has no end.
         start: samples that the job had taken when the stage began.
-        topology: the job's shape; `even_ranks` is None or "pad", and lanes only decide who makes a batch.
+        topology: the job's topology; `even_ranks` is None or "pad", and lanes only decide who builds a batch.
         rank: this rank.
-        first: the place from which padding repeats.
+        first: the place from which padding repeats rows.
 
     >>> from torch_table_loader.planning.ranks import Topology
     >>> rank_1 = GlobalBatches(total=13, start=0, topology=Topology(2, 1, 3), rank=1)
@@ -63,7 +63,7 @@ class GlobalBatches:
     counted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what is outside the epoch."""
+        """Refuse values outside the epoch."""
         if not 0 <= self.start <= self.total:
             raise ConfigError(f"start must be in [0, {self.total}], got {self.start}")
         if not 0 <= self.first <= self.start:
@@ -88,15 +88,15 @@ class GlobalBatches:
 
     @property
     def global_batch_size(self) -> int:
-        """Rows of a full step over all ranks: one batch of each."""
+        """Rows of a full step over all ranks: one batch from each."""
         return self.topology.num_ranks * self.topology.batch_size
 
     @property
     def _stop(self) -> int:
-        """The place at which the epoch ends; rows that do not fill a step of the optimizer are dropped, if any are.
+        """The place at which the epoch ends, without rows that are dropped because they fill no optimizer step.
 
-        Such steps begin at the epoch's start, or, after a stage with batches of other sizes, as near to it as the
-        batches of this stage would: a job that continues in the middle of one ends where it would have ended.
+        Such steps begin at the epoch's start or, after a stage with other batch sizes, as near to it as this stage's
+        batches allow. A job that continues in the middle of a step ends where it would have ended anyway.
         """
         if not self.topology.drop_last:
             return self.total
@@ -111,7 +111,7 @@ class GlobalBatches:
 
     @property
     def remainder(self) -> int:
-        """Real rows of the tail step over all ranks; 0 where there is none, or it is dropped."""
+        """Real rows of the tail step over all ranks; 0 if there is none or it is dropped."""
         return 0 if self.topology.drop_last else (self.total - self.start) % self.global_batch_size
 
     @property
@@ -135,7 +135,7 @@ class GlobalBatches:
 
     @property
     def longest(self) -> int:
-        """Batches of the rank that has most."""
+        """Batches of the rank that has the most."""
         return self.full_steps + bool(self.remainder)
 
     @property
@@ -144,7 +144,7 @@ class GlobalBatches:
         return self.full_steps * self.batch_size + len(self.tail.places)
 
     def rows_before(self, step: int) -> int:
-        """Count the rows that the rank has delivered when it has taken `step`, padding included."""
+        """Count the rows that the rank has delivered after `step` steps, padding included."""
         return min(step * self.batch_size, self.num_rows)
 
     def step(self, number: int) -> StepPlaces:
@@ -184,13 +184,13 @@ class GlobalBatches:
         return places, np.zeros(len(places), dtype=np.bool_)
 
     def consumed(self, steps: int) -> int:
-        """Count the samples that the job has taken (or dropped at the end) when its ranks have taken so many steps."""
+        """Count the samples that the job has taken (or dropped at the end) after so many steps of its ranks."""
         if 0 < self.longest <= steps:
             return self.total
         return self.start + steps * self.global_batch_size
 
     def up_to(self, steps: int) -> GlobalBatches:
-        """Return the plan of no more than so many steps; where it is cut, all of them are full."""
+        """Return a plan of at most so many steps; if it is cut short, all of them are full."""
         if self.longest <= steps:
             return self
         total = self.start + steps * self.global_batch_size
@@ -206,7 +206,7 @@ class GlobalBatches:
         yield from (step % lanes for step in range(start, self.steps))
 
     def batches_before(self, step: int) -> list[int]:
-        """Count the batches that each lane has delivered when the rank has taken `step`."""
+        """Count the batches that each lane has delivered after `step` steps of the rank."""
         lanes = self.topology.lanes
         return [len(range(lane, min(step, self.steps), lanes)) for lane in range(lanes)]
 
@@ -232,13 +232,13 @@ def rank_batch_size(batch_size: int | None, global_batch_size: int, num_ranks: i
     """Divide a global batch over ranks and their micro-batches.
 
     Args:
-        batch_size: the caller's rows of a batch of a rank, where it was given; it must then agree.
+        batch_size: the caller's rows of a batch on a rank, if given; it must then agree.
         global_batch_size: rows of a step of the optimizer.
-        num_ranks: how many share it.
+        num_ranks: ranks that share the global batch.
         micro_batches: batches that each rank takes for it.
 
     Raises:
-        ConfigError: it does not divide; names the nearest sizes that do.
+        ConfigError: the sizes do not divide evenly; the message names the nearest sizes that do.
 
     >>> rank_batch_size(None, 1024, 4), rank_batch_size(None, 1024, 4, 8)
     (256, 32)

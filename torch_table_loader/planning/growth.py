@@ -1,4 +1,4 @@
-"""The order of single rows in an epoch during which the table grew: as it was, then what came since."""
+"""The order of single rows in an epoch during which the table grew: first the old rows, then those added since."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def ids_now(layout: TableLayout, files: Ints, exclusions: Exclusions) -> Exclusions:
-    """Return exclusions from a table as it was with the row ids of the table as it is.
+    """Translate exclusions from the row ids of an earlier table to those of the current table.
 
     Args:
-        layout: of the table as it is.
-        files: those that it had, in their order then.
-        exclusions: by the row ids that it gave then.
+        layout: the current table.
+        files: the files that the earlier table had, in their order then.
+        exclusions: exclusions by the row ids of the earlier table.
     """
     if not len(exclusions.ids):
         return exclusions
@@ -42,7 +42,7 @@ class FileRows:
 
     Args:
         live_starts: int64[F+1] the place of each file's first live row among those of the table.
-        files: int64[P] which files, in their order.
+        files: int64[P] the files, in their order.
     """
 
     live_starts: Ints
@@ -54,13 +54,13 @@ class FileRows:
         return np.concatenate(([0], np.cumsum(np.diff(self.live_starts)[self.files]))).astype(np.int64)
 
     def places(self, rows: Ints) -> Ints:
-        """Return where the table has some rows of the files."""
+        """Return the places in the table of some rows of the files."""
         starts = self.starts
         number = np.searchsorted(starts, rows, side="right") - 1
         return self.live_starts[self.files[number]] + rows - starts[number]
 
     def rows(self, places: Ints) -> Ints:
-        """Return those of some rows of the table that are of the files, sorted."""
+        """Return the rows of the files among some rows of the table, sorted."""
         file = np.searchsorted(self.live_starts, places, side="right") - 1
         number = np.full(len(self.live_starts), -1, dtype=np.int64)
         number[self.files] = np.arange(len(self.files))
@@ -70,12 +70,12 @@ class FileRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrownPart:
-    """The rows that a table had, or that came at once, permuted.
+    """The rows that a table had at first, or that were added at once, permuted.
 
     Args:
-        rows: which.
-        remaining: those that are not excluded.
-        permutation: of these.
+        rows: the rows.
+        remaining: the rows that are not excluded.
+        permutation: the permutation of the remaining rows.
     """
 
     rows: FileRows
@@ -87,9 +87,9 @@ class GrownPart:
         """Permute the rows of some files.
 
         Args:
-            rows: which.
+            rows: the rows.
             gone: rows of the table that are excluded.
-            key: of the permutation.
+            key: the key of the permutation.
         """
         remaining = Remaining(int(rows.starts[-1]), rows.rows(gone))
         return cls(rows, remaining, Permutation(remaining.num_rows, key))
@@ -97,10 +97,10 @@ class GrownPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrownOrder:
-    """An epoch's order over a table that grew in it.
+    """An epoch's order over a table that grew during the epoch.
 
     Args:
-        parts: the rows that the table had when the epoch began, then those that came since, by when they came.
+        parts: the rows that the table had when the epoch began, then those added since, in order of arrival.
     """
 
     parts: tuple[GrownPart, ...]
@@ -111,9 +111,9 @@ class GrownOrder:
 
         Args:
             live_starts: see `FileRows`.
-            tables: the files that the table had, each time in its order then; the last has all.
+            tables: the files that the table had at each time, in its order then; the last entry has all files.
             gone: rows of the table that are excluded.
-            seed: the loader's.
+            seed: the loader's seed.
             epoch: from 0.
         """
         parts, before = [], np.empty(0, dtype=np.int64)
@@ -126,7 +126,7 @@ class GrownOrder:
 
     @property
     def ends(self) -> Ints:
-        """int64[P]: the place after the last of each part."""
+        """int64[P] the place after the last of each part."""
         return np.cumsum([part.remaining.num_rows for part in self.parts], dtype=np.int64)
 
     @property

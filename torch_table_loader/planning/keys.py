@@ -1,7 +1,7 @@
 """Keys and keyed hashes for the epoch's order: a hash of (seed, epoch, purpose), never a sum.
 
-With ``seed + epoch``, the run with seed 1 shows at epoch 0 what the run with seed 0 showed at epoch 1.
-A hash of an encoding that no two triples share has no such neighbours.
+With ``seed + epoch``, seed 1 would show at epoch 0 what seed 0 shows at epoch 1. A hash of an encoding that no two
+triples share has no such neighbors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from torch_table_loader.errors import ConfigError, ConfigTypeError
 
-# Part of the state's format: with another name, layout or length, saved states resume in another order.
+# Part of the state's format: with another name, layout or length, saved states would resume in another order.
 _PERSON = b"ttl order v1"
 _LAYOUT = struct.Struct("<8I2QB")
 
@@ -26,7 +26,7 @@ U64: TypeAlias = NDArray[np.uint64]
 
 
 def u32(value: int) -> U32:
-    """Return the value as a 0-d array: numpy warns where products of scalars wrap, and reads scalars slower."""
+    """Return the value as a 0-d array: numpy warns when products of scalars wrap, and reads scalars more slowly."""
     return np.array(value, dtype=np.uint32)
 
 
@@ -43,12 +43,12 @@ _SHIFTS = (u32(11), u32(15))
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What selects one permutation out of many.
+    """A key that selects one permutation out of many.
 
     Attributes:
         rounds: Eight words in [0, 2**32), one for each Feistel round.
         hashing: Two words in [0, 2**64), for the sort by keyed hashes.
-        swap: Whether two fixed elements are swapped, which turns the permutation's parity over.
+        swap: Whether two fixed elements are swapped, which flips the permutation's parity.
 
     Raises:
         ConfigError: A word is missing or outside its range.
@@ -68,10 +68,10 @@ class Key:
 
 
 def derive_key(seed: int, epoch: int, purpose: str) -> Key:
-    """Hash (seed, epoch, purpose) to a key; every difference in any of the three gives an unrelated one.
+    """Hash (seed, epoch, purpose) to a key; a difference in any of the three gives an unrelated key.
 
     Args:
-        seed: Any integer, negative and large ones too.
+        seed: Any integer, including negative and large ones.
         epoch: An integer of at least 0.
         purpose: What is being permuted, such as ``"rows"``, so that two uses of one seed differ.
 
@@ -90,7 +90,7 @@ def derive_key(seed: int, epoch: int, purpose: str) -> Key:
         raise ConfigTypeError(f"purpose must be a string, got {purpose!r}; name what is permuted, such as 'rows'")
     if epoch < 0:
         raise ConfigError(f"epoch must be at least 0, got epoch={epoch}; count epochs from 0")
-    # Each field carries its length, so that no two triples have one encoding.
+    # Each field is preceded by its length, so that no two triples share an encoding.
     fields = (_int_bytes(seed), _int_bytes(epoch), purpose.encode("utf-8", "surrogatepass"))
     message = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
     digest = blake2b(message, digest_size=64, person=_PERSON).digest()
@@ -99,7 +99,7 @@ def derive_key(seed: int, epoch: int, purpose: str) -> Key:
 
 
 def keyed_hashes(n: int, key: Key) -> U64:
-    """Hash the numbers below n with the key; sorted by these, they stand in a random order.
+    """Hash the numbers below n with the key; sorting by the hashes puts them in a random order.
 
     Args:
         n: How many numbers.
@@ -140,7 +140,7 @@ def hashes_of(numbers: U64, key: Key) -> U64:
 def keyed_mix(half: U32, key: U32, out: U32, scratch: U32) -> None:
     """Hash each number with one key word, into the high bits of ``out``.
 
-    This is triple32 (C. Wellons, 2018) of half + key, less its outer shifts: they serve low bits, which no
+    This is triple32 (C. Wellons, 2018) of half + key, without its outer shifts: those improve low bits, which no
     caller uses alone.
 
     Args:
@@ -167,7 +167,7 @@ def _int_bytes(value: int) -> bytes:
 
 
 def as_int(name: str, value: object) -> int:
-    """Return an integer of any kind, numpy's too, as an int; anything else is a ConfigTypeError."""
+    """Return an integer of any type, including numpy's, as an int; raise ConfigTypeError for anything else."""
     try:
         return operator.index(value)  # type: ignore[arg-type]  # the call is the check
     except TypeError:

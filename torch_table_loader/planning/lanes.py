@@ -1,4 +1,4 @@
-"""What each lane of a rank reads, and when its batches come."""
+"""What each lane of a rank reads, and when its batches are delivered."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def longest_first(weights: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
 
     Args:
         weights: int64[N], in the epoch's order.
-        lanes: how many.
+        lanes: number of lanes.
 
     Returns:
-        int64[N]: the lane of each piece; the heaviest goes first, to the lane with the least load, ties to the
+        int64[N]: the lane of each piece. The heaviest piece goes first, to the lane with the least load; ties go to the
         earlier piece and the lower lane.
 
     >>> longest_first(np.array([5, 1, 4, 3]), 2).tolist()
@@ -33,9 +33,9 @@ def longest_first(weights: NDArray[np.int64], lanes: int) -> NDArray[np.int64]:
     lane_of = np.zeros(len(weights), dtype=np.int64)
     if lanes == 1 or not len(weights):
         return lane_of
-    if 0 < weights.min() == weights.max():  # as of splits that a target cuts
+    if 0 < weights.min() == weights.max():  # as with splits cut to a target
         return np.arange(len(weights), dtype=np.int64) % lanes
-    loads = list(range(lanes))  # load · lanes + lane: a number compares faster than a pair
+    loads = list(range(lanes))  # load · lanes + lane: one number compares faster than a pair
     heaviest = np.argsort(-weights, kind="stable")
     taken = [heapq.heapreplace(loads, loads[0] + weight * lanes) for weight in weights[heaviest].tolist()]
     lane_of[heaviest] = [load % lanes for load in taken]
@@ -47,11 +47,11 @@ class Section:
     """Consecutive rows of a lane inside which shuffle windows start over.
 
     Args:
-        name: says where in the job it is; the key of its shuffle windows.
+        name: identifies its position in the job; the key of its shuffle windows.
         runs: all its rows.
-        padded_from: the first row that is padding; the number of rows if none is.
-        skip: rows at its start that were delivered before.
-        apart: whether windows start over at each piece, too.
+        padded_from: the first row that is padding; the number of rows if there is none.
+        skip: rows at its start that were already delivered.
+        apart: whether windows also start over at each piece.
     """
 
     name: str
@@ -66,18 +66,18 @@ class RankPlan:
     """Everything that one rank delivers, batch by batch.
 
     Full batches come first, from the lanes in turn. Then the tails of the lanes, in lane order, and the padding are
-    joined and cut into batches; tail batch t is read by lane t mod lanes. Where batches end with pieces, lanes have no
-    tails, and a tail batch is one of the padding.
+    joined and cut into batches; lane t mod lanes reads tail batch t. If batches end with pieces, lanes have no tails,
+    and each tail batch consists of padding.
 
     Args:
         lanes: the rows of each lane, in reading order.
         padding: rows repeated at the end.
         batch_size: B.
-        steps: batches that the rank takes; the rest is dropped.
-        name: says which rank of which stage of the epoch this is; part of the keys of shuffle windows.
-        counted: False where live rows are not known before reading. Each lane then cuts batches as it reads, the
-            consumer joins the last rows of all lanes, and `steps` means nothing.
-        by_file: whether a batch ends where a piece does, so that none has rows of two files.
+        steps: batches that the rank takes; the rest are dropped.
+        name: identifies the rank and the stage of the epoch; part of the keys of shuffle windows.
+        counted: False if live rows are not known before reading. Each lane then cuts batches as it reads, the consumer
+            joins the last rows of all lanes, and `steps` has no meaning.
+        by_file: whether a batch ends where a piece ends, so that no batch has rows of two files.
     """
 
     lanes: tuple[Runs, ...]
@@ -88,7 +88,7 @@ class RankPlan:
     counted: bool = True
     by_file: bool = False
     body_batches: list[int] = field(init=False)
-    """Batches of each lane on its own: the full ones, or where batches end with pieces all."""
+    """Each lane's own batches: the full ones, or all if batches end with pieces."""
     endless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class RankPlan:
 
     @property
     def own_rows(self) -> int:
-        """Rows of the lanes, whether or not they are delivered; no padding."""
+        """Rows of the lanes, delivered or not; no padding."""
         return sum(lane.num_rows for lane in self.lanes)
 
     @property
@@ -108,7 +108,7 @@ class RankPlan:
         return self.rows_before(self.steps)
 
     def rows_before(self, step: int) -> int:
-        """Count the rows that the rank has delivered when it has taken `step`, padding included.
+        """Count the rows that the rank has delivered after `step` steps, padding included.
 
         Args:
             step: steps taken, at most `steps`.
@@ -121,14 +121,14 @@ class RankPlan:
         return padding + sum(self._first_row(lane, batches) for lane, batches in enumerate(own))
 
     def first_batch_of(self, lane: int, piece: int) -> int:
-        """Count the batches of a lane before the one that a piece begins, where batches end with pieces."""
+        """Count the batches of a lane before the one that a piece begins, if batches end with pieces."""
         return int(batch_ends(self.lanes[lane], self.batch_size)[piece - 1]) if piece else 0
 
     def piece_rows(self, lane: int, start: int) -> Iterator[int]:
-        """Yield the rows of each piece with any that a lane reads, after which a batch ends where they end with pieces.
+        """Yield the rows of each non-empty piece that a lane reads; if batches end with pieces, one ends after each.
 
         Args:
-            lane: which.
+            lane: the lane.
             start: batches of the lane that were delivered before.
         """
         for section in self.sections(lane, start):
@@ -137,7 +137,7 @@ class RankPlan:
             yield from length[length > 0].tolist()
 
     def up_to(self, steps: int) -> RankPlan:
-        """Return the plan of no more than so many steps."""
+        """Return a plan of at most so many steps."""
         return replace(self, steps=min(self.steps, steps))
 
     def schedule(self, start: int = 0) -> Iterator[int]:
@@ -162,7 +162,7 @@ class RankPlan:
             yield tail % len(self.lanes)
 
     def batches_before(self, step: int) -> list[int]:
-        """Count the batches that each lane has delivered when the rank has taken `step`.
+        """Count the batches that each lane has delivered after `step` steps of the rank.
 
         Args:
             step: steps taken, at most `steps`.
@@ -190,12 +190,12 @@ class RankPlan:
         """Return what a lane reads.
 
         Args:
-            lane: which.
+            lane: the lane.
             start: batches of the lane that were delivered before.
 
         Returns:
-            Sections, each of whole batches; only the very last batch is short, or where batches end with pieces the
-            last of each. Where rows are not counted there is one, and `start` must be 0.
+            Sections, each of whole batches. Only the very last batch is short or, if batches end with pieces, the last
+            batch of each piece. If rows are not counted, there is one section, and `start` must be 0.
         """
         if not self.counted:
             return [self.whole(lane, 0)]
@@ -217,12 +217,12 @@ class RankPlan:
         """Return what a lane has delivered.
 
         Args:
-            lane: which.
-            batches: how many.
+            lane: the lane.
+            batches: number of batches.
 
         Returns:
-            The section of its full batches, `skip` being the rows delivered (None if it has none), and the rows
-            of its tail batches, padding left out.
+            The section of its full batches, with the delivered rows as `skip` (None if it has no full batches), and the
+            rows of its tail batches, without padding.
         """
         own = min(batches, self.body_batches[lane])
         last = min(self.batches_before(self.steps)[lane], self.body_batches[lane])
@@ -233,7 +233,7 @@ class RankPlan:
         return body, Runs.concat([tails.slice(tail * size, (tail + 1) * size) for tail in numbers])
 
     def whole(self, lane: int, start: int) -> Section:
-        """Return all rows of a lane, those of its tail too, `start` batches of which were delivered before."""
+        """Return all rows of a lane, including its tail; `start` of its batches were already delivered."""
         rows = self.lanes[lane]
         return Section(self.lane_name(lane), rows, rows.num_rows, self._first_row(lane, start), self.by_file)
 

@@ -1,4 +1,4 @@
-"""The table's files and row groups as columns, since a table may have a million row groups."""
+"""The table's files and row groups as columns, because a table may have a million row groups."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class TableLayout(Sequence[DataFileInfo]):
         group_offsets: int64[F+1]; file f has the row groups ``group_offsets[f]:group_offsets[f + 1]``.
         group_rows: int64[G] rows of each row group, before deletes and filters.
         group_bytes: int64[G] bytes of each row group; see `RowGroupInfo`.
-        group_kept: bool[G]; False where statistics prove that no row passes the filter.
-        group_live: int64[G] rows that deletes leave; −1 where these must be counted.
-        whole: bool[F]; True where a file must not be cut.
-        uri_prefix: what stands before the path of a file to make it a URI.
-        snapshot_id: the snapshot that this is the table at; None of a table without snapshots.
+        group_kept: bool[G]; False if statistics prove that no row passes the filter.
+        group_live: int64[G] rows left after deletes; −1 if they must be counted.
+        whole: bool[F]; True if a file must not be cut.
+        uri_prefix: what precedes the path of a file in its URI.
+        snapshot_id: the snapshot of the table; None for a table without snapshots.
     """
 
     files: Sequence[DataFile]
@@ -71,7 +71,7 @@ class TableLayout(Sequence[DataFileInfo]):
         group_bytes: Sequence[Sequence[int]],
         group_kept: Sequence[Sequence[bool]] | None = None,
     ) -> TableLayout:
-        """Build from one list of row groups a file.
+        """Build from a list of row groups for each file.
 
         Args:
             files: F data files.
@@ -95,10 +95,10 @@ class TableLayout(Sequence[DataFileInfo]):
         )
 
     def without(self, deletes: Mapping[int, Sequence[int]], *, split_deletes: bool) -> TableLayout:
-        """Return the table without the rows that deletes take.
+        """Return the table without its deleted rows.
 
         Args:
-            deletes: for each file that has deletes, the rows of its row groups that they leave; −1 if unknown.
+            deletes: for each file that has deletes, the rows left in its row groups; −1 if unknown.
             split_deletes: whether such a file may be cut.
         """
         live, whole = self.group_live.copy(), self.whole.copy()
@@ -111,7 +111,7 @@ class TableLayout(Sequence[DataFileInfo]):
 
     @classmethod
     def of_infos(cls, files: Sequence[DataFileInfo]) -> TableLayout:
-        """Build from the files that a split strategy sees, for one that is called outside of a loader."""
+        """Build from the files that a split strategy sees, for a strategy that is called outside a loader."""
         layout = cls.of(
             [
                 DataFile(
@@ -136,14 +136,14 @@ class TableLayout(Sequence[DataFileInfo]):
 
     @property
     def file_bytes(self) -> NDArray[np.int64]:
-        """int64[F] bytes of each file in the store."""
+        """int64[F] bytes of each file as stored."""
         if isinstance(self.files, ListedFiles):
             return self.files.num_bytes
         return np.array([file.version.num_bytes for file in self.files], dtype=np.int64)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files in the store."""
+        """Bytes of all files as stored."""
         return int(self.file_bytes.sum())
 
     @property
@@ -173,14 +173,14 @@ class TableLayout(Sequence[DataFileInfo]):
 
     @property
     def pruned_files(self) -> int:
-        """Files that have row groups, of which none is read."""
+        """Files that have row groups but none that is read."""
         return int(((np.diff(self.group_offsets) > 0) & (self.kept_groups == 0)).sum())
 
     def part(self, files: NDArray[np.int64]) -> TableLayout:
-        """Return the table that some of the files are, in that order.
+        """Return a table of some of the files, in the given order.
 
         Args:
-            files: int64[P] which.
+            files: int64[P] the files.
         """
         first, count = self.group_offsets[files], np.diff(self.group_offsets)[files]
         offsets = np.zeros(len(files) + 1, dtype=np.int64)
@@ -199,7 +199,7 @@ class TableLayout(Sequence[DataFileInfo]):
         )
 
     def groups_of(self, file: int) -> range:
-        """Row groups of a file, counted over the whole table."""
+        """Return the row groups of a file, numbered over the whole table."""
         return range(int(self.group_offsets[file]), int(self.group_offsets[file + 1]))
 
     def kept_segments(self, file: int) -> tuple[Segment, ...]:

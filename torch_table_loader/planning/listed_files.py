@@ -1,4 +1,4 @@
-"""The files of a table as columns, since a plan needs few of a table's files as values."""
+"""The files of a table as columns, because a plan needs few of a table's files as objects."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListedFiles(Sequence["DataFile"]):
-    """Files in canonical order, each made when it is asked for.
+    """Files in canonical order, each built on request.
 
     Args:
-        num_bytes: int64[F] the size of each file in the store.
-        num_rows: int64[F] its rows, before deletes, as the table's metadata says; −1 where it does not.
+        num_bytes: int64[F] the stored size of each file.
+        num_rows: int64[F] its rows before deletes, from the table's metadata; −1 if unknown.
         deleted: int64[D] the files that have deletes, ascending.
-        make: returns a file by its number, the same each time; must pickle.
-        says_splits: whether a file says at which bytes its row groups begin.
+        make: returns a file by its number, the same each time; must be picklable.
+        says_splits: whether any file lists the byte offsets of its row groups.
     """
 
     num_bytes: NDArray[np.int64]
@@ -58,17 +58,17 @@ class ListedFiles(Sequence["DataFile"]):
 
 
 def packed(files: Sequence[DataFile]) -> ListedFiles:
-    """Return files as columns, of which those that differ in name, size, rows and row groups alone share the rest.
+    """Return files as columns. Files that differ only in name, size, rows and row groups share everything else.
 
     Args:
-        files: in canonical order. Equal values of partitions, columns and deletes are shared where they are one object.
+        files: in canonical order. Equal partitions, columns and deletes are shared if they are the same object.
     """
     known: dict[Any, int] = {}
     examples: list[DataFile] = []
     like = np.empty(len(files), dtype=np.int32)
     for at, file in enumerate(files):
         if (example := known.setdefault(_rest_of(file), len(examples))) == len(examples):
-            # It holds what the key's ids are of.
+            # Keeps alive the objects whose ids are in the key.
             examples.append(replace(file, path="", name="", split_offsets=()))
         like[at] = example
     paths = [file.path.encode("utf-8", "surrogatepass") for file in files]
@@ -90,7 +90,7 @@ def packed(files: Sequence[DataFile]) -> ListedFiles:
 
 
 def _rest_of(file: DataFile) -> tuple[Any, ...]:
-    """Return what two files must have in common to be made from one example; what may be large by its id."""
+    """Return what two files must have in common to be built from one example; large values by their id."""
     version = file.version
     shared = (file.partition, file.columns, file.deletes, file.reader, file.sidecars)
     told = (version.mtime_ns, version.etag, version.immutable, version.local)
@@ -102,22 +102,22 @@ def _ints(numbers: Iterable[int]) -> NDArray[np.int64]:
 
 
 def _ends(parts: Sequence[Sequence[Any]]) -> NDArray[np.int64]:
-    """int64[P+1]: where parts that stand one after another begin, and the last one ends."""
+    """int64[P+1]: where each of several consecutive parts begins, and where the last one ends."""
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(_ints(map(len, parts)))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Unpacking:
-    """Makes the files that were packed.
+    """Rebuilds the packed files.
 
     Args:
-        examples: of files that have all in common but path, name, size, rows and row groups.
+        examples: files that have everything in common but path, name, size, rows and row groups.
         like: int32[F] the example of each file.
-        told: int64[F] size and rows; see `ListedFiles`.
-        paths: of all files, one after another, and int64[F+1] where each begins.
-        name_bytes: int32[F] how many of its path's last bytes are a file's name.
-        names: of files of whose path the name is no part.
-        splits: where row groups begin, file after file, and int64[F+1] where each file's begin; None where no file has.
+        told: int64[F] size and int64[F] rows; see `ListedFiles`.
+        paths: the paths of all files, concatenated, and int64[F+1] where each begins.
+        name_bytes: int32[F] how many of the last bytes of its path are a file's name.
+        names: names of files whose path does not contain their name.
+        splits: where row groups begin, for all files, and int64[F+1] where each file's begin; None if no file has them.
     """
 
     examples: tuple[DataFile, ...]
@@ -129,7 +129,7 @@ class _Unpacking:
     splits: tuple[NDArray[np.int64], NDArray[np.int64]] | None
 
     def __call__(self, place: int) -> DataFile:
-        """Make a file by its number."""
+        """Build a file by its number."""
         example = self.examples[self.like[place]]
         text, begins = self.paths
         path = text[begins[place] : begins[place + 1]]

@@ -1,4 +1,4 @@
-"""Where a job of a mixture of streams is, as a value."""
+"""The position of a job in a mixture of streams, as a value."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _WIDTH = len(fields(Topology))
 
 @dataclass(frozen=True, slots=True)
 class MixedPosition(Position):
-    """What a job has done of an epoch of a mixture of streams.
+    """How much of an epoch of a mixture of streams a job has done.
 
     Args:
         epoch: from 0.
         stage: the newest stage, with the topology of its deal.
-        deal: of the newest stage.
+        deal: deal of the newest stage.
         past: the stages before it, oldest first.
         ended: see `Position`.
     """
@@ -36,7 +36,7 @@ class MixedPosition(Position):
 
     @property
     def weights(self) -> tuple[int, Mapping[str, int]]:
-        """The first sample that the newest weights hold for, and the weights by name."""
+        """The first sample to which the newest weights apply, and the weights by name."""
         return self.consumed, self.deal.by_name
 
     @property
@@ -51,7 +51,7 @@ class MixedPosition(Position):
 
     @property
     def total(self) -> int:
-        """Samples of the epoch; `ENDLESS` where it has no end."""
+        """Samples of the epoch; `ENDLESS` if it has no end."""
         return ENDLESS if self.deal.total == ENDLESS else self.start + self.deal.total
 
     @property
@@ -60,7 +60,7 @@ class MixedPosition(Position):
         return self.batches(0).consumed(self.stage.steps)
 
     def batches(self, rank: int) -> GlobalBatches:
-        """Plan the newest stage for a rank; padding repeats from where it began."""
+        """Plan the newest stage for a rank; padding repeats from the stage's start."""
         start = self.start
         return GlobalBatches(self.total, start, self.stage.topology, rank, start)
 
@@ -83,13 +83,13 @@ def begun(
     Args:
         epoch: from 0.
         rounds: the sources, by name.
-        weights: of each, by name; None: as much as is left of each.
-        topology: of the job.
+        weights: weight of each source, by name; None: in proportion to what is left of each.
+        topology: topology of the job.
         stop: when the epoch ends.
         past: the stages before, oldest first.
 
     Raises:
-        ConfigError: no source has a row, or one that has a weight has none.
+        ConfigError: no source has a row, or a source with a weight has none.
     """
     had = had_of(rounds, past)
     left = {name: max(0, own.items - had[name]) for name, own in rounds.items()}
@@ -106,7 +106,7 @@ def begun(
 
 
 def had_of(rounds: Mapping[str, Rounds], past: Sequence[DealtStage]) -> dict[str, int]:
-    """Count the items that each source delivered in stages; a source that a stage did not have starts at zero."""
+    """Count the items that each source delivered in stages; a source that a stage lacked starts over at zero."""
     found = dict.fromkeys(rounds, 0)
     for stage in past:
         taken = dict(zip(stage.deal.names, stage.deal.rows_before(stage.places).tolist(), strict=True))
@@ -122,8 +122,8 @@ def rests_of(rounds: Mapping[str, Rounds], position: MixedPosition) -> dict[str,
 def write_history(position: MixedPosition) -> list[list[Any]]:
     """Write the stages as plain values: topology, steps, places, whether shares are natural, and the weights by name.
 
-    Of weights that are those of the stage before, the list is empty. All that may differ between ranks, `ended` too, is
-    in the newest stage; see `StreamPosition.to_state`.
+    The list of weights is empty if they are those of the stage before. Everything that may differ between ranks,
+    including `ended`, is in the newest stage; see `StreamPosition.to_state`.
     """
     history: list[list[Any]] = []
     before: Deal | None = None
@@ -142,11 +142,11 @@ def read_history(history: Any, seed: int, epoch: int) -> MixedPosition:
 
     Args:
         history: what it wrote.
-        seed: the mixture's.
+        seed: the mixture's seed.
         epoch: from 0.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the history is malformed.
         ValueError: likewise.
     """
     stages: list[DealtStage] = []

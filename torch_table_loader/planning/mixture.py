@@ -1,10 +1,10 @@
-"""A mixture of sources: which source, and which of its rows, comes at each place, at the cost of one block.
+"""A mixture of sources: which source, and which of its rows, comes at each place. A look-up costs one block.
 
-Places are cut into blocks. With ``block=0`` every prefix has the shares (`planning/quotas.py`). Else, after n places
-that make whole blocks, source i has had ``floor(n * W_i) - floor(n * W_(i-1))`` of them, where W are the cumulative
-shares: always within one of its share ``n * w_i``. Inside a block the places of the sources are shuffled. A block is so
-long that each source has a place in it: with shorter ones the floors would at times have to take a row back. Either
-way, nothing but seed, epoch, weights and where these changed decides what comes.
+Places are cut into blocks. With ``block=0``, every prefix has the shares (`planning/quotas.py`). Otherwise, after n
+places that make whole blocks, source i has had ``floor(n * W_i) - floor(n * W_(i-1))`` of them, where W are the
+cumulative shares: always within one of its share ``n * w_i``. Inside a block the places of the sources are shuffled.
+A block is long enough for each source to have a place in it: with shorter ones the floors would sometimes have to take
+a row back. Either way, the order depends only on seed, epoch, weights and the places where the weights changed.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 StopRule = Literal["first_exhausted", "all_exhausted", "forever"]
 ShareUnit = Literal["rows", "tokens"]
 NaturalShares = Literal["rows", "tokens"]
-"""Weights that are what there is of each source, so that all of it comes once."""
+"""Weights in proportion to what is left of each source, so that every remaining row comes once."""
 
 BLOCK_ROWS = 256
 _MOST_BLOCK_ROWS = 1 << 16
 _SLOTS_AT_ONCE = 1 << 18
-"""Places that are shuffled together, so that memory stays small where places are far from each other."""
+"""Places that are shuffled together, which bounds memory if places are far from each other."""
 _LONG_BLOCK = 1 << 14
-"""Rows from which on a block is kept for the next batches that need it."""
+"""Number of rows from which on a block is kept for the next batches that need it."""
 _FEW_BLOCKS = 2
 """Blocks without shuffling take longer, so that those of small batches are kept too."""
 _LEAST_SHARE = 1 << 20
-"""A source with a weight has at least one row in so many."""
+"""A source with a weight has at least one row in this many."""
 
 
 class Place(NamedTuple):
-    """What comes at some places of a mixture.
+    """What comes at given places of a mixture.
 
     Args:
-        source: int16[n] the source, as its number among the names.
-        turn: int64[n] how many rows of that source came before in the epoch.
+        source: int16[n] the source, by its number among the names.
+        turn: int64[n] how many rows of that source came earlier in the epoch.
     """
 
     source: NDArray[np.int16]
@@ -65,11 +65,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The weights from a place on.
+    """The weights that apply from a place on.
 
     Args:
         start: the place.
-        weights: one a source, as the smallest integers; 0 leaves a source out.
+        weights: one for each source, as the smallest integers; 0 leaves a source out.
         before: rows of each source that came before.
     """
 
@@ -80,15 +80,15 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Sources and their shares in an epoch, from where the weights changed last.
+    """Sources and their shares in an epoch, from the last change of weights on.
 
     Args:
-        names: of the sources, sorted; they key the orders.
+        names: names of the sources, sorted; part of the keys of the orders.
         shares: the newest weights.
         seed: key of the shuffling inside blocks.
         epoch: from 0.
         block: the least rows of a block; 0: every prefix has the shares.
-        natural: whether the weights are what was left of the sources, so that all of it comes once.
+        natural: whether the weights are what was left of the sources, so that every remaining row comes once.
 
     >>> mixture = Mixture.of({"a": 3, "b": 1}, seed=0, epoch=0)
     >>> np.bincount(mixture.places(0, 256).source).tolist()
@@ -103,7 +103,7 @@ class Mixture:
     natural: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a block that is not one."""
+        """Refuse an invalid block."""
         if isinstance(self.block, bool) or not isinstance(self.block, int) or not 0 <= self.block <= _MOST_BLOCK_ROWS:
             raise ConfigError(f"block must be an int in [0, {_MOST_BLOCK_ROWS}], got {self.block!r}")
 
@@ -111,10 +111,10 @@ class Mixture:
     def of(
         cls, weights: Mapping[str, float], seed: int, epoch: int, block: int = BLOCK_ROWS, *, natural: bool = False
     ) -> Mixture:
-        """Mix sources by weights, which need not sum to one; the order in which they are named decides nothing.
+        """Mix sources by weights, which need not sum to one; the order of the names has no effect.
 
         Raises:
-            ConfigError: no source, or a weight that is negative, not finite or too small beside the others.
+            ConfigError: there is no source, or a weight is negative, not finite or too small compared to the others.
         """
         shares = smallest(weights)
         start = Shares(0, tuple(shares.values()), (0,) * len(shares))
@@ -122,7 +122,7 @@ class Mixture:
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block: `block`, or more where a source is rarer than that."""
+        """Rows of a block: `block`, or more if a source is rarer than that."""
         weights = self.shares.weights
         if not self.block:
             return Quotas(weights).block_turns
@@ -134,14 +134,14 @@ class Mixture:
         return dict(zip(self.names, self.shares.weights, strict=True))
 
     def reweighted(self, place: int, weights: Mapping[str, float]) -> Mixture:
-        """Change the weights from a place on; the same mixture if they are what they were.
+        """Change the weights from a place on; return the same mixture if the weights do not change.
 
         Args:
-            place: at or behind the start of the shares.
-            weights: by name. A name that is new begins at its source's start; one that is missing is forgotten.
+            place: at or after the start of the shares.
+            weights: by name. A new name begins at its source's start; a missing one is forgotten.
 
         Raises:
-            ConfigError: the place lies before the newest change, or a weight is wrong.
+            ConfigError: the place is before the newest change, or a weight is invalid.
         """
         if place < self.shares.start:
             raise ConfigError(f"weights were changed at place {self.shares.start}, which is behind {place}")
@@ -151,16 +151,16 @@ class Mixture:
         return self._with(place, shares, self._had_by_name(place), natural=False)
 
     def of_what_is_left(self, place: int, rows: Mapping[str, int]) -> Mixture:
-        """Take the weights from what is left of each source, so that from a place on all of it comes once.
+        """Take the weights from what is left of each source, so that every remaining row comes once.
 
-        The same mixture if its weights are such already. Where nothing is left, each source begins another round.
+        Return the same mixture if it has such weights already. If nothing is left, each source begins another round.
 
         Args:
-            place: at or behind the start of the shares.
-            rows: of each source in the epoch, by name; names come and go as in `reweighted`.
+            place: at or after the start of the shares.
+            rows: rows of each source in the epoch, by name; names come and go as in `reweighted`.
 
         Raises:
-            ConfigError: no source has a row, or one has too few beside the others.
+            ConfigError: no source has a row, or one has too few compared to the others.
         """
         if self.natural and tuple(sorted(rows)) == self.names:
             return self
@@ -177,7 +177,7 @@ class Mixture:
         return replace(self, names=tuple(shares), shares=newest, natural=natural)
 
     def rows_before(self, place: int) -> tuple[int, ...]:
-        """Count the rows of each source that come before a place, which is not before the shares' start."""
+        """Count the rows of each source that come before a place at or after the shares' start."""
         blocks, rest = divmod(place - self.shares.start, self.block_rows)
         counts = np.array(self.shares.before) + self._had(np.array([blocks]))[0]
         if rest:
@@ -211,9 +211,9 @@ class Mixture:
         """Count the places of the epoch.
 
         Args:
-            rows: of each source.
-            rule: "first_exhausted": before any source that has a weight would repeat a row; "all_exhausted": when
-                each has delivered all its rows; "forever".
+            rows: rows of each source.
+            rule: "first_exhausted": until a source with a weight would repeat a row; "all_exhausted": until each source
+                has delivered all its rows; "forever".
 
         Returns:
             At least the shares' start; `ENDLESS` for "forever".
@@ -270,7 +270,7 @@ class Mixture:
         counts = (self._had(blocks + 1) - before).reshape(-1)
         slots = np.arange(self.block_rows)
         source = self._sources(blocks, counts, slots)
-        # Of a block's slots with one source, the first has the source's first turn in that block, and so on.
+        # Among a block's slots of one source, the first has the source's first turn in that block, and so on.
         starts = np.cumsum(counts.reshape(-1, number), axis=1) - counts.reshape(-1, number)
         first = (np.array(self.shares.before) + before - starts).reshape(-1)
         turn = np.empty(source.shape, dtype=np.int64)
@@ -279,13 +279,13 @@ class Mixture:
         return Place(source, turn)
 
     def _sources(self, blocks: Ints, counts: Ints, slots: Ints) -> NDArray[np.int16]:
-        """Return the source of each slot of some blocks, in which each source has its count."""
+        """Return the source of each slot of some blocks, in which each source has its count of slots."""
         if not self.block:
             key = derive_key(self.seed, self.epoch, f"mixture by quotas from {self.shares.start}")
             return Quotas(self.shares.weights).arranged(blocks, key)
         key = derive_key(self.seed, self.epoch, f"mixture from {self.shares.start}")
         hashes = hashes_of((blocks[:, None] * self.block_rows + slots).astype(np.uint64), key)
-        # The low bits of each hash become its slot: no two are equal then, and sorting needs no second array.
+        # Each hash's low bits become its slot: this makes all hashes distinct, and sorting needs no second array.
         low = u64((1 << self.block_rows.bit_length()) - 1)
         hashes |= low
         hashes ^= low ^ slots.astype(np.uint64)
@@ -302,12 +302,12 @@ def _long_block(mixture: Mixture, block: int) -> Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceOrder:
-    """The order of a source's rows in an epoch: it repeats none until it wraps, and wraps in another order.
+    """The order of a source's rows in an epoch: it repeats no row until all came, then starts over in another order.
 
     Args:
-        remaining: the rows of the store that are left, or that are drawn by weight; at least one.
-        seed: the mixture's.
-        name: the source's.
+        remaining: the rows of the store that are left, or are drawn by weight; at least one.
+        seed: the mixture's seed.
+        name: the source's name.
         epoch: from 0.
     """
 
@@ -317,7 +317,7 @@ class SourceOrder:
     epoch: int
 
     def take(self, turns: Ints) -> Ints:
-        """Return the row of the store that comes after so many rows of the source.
+        """Return the row of the store at each turn of the source.
 
         Args:
             turns: int64[n], none negative.
@@ -334,7 +334,7 @@ class SourceOrder:
 
 
 def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct numbers, rising, and which of them each is; without a sort where they are near each other."""
+    """Return the distinct numbers, ascending, and each number's index among them; sorts only if they are far apart."""
     low = int(numbers.min(initial=1 << 62))
     if int(numbers.max(initial=0)) - low >= 4 * len(numbers):
         return np.unique(numbers, return_inverse=True)
@@ -348,7 +348,7 @@ def _permutation(rows: int, seed: int, epoch: int, name: str, wrap: int) -> Perm
 
 
 def _first(over: Any) -> int:
-    """Find the first number for which something holds that then holds forever."""
+    """Find the smallest number for which a condition holds, if it then holds for all larger ones."""
     low, high = 0, 1
     while not over(high):
         high *= 2
@@ -362,7 +362,7 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
     """Write weights as the smallest integers, by name, sorted; a float counts as the decimal that it prints.
 
     Raises:
-        ConfigError: no source, or a weight that is negative, not finite or too small beside the others.
+        ConfigError: there is no source, or a weight is negative, not finite or too small compared to the others.
 
     >>> smallest({"b": 0.3, "a": 0.7})
     {'a': 7, 'b': 3}
@@ -389,10 +389,10 @@ def smallest(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def natural_shares(rows: Mapping[str, int]) -> dict[str, int]:
-    """Write how many rows sources have as weights, which are the smallest integers; see `smallest`.
+    """Write the sources' row counts as weights, which are the smallest integers; see `smallest`.
 
     Raises:
-        ConfigError: no source has a row, or one has too few beside the others.
+        ConfigError: no source has a row, or one has too few compared to the others.
 
     >>> natural_shares({"b": 30, "a": 70})
     {'a': 7, 'b': 3}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS = 64
 MOST_ROWS = 384
-"""Few steps, since each costs the permutation of a shuffle window."""
+"""Few steps, because each may cost the permutation of a shuffle window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,14 @@ class OrderSample:
     """Rows of one rank, in the order in which the epoch delivers them.
 
     Args:
-        places: of each row, where it is in the epoch, in steps, and where in the table, in rows; tables of a mixture
-            come after each other.
-        steps: of the rank in the epoch.
+        places: for each row, its place in the epoch, in steps, and in the table, in rows; the tables of a mixture
+            follow one another.
+        steps: the rank's steps in the epoch.
         rows: physical rows of the table.
-        exact: whether each place in the table is exact. Which rows of a row group deletes or a filter leave is not
-            known without reading: such a row is at the first place that it can have, in the right row group.
-        unknown: why nothing is known of the order before it is read; "" where it is.
+        exact: whether each place in the table is exact. Which rows of a row group remain after deletes or a filter is
+            not known without reading: such a row is placed at the first position that it can have, in the right row
+            group.
+        unknown: why the order is not known before it is read; "" if it is known.
     """
 
     places: tuple[tuple[float, int], ...]
@@ -40,10 +41,10 @@ class OrderSample:
 
     @classmethod
     def missing(cls, why: str) -> OrderSample:
-        """Return the sample of an order of which nothing is known.
+        """Return the sample of an unknown order.
 
         Args:
-            why: for the reader.
+            why: the reason, shown to the reader.
         """
         return cls((), 0, 0, unknown=why)
 
@@ -57,10 +58,10 @@ def sample_order(
     """Sample the order of an epoch: the first rows of some of its steps.
 
     Args:
-        rows_of: returns which rows a step delivers, and so many of them at most.
-        steps: of the rank.
+        rows_of: returns which rows a step delivers, up to a maximum number.
+        steps: the rank's steps.
         batch_size: rows of a step.
-        layouts: of the tables, by name of their source; a table alone has the name "".
+        layouts: of the tables, by the name of their source; a single table has the name "".
     """
     chosen = np.unique(np.linspace(0, max(0, steps - 1), min(steps, MOST_STEPS)).astype(np.int64)).tolist()
     share = min(batch_size, MOST_ROWS // max(1, len(chosen)))
@@ -77,7 +78,7 @@ def sample_order(
 def _rows(
     spans: Sequence[RowSpan | LiveSpan | SourceRow],
 ) -> Iterator[tuple[RowSpan | LiveSpan | SourceRow, int]]:
-    """Yield each row of some spans: its span, and which row of the span it is."""
+    """Yield each row of some spans: its span, and its offset in the span."""
     for span in spans:
         for row in range(_length(span)):
             yield span, row
@@ -92,7 +93,7 @@ def _length(span: RowSpan | LiveSpan | SourceRow) -> int:
 def _starts(
     layouts: Mapping[str, TableLayout], spans: Sequence[RowSpan | LiveSpan | SourceRow]
 ) -> dict[tuple[str, int], int]:
-    """Return the first place of each source, and of the files and row groups that spans name."""
+    """Return the first place of each source, and of the files and row groups in the spans."""
     starts: dict[tuple[str, int], int] = {}
     named = {span.file for span in spans if not isinstance(span, SourceRow)}
     before = 0

@@ -1,4 +1,4 @@
-"""What packing makes of documents, in numbers: how full sequences are, and what became of documents too long."""
+"""Statistics of packing: how full sequences are, and what became of documents that are too long."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackCounts:
-    """What packing makes of some documents. What nobody has counted is None, and so is its sum with anything.
+    """What packing some documents produces. A value that was not counted is None, and so is any sum with it.
 
     Args:
-        seq_len: tokens of a sequence; 0 where sequences have several lengths.
-        sequences: that come out.
-        tokens: in them, padding left out.
-        parts: of documents in them; a document that is whole is one.
+        seq_len: tokens of a sequence; 0 if sequences differ in length.
+        sequences: number of sequences.
+        tokens: tokens in them, without padding.
+        parts: documents, or parts of documents, in them; a whole document counts as one.
         split: documents that no sequence holds whole.
-        truncated: documents whose end is left out, since they are too long.
-        dropped: documents that are left out, since they are too long.
+        truncated: documents whose end is left out because they are too long.
+        dropped: documents that are left out because they are too long.
 
     >>> counts = PackCounts(8, sequences=2, tokens=12, parts=3) + PackCounts(8, split=None)
     >>> counts.fill, counts.parts_per_sequence, counts.split
@@ -45,14 +45,14 @@ class PackCounts:
     def of_pieces(
         cls, seq_len: int, how: LongDocs, lengths: NDArray[np.int64], num_pieces: int, sequences: int
     ) -> Self:
-        """Count what becomes of documents that are not cut but where they are too long.
+        """Count the results for documents that are cut only if they are too long.
 
         Args:
             seq_len: tokens of a sequence.
-            how: what happens to documents of more tokens.
+            how: what happens to longer documents.
             lengths: int64[n] tokens of each document.
-            num_pieces: that they are cut into.
-            sequences: that those fill.
+            num_pieces: pieces into which they are cut.
+            sequences: sequences that those pieces fill.
         """
         long = lengths > seq_len
         too_long = int(np.count_nonzero(long))
@@ -68,7 +68,7 @@ class PackCounts:
         )
 
     def __add__(self, other: Self) -> Self:
-        """Add up what was made of these and of others."""
+        """Add the counts of other documents."""
         return type(self)(
             self.seq_len if self.seq_len == other.seq_len else 0,
             _sum(self.sequences, other.sequences),
@@ -81,16 +81,16 @@ class PackCounts:
 
     @property
     def fill(self) -> float | None:
-        """The share of positions that hold tokens; None where that is not known, or there is no sequence."""
+        """The share of positions that hold tokens; None if that is not known, or there is no sequence."""
         return _share(self.tokens, self.sequences, self.seq_len) if self.seq_len else None
 
     @property
     def parts_per_sequence(self) -> float | None:
-        """Documents, or parts of them, in a sequence on average; None where that is not known."""
+        """Documents, or parts of them, in an average sequence; None if that is not known."""
         return _share(self.parts, self.sequences, 1)
 
     def __str__(self) -> str:
-        """Lay the numbers out in a line; what is not known is left out."""
+        """Format the numbers as one line; unknown ones are left out."""
         length = f"{self.seq_len:,} tokens" if self.seq_len else "several lengths"
         shown = [] if self.sequences is None else [f"{self.sequences:,} sequences of {length}"]
         if self.fill is not None:
@@ -102,7 +102,7 @@ class PackCounts:
 
 
 def sum_of(counts: Iterable[PackCounts | None]) -> PackCounts | None:
-    """Add up what was made of several runs of documents; None where there are none, or of one nothing is known."""
+    """Add up the counts of several runs of documents; None if there are none, or any of them is unknown."""
     total = None
     for number, each in enumerate(counts):
         if each is None:

@@ -1,11 +1,11 @@
-"""Documents to packs of at most so many tokens: best fit decreasing, a pure function of the lengths of a block.
+"""Pack documents into packs of at most so many tokens: best fit decreasing, a pure function of a block's lengths.
 
-The longest document comes first, and goes into the fullest pack in which it fits; where it fits in none it opens one.
-Free space is looked up in a bit set of two levels, so that a document costs under a microsecond whatever the lengths
-are. Packs stand in the order of their longest documents: in a block of shuffled documents that is a random order of
-packs, in which packs of few long documents and packs of many short ones are mixed.
+The longest document comes first, and goes into the fullest pack in which it fits; if it fits in none, it opens one.
+Free space is looked up in a two-level bit set, so that a document costs under a microsecond whatever the lengths.
+Packs are ordered by their longest documents: in a block of shuffled documents that is a random order of packs, in
+which packs of few long documents and packs of many short ones are mixed.
 
-Nothing here may change what comes out: the packs are part of the saved state's format.
+Nothing here may change the result: the packs are part of the saved state's format.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _RADIX_LENGTHS = 1 << 16
-"""numpy sorts integers of 16 bits by counting."""
+"""numpy sorts 16-bit integers by counting."""
 
 _BLURS = (4, 6, 8, 9, 63)
-"""Lengths are blurred by up to a 16th, a 64th, a 256th, a 512th, or nothing of them: 2 to the power of these."""
+"""Exponents of 2: noise changes lengths by up to a 16th, a 64th, a 256th, a 512th, or nothing."""
 
 _BLUR_BITS = 20
 
@@ -40,7 +40,7 @@ class Packed:
     """Documents in packs.
 
     Args:
-        order: int64[n] the documents as they lie in the packs; inside a pack their numbers rise.
+        order: int64[n] the documents as they lie in the packs; inside a pack their numbers ascend.
         offsets: int64[packs + 1]; pack p holds the documents ``order[offsets[p]:offsets[p + 1]]``.
     """
 
@@ -64,14 +64,14 @@ class Pieces:
 
 
 def best_fit(lengths: Ints, seq_len: int, max_documents: int | None = None) -> Packed:
-    """Pack documents, none of which is cut.
+    """Pack documents without cutting any.
 
-    Documents are placed from the longest to the shortest, those of one length in the order of their numbers. Each
-    goes into the fullest pack in which it fits; of equally full ones into that which became so full last. Packs are
-    in the order of the numbers of their longest documents (of equally long ones the lowest number counts).
+    Documents are placed from the longest to the shortest, and documents of equal length in the order of their numbers.
+    Each goes into the fullest pack in which it fits; among equally full packs, into the one that was filled last. Packs
+    are in the order of the numbers of their longest documents (the lowest number counts among equally long ones).
 
-    So no two packs would fit into one, unless one is full of `max_documents`. The lengths in the packs depend on the
-    lengths of the block alone, and not on their order.
+    So no two packs would fit into one, unless one has `max_documents` documents. The lengths in the packs depend only
+    on the lengths in the block, not on their order.
 
     Args:
         lengths: int64[n] tokens of each document, in [1, seq_len].
@@ -79,7 +79,7 @@ def best_fit(lengths: Ints, seq_len: int, max_documents: int | None = None) -> P
         max_documents: the most documents of a pack; None for any number.
 
     Raises:
-        ConfigError: a length outside [1, seq_len], or a bound below 1.
+        ConfigError: a length is outside [1, seq_len], or a bound is below 1.
 
     >>> packed = best_fit(np.array([3, 6, 2, 5, 4]), seq_len=10)
     >>> packed.order.tolist(), packed.offsets.tolist()
@@ -98,7 +98,7 @@ def best_fit(lengths: Ints, seq_len: int, max_documents: int | None = None) -> P
 
 
 def _filled(lengths: Ints, turns: Ints, ranks: Ints, seq_len: int, most: int) -> Packed:
-    """Place documents in turn, and put packs in the order of the ranks of their first documents."""
+    """Place documents in turn, and order packs by the ranks of their first documents."""
     pack_of_turn = np.array(_place(lengths[turns].tolist(), seq_len, most), dtype=np.int64)
     # Packs are numbered as they are opened, in the order of the turns.
     opener = turns[np.unique(pack_of_turn, return_index=True)[1]]
@@ -111,16 +111,16 @@ def _filled(lengths: Ints, turns: Ints, ranks: Ints, seq_len: int, most: int) ->
 
 
 def another_best_fit(lengths: Ints, seq_len: int, packs: int, key: Key, max_documents: int | None = None) -> Packed:
-    """Pack documents as `best_fit` does into as many packs, of other documents under each key.
+    """Pack documents into as many packs as `best_fit` does, with a different grouping under each key.
 
-    Documents are placed from the longest to the shortest by lengths that are blurred a little. Where that takes more
-    packs, or fewer, they are blurred less, at last not at all: then documents of one length change places alone.
+    Documents are placed from the longest to the shortest by lengths with a little noise. If that takes more packs, or
+    fewer, the noise is reduced, finally to zero: then only documents of equal length change places.
 
     Args:
         lengths: int64[n] tokens of each document, in [1, seq_len].
         seq_len: the most tokens of a pack.
-        packs: how many `best_fit` makes.
-        key: of the order.
+        packs: how many packs `best_fit` makes.
+        key: the key of the order.
         max_documents: the most documents of a pack; None for any number.
 
     >>> from torch_table_loader.planning.keys import derive_key
@@ -144,8 +144,8 @@ def split_long(lengths: Ints, seq_len: int, how: LongDocs) -> Pieces:
     Args:
         lengths: int64[n] tokens of each document.
         seq_len: the most tokens of a piece.
-        how: of a longer document, "split" makes pieces of `seq_len` tokens and one of the rest, "truncate" keeps the
-            first `seq_len` tokens, and "drop" keeps nothing; "error" refuses it.
+        how: for a longer document, "split" makes pieces of `seq_len` tokens and one of the rest, "truncate" keeps the
+            first `seq_len` tokens, "drop" keeps nothing, and "error" refuses it.
 
     Raises:
         ConfigError: `how` is unknown, `seq_len` is below 1, or a length below 0.
@@ -186,9 +186,9 @@ def _at_least_one(name: str, value: int) -> int:
 def _place(lengths: list[int], seq_len: int, most: int) -> list[int]:
     """Return the pack of each document.
 
-    Open packs stand by their free tokens: a stack for each number (`top`, and what is `below` each pack), and a bit set
-    of the numbers whose stack is not empty. It is cut into words of about ``sqrt(seq_len)`` bits, and `summary` has a
-    bit for each word that is not 0: the smallest number that is large enough is found by looking at two words.
+    Open packs are grouped by their free tokens: a stack for each number (`top`, and what is `below` each pack), and a
+    bit set of the numbers whose stack is not empty. The bit set is cut into words of about ``sqrt(seq_len)`` bits, and
+    `summary` has a bit for each non-zero word, so looking at two words finds the smallest number that is large enough.
 
     Args:
         lengths: in the order in which they are placed.

@@ -1,4 +1,4 @@
-"""The epoch's order over rows: a keyed bijection of [0, n) that needs no memory for n.
+"""The epoch's order over rows: a keyed bijection of [0, n) whose memory does not grow with n.
 
 Below 2**16 items, the items are sorted by keyed 64-bit hashes. From there on, an eight-round Feistel network
 (Luby & Rackoff 1988) runs on the numbers ``right * 2**k + left``, ``left < 2**k`` and ``right < b``, where
@@ -7,7 +7,7 @@ modulo b, as in the generalised Feistel cipher of Black & Rogaway (2002): the do
 ``2**k``, and few results need cycle walking (same paper: go through the network again until below n). With
 ``2**k`` on both sides, up to three in four would. Shuffling by bijection: Mitchell et al. (2021).
 
-Nothing here may change what comes out: the order is part of the saved state's format.
+Nothing here may change the result: the order is part of the saved state's format.
 
 M. Luby & C. Rackoff, How to construct pseudorandom permutations from pseudorandom functions, SIAM J. Comput., 1988.
 J. Black & P. Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002.
@@ -29,12 +29,12 @@ Ints: TypeAlias = NDArray[np.int64]
 
 _SORT_BELOW = 1 << 16
 _MAX_N = 1 << 63
-# A 32-bit hash spreads evenly over [0, b) only while b is far below 2**32, or a power of two: above this it is one.
+# A 32-bit hash is uniform over [0, b) only if b is far below 2**32, or a power of two: above this it is one.
 _MAX_MODULAR_BITS = 48
 # Large enough that numpy's call overhead is small, and scratch (24 bytes a number) stays in a core's cache.
 _BLOCK = 1 << 15
 _HIGH_WORD = u64(32)
-# Looking a hash up takes half the time of computing it, while the hashes of a round stay near the core.
+# Looking up a hash takes half the time of computing it, as long as the hashes of a round stay in a near cache.
 _MAX_HALVES = 1 << 16
 
 
@@ -62,7 +62,7 @@ class Permutation:
     _network: _Sorted | _Feistel = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check n and derive what every call needs."""
+        """Check n, and compute what every call needs."""
         n = as_int("n", self.n)
         if not 0 <= n <= _MAX_N:
             raise ConfigError(f"n must be in [0, 2**63], got n={n}; pass the number of rows")
@@ -71,7 +71,7 @@ class Permutation:
         object.__setattr__(self, "_network", network)
 
     def __reduce__(self) -> tuple[type[Permutation], tuple[int, Key]]:
-        """Pickle n and key alone: what is derived from them is made again."""
+        """Pickle only n and the key; everything else is derived from them again."""
         return Permutation, (self.n, self.key)
 
     def take(self, positions: Ints) -> Ints:
@@ -118,7 +118,7 @@ class Permutation:
                 "cut the last block at n"
             )
         positions = np.arange(stop - start, dtype=np.int64)
-        if start < stop:  # an empty slice may start at 2**63, which is not an int64
+        if start < stop:  # an empty slice may start at 2**63, which does not fit an int64
             positions += np.int64(start)
         return self._network.forward(positions)
 
@@ -144,7 +144,7 @@ class Permutation:
 
 
 class _Sorted:
-    """Items in the order of their keyed hashes, and of their numbers where hashes tie."""
+    """Items in the order of their keyed hashes; ties go by their numbers."""
 
     __slots__ = ("_items", "_positions")
 
@@ -162,7 +162,7 @@ class _Sorted:
 
 
 class _Scratch:
-    """One block's halves and mixing buffers; made for each call, so that threads share nothing."""
+    """The halves and mixing buffers of one block; made for each call, so that threads share nothing."""
 
     __slots__ = ("left", "mixed", "right", "shifted", "size", "wide")
 
@@ -175,8 +175,8 @@ class _Scratch:
 class _Feistel:
     """The network over ``right * 2**k + left``, its walk down to n, and the swap that flips the parity.
 
-    Each xor round is an even permutation, and so is each addition modulo an odd b: where nothing walks, only
-    the swap of 0 and 1 lets both parities occur.
+    Each xor round is an even permutation, and so is each addition modulo an odd b: if no number walks, only the
+    swap of 0 and 1 lets both parities occur.
     """
 
     __slots__ = (
@@ -209,19 +209,19 @@ class _Feistel:
         self._keys = tuple(u32(word) for word in key.rounds)
         self._swap = key.swap
         excess = (b << left_bits) - n
-        # No bound where the domain is exactly [0, n): nothing walks, and n = 2**63 is not an int64.
+        # No bound if the domain is exactly [0, n): nothing walks, and n = 2**63 does not fit an int64.
         self._n = np.int64(n) if excess else None
         self._tables: tuple[U32, ...] = ()
         self._sent = 0
         self._landings: tuple[Ints, ...] = ()
         if 0 < excess <= _BLOCK:
-            # A pass costs 40 us even for the few numbers that walk, so where each of them lands is kept.
+            # A pass costs 40 us even for the few numbers that walk, so each one's destination is stored.
             self._landings = tuple(self._landings_from(n, excess, backward=way) for way in (False, True))
 
     def _landings_from(self, n: int, excess: int, *, backward: bool) -> Ints:
         landings = np.arange(excess, dtype=np.int64) + np.int64(n)
         self._pass(landings, _Scratch(excess), backward=backward)
-        # Each turn doubles the steps taken. What circles beyond n stays there: nothing below n leads to it.
+        # Each turn doubles the steps taken. A cycle beyond n stays there: nothing below n leads to it.
         for _ in range(excess.bit_length()):
             outside = np.flatnonzero(landings >= n)
             landings[outside] = landings[landings[outside] - n]
@@ -235,11 +235,11 @@ class _Feistel:
         return self._map(_swap_0_and_1(items) if self._swap else items, backward=True)
 
     def _map(self, numbers: Ints, *, backward: bool) -> Ints:
-        """Replace the numbers, each of them in the domain, by those in [0, n) that they lead to."""
+        """Replace the numbers, all of them in the domain, by the numbers in [0, n) that they lead to."""
         flat = numbers.reshape(-1)
         self._sent += flat.size
         halves = int(self._b) + int(self._left_mask) + 1
-        # A table takes a hash of each half: it pays after about as many numbers. Two threads may both make them.
+        # A table takes a hash of each half, which pays after about as many numbers. Two threads may both build it.
         if not self._tables and self._sent >= halves and halves <= _MAX_HALVES:
             self._tables = self._hash_all_halves()
         scratch = _Scratch(min(flat.size, _BLOCK))
@@ -288,7 +288,7 @@ class _Feistel:
         np.copyto(s.right, s.wide, casting="unsafe")
 
     def _join(self, wide: U64, s: _Scratch) -> None:
-        """Write the numbers of which the scratch has the halves."""
+        """Write the numbers from the halves in the scratch."""
         if self._is_narrow:
             np.left_shift(s.right, self._left_bits[0], out=s.right)
             np.bitwise_or(s.right, s.left, out=s.right)
@@ -299,7 +299,7 @@ class _Feistel:
         np.bitwise_or(wide, s.left, out=wide)
 
     def _hash_all_halves(self) -> tuple[U32, ...]:
-        """Hash every half that a round can meet: for each round a table."""
+        """Hash every half that a round can meet, into a table for each round."""
         tables = []
         for index in range(len(self._keys)):
             s = _Scratch(int(self._left_mask) + 1 if index % 2 else int(self._b))
@@ -310,12 +310,12 @@ class _Feistel:
         return tuple(tables)
 
     def _hash(self, index: int, s: _Scratch) -> None:
-        """Hash one half in a round, to as many numbers as the other half has."""
+        """Hash one half in a round, to as many values as the other half has."""
         half = s.left if index % 2 else s.right
         if self._tables:
             places = s.wide.view(np.int64)
             np.copyto(places, half)
-            np.take(self._tables[index], places, out=s.mixed, mode="wrap")  # of the modes the fastest: none is outside
+            np.take(self._tables[index], places, out=s.mixed, mode="wrap")  # the fastest mode: no index is outside
             return
         keyed_mix(half, self._keys[index], s.mixed, s.shifted)
         if index % 2 == 0:
@@ -326,7 +326,7 @@ class _Feistel:
             np.copyto(s.mixed, s.wide, casting="unsafe")
 
     def _add_right(self, s: _Scratch, *, backward: bool) -> None:
-        # Modulo b: of the sum and the sum less b, which wraps where it is negative, the smaller one.
+        # Modulo b: the smaller of the sum and the sum less b, which wraps if it is negative.
         turn, wrap = (np.subtract, np.add) if backward else (np.add, np.subtract)
         turn(s.right, s.mixed, out=s.right)
         wrap(s.right, self._b, out=s.mixed)
@@ -338,7 +338,7 @@ def _swap_0_and_1(numbers: Ints) -> Ints:
 
 
 def _checked(name: str, numbers: Ints, n: int) -> Ints:
-    """Copy the numbers to a new int64 array, each of them in [0, n)."""
+    """Copy the numbers to a new int64 array; refuse any outside [0, n)."""
     given = np.asarray(numbers)
     if not np.can_cast(given.dtype, np.int64) or given.dtype == np.bool_:
         raise ConfigTypeError(f"{name} must be an int64 array, got dtype {given.dtype}; convert with .astype(np.int64)")

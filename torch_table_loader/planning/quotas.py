@@ -1,20 +1,21 @@
 """Turns of several sources such that every prefix has each source's share, to within one turn.
 
-After n turns, source i of weight ``w_i`` (they sum to one) has had ``floor(n * w_i)`` of them, or one more where that
-is not whole. So its j-th turn has a window: it is not among the first ``floor((j - 1) / w_i)`` turns of all, and among
-the first ``ceil(j / w_i)``. Turns that fit into all windows exist for any weights (Tijdeman 1980; in real-time
+After n turns, source i of weight ``w_i`` (the weights sum to one) has had ``floor(n * w_i)`` of them, or one more if
+that is not whole. So its j-th turn has a window: it comes after the first ``floor((j - 1) / w_i)`` turns of all, and
+among the first ``ceil(j / w_i)``. Turns that fit all windows exist for any weights (Tijdeman 1980; in real-time
 scheduling these are the Pfair windows of Baruah et al. 1996), and earliest deadline first finds them.
 
-To find turns far from the start without those before, turns are cut into blocks, none shorter than a window, and what
-comes before a border of blocks is computed alone. Of the turns whose windows lie across it, some wait. However far one
-looks ahead, enough of them must not wait for the others to meet their deadlines, a chain of bounds on sets that contain
-each other; so the sets that may wait are the independent sets of a matroid. Those that begin last are taken first,
-which leaves for the time before the border the turns that fit there best. The bounds are those that a fluid, which
-gives each source exactly its share, would obey, and so are those of the time before the border. Both are chains, so the
-system is totally unimodular: since the fluid is a solution, there is one in whole turns, and the greedy choice is one.
+To find turns far from the start without computing those before, turns are cut into blocks, none shorter than a window,
+and the turns before each border of blocks are computed independently. Of the turns whose windows lie across a border,
+some wait. For any distance ahead, enough of them must not wait if the others are to meet their deadlines. That is a
+chain of bounds on nested sets, so the sets that may wait are the independent sets of a matroid. Turns whose windows
+begin last are chosen first, which leaves the best-fitting turns for the time before the border. The bounds are those
+that a fluid would obey, which gives each source exactly its share, and so are those of the time before the border.
+Both are chains, so the system is totally unimodular: the fluid is a solution, hence there is one in whole turns, and
+the greedy choice is one.
 
-Inside a block, turns are put by the middles of their windows, or by earliest deadline where that does not fit, and are
-then exchanged at random where the windows let them.
+Inside a block, turns are ordered by the middles of their windows, or by earliest deadline if that does not fit. They
+are then exchanged at random as far as the windows allow.
 
 R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32, 1980.
 S. Baruah et al., Proportionate progress: a notion of fairness in resource allocation, Algorithmica 15, 1996.
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _LEAST_BLOCK = 256
 _BITS = 22
-"""Of a slot of a block, where a turn is one integer: its source, then its first and its last slot."""
+"""Bits for a slot of a block, in a turn as one integer: its source, then its first and its last slot."""
 _LOW = (1 << _BITS) - 1
 _PAIRS_AT_ONCE = 1 << 20
 
@@ -48,8 +49,8 @@ class _Border(NamedTuple):
 
     Args:
         had: int64[n, sources] turns of each source.
-        early: int64[n, sources] 1 where the turn across the border is among them.
-        rest: [n, sources] what the source's share has over a whole number of turns, times the sum of weights.
+        early: int64[n, sources] 1 if the turn across the border is among them.
+        rest: [n, sources] the source's share beyond a whole number of turns, times the sum of weights.
     """
 
     had: Ints
@@ -62,7 +63,7 @@ class Quotas:
     """The turns of sources with weights.
 
     Args:
-        weights: integers, at least 0, one of them above; none above 0 is below 1 / 2**21 of all.
+        weights: non-negative integers, at least one positive; no positive one is below 1 / 2**21 of their sum.
 
     >>> Quotas((3, 1)).had(np.array([0, 1, 2])).tolist()
     [[0, 0], [192, 64], [384, 128]]
@@ -90,11 +91,11 @@ class Quotas:
         return counts
 
     def arranged(self, blocks: Ints, key: Key) -> NDArray[np.int16]:
-        """Return whose turn it is.
+        """Return the source of each turn.
 
         Args:
             blocks: int64[n].
-            key: of the exchanges.
+            key: the key of the exchanges.
 
         Returns:
             int16[n, block_turns], each the number of a source.
@@ -108,7 +109,7 @@ class Quotas:
         return [number for number, weight in enumerate(self.weights) if weight]
 
     def _scaled(self, blocks: Ints) -> tuple[NDArray[Any], int]:
-        """Return the weights above 0 and their sum, as integers of 64 bits where all that is computed fits these."""
+        """Return the positive weights and their sum, as 64-bit integers if every computation fits them."""
         above = [weight for weight in self.weights if weight]
         total, turns = sum(above), self.block_turns
         most = max((int(blocks.max(initial=0)) + 2) * turns * max(above), len(above) * (turns + 4) * total)
@@ -147,11 +148,11 @@ class Quotas:
 
 
 def _early(rest: NDArray[Any], weights: NDArray[Any], total: int) -> Ints:
-    """Choose the turns across borders that come before them; 1 for each, int64[n, sources].
+    """Choose the turns across borders that come before them: 1 for each, int64[n, sources].
 
     Args:
         rest: see `_Border`.
-        weights: [sources], all above 0.
+        weights: [sources], all positive.
         total: their sum.
     """
     across = rest > 0
@@ -176,14 +177,14 @@ def _early(rest: NDArray[Any], weights: NDArray[Any], total: int) -> Ints:
 
 
 def _fit(turns: Ints) -> NDArray[np.bool_]:
-    """Return of each block whether all its turns lie in their windows."""
+    """Return for each block whether all its turns lie in their windows."""
     slots = np.arange(1, turns.shape[1] + 1)
     outside = (turns >> _BITS & _LOW > slots) | (slots > turns & _LOW)
     return np.asarray(np.count_nonzero(outside, axis=1) == 0)
 
 
 def _earliest_deadline(turns: Ints) -> Iterator[int]:
-    """Yield the turns of a block such that all fit: of those that may come, always the one that is due first."""
+    """Yield the turns of a block so that all fit: among those allowed, always the one that is due first."""
     coming = sorted(turns.tolist(), key=lambda turn: -(turn >> _BITS & _LOW))
     ready: list[tuple[int, int]] = []
     for slot in range(1, len(turns) + 1):
@@ -194,7 +195,7 @@ def _earliest_deadline(turns: Ints) -> Iterator[int]:
 
 
 def _exchanged(turns: Ints, blocks: Ints, key: Key) -> Ints:
-    """Exchange pairs of turns that fit either way, with even chances: at each distance, in both ways to pair slots."""
+    """Exchange pairs of turns that fit either way, with even odds: at each distance, in both ways to pair slots."""
     size = turns.shape[1]
     coins = hashes_of((blocks[:, None] * size + np.arange(size)).astype(np.uint64), key)
     distances = [1 << bit for bit in reversed(range(size.bit_length() - 1))]

@@ -1,4 +1,4 @@
-"""Which parts of a file to read for some of its records: those near each other in one request."""
+"""Which parts of a file to read for some of its records: records near each other share a request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ranges(NamedTuple):
     Args:
         first: int64[k] the first record of each part.
         stop: int64[k] the record after its last.
-        bounds: int64[k+1]; part i serves the records wanted ``bounds[i]:bounds[i + 1]``.
+        bounds: int64[k+1]; part i serves the wanted records ``bounds[i]:bounds[i + 1]``.
     """
 
     first: NDArray[np.int64]
@@ -31,7 +31,7 @@ def coalesce(records: NDArray[np.int64], gap: int, most: int) -> Ranges:
     """Merge records that are near each other into parts.
 
     Args:
-        records: int64[n], n ≥ 1, rising.
+        records: int64[n], n ≥ 1, ascending.
         gap: unwanted records that may be read between two wanted ones.
         most: the most records of a part.
 
@@ -49,13 +49,13 @@ def coalesce(records: NDArray[np.int64], gap: int, most: int) -> Ranges:
 def joined(
     start: NDArray[np.int64], stop: NDArray[np.int64], gap: int, files: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Join ranges that overlap or are near each other, in rising order.
+    """Join ranges that overlap or are near each other, in ascending order.
 
     Args:
         start: int64[n] the first place of each.
-        stop: int64[n] the place behind its last.
-        gap: places that may be read in vain between two.
-        files: int64[n] where each lies; those of different files stay apart.
+        stop: int64[n] the place after the last of each.
+        gap: unneeded places that may be read between two ranges.
+        files: int64[n] the file of each; ranges of different files stay apart.
 
     >>> found = joined(np.array([7, 0, 2]), np.array([9, 3, 4]), 2, np.array([0, 0, 0]))
     >>> [each.tolist() for each in found]
@@ -78,11 +78,11 @@ def in_windows(
     """Join blocks of records into windows that grow, so that the first is ready soon.
 
     Args:
-        blocks: the records that are wanted next, each with a value of the caller's.
+        blocks: the records that are wanted next, each with a value for the caller's use.
         least: target records of the first window; each later target is twice the one before.
         most: the largest target.
         most_blocks: the most blocks of a window, however few records they hold; None for any number.
-        cost: returns for how many records a block counts.
+        cost: returns how many records a block counts as.
     """
     aim, rows = min(least, most), 0
     window: list[tuple[NDArray[np.int64], T]] = []

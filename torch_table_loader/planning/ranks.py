@@ -27,7 +27,7 @@ class Topology:
         shuffle_buffer_size: rows of a shuffle window, or None.
         even_ranks: None, "balance", "drop" or "pad".
         drop_last: whether a short last batch is dropped.
-        micro_batches: k, batches of a rank in a step of the optimizer; 1 of a stream.
+        micro_batches: k, batches of a rank in a step of the optimizer; 1 for a stream.
     """
 
     num_ranks: int
@@ -45,7 +45,7 @@ class Topology:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def batches(self, rows: int) -> int:
-        """Batches that so many rows of a rank make."""
+        """Return the number of batches for so many rows of a rank."""
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
 
@@ -54,9 +54,9 @@ class Quota:
     """What one rank delivers in an epoch.
 
     Args:
-        rows: rows of its own.
+        rows: the rank's own rows.
         padding: rows repeated from the start of the epoch's order.
-        steps: batches it takes; those of its rows that fall beyond are dropped.
+        steps: batches it takes; its rows beyond them are dropped.
     """
 
     rows: int
@@ -65,7 +65,7 @@ class Quota:
 
 
 def sliced_rows(order: Runs, ranks: int) -> NDArray[np.int64]:
-    """Count the rows of every rank that takes every R-th piece.
+    """Count the rows of every rank, when each takes every R-th piece.
 
     Args:
         order: the epoch's order, N pieces.
@@ -100,7 +100,7 @@ def rank_rows(sliced: NDArray[np.int64], topology: Topology) -> NDArray[np.int64
 
 
 def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: int) -> Runs:
-    """Return the pieces of one rank: every R-th, and under "balance" what moves to it from other ranks.
+    """Return the pieces of one rank: every R-th, and under "balance" those that move to it from other ranks.
 
     Rows move from the ends of the longest ranks to the shortest, in rank order, until each rank has ⌊N/R⌋ or ⌈N/R⌉.
 
@@ -108,7 +108,7 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
         order: the epoch's order.
         sliced: int64[R]; see `sliced_rows`.
         topology: with R ranks.
-        rank: which.
+        rank: the rank.
     """
     ranks = topology.num_ranks
     own = order.take(np.arange(rank, len(order), ranks))
@@ -132,7 +132,7 @@ def rank_runs(order: Runs, sliced: NDArray[np.int64], topology: Topology, rank: 
 
 
 def quotas(rows: NDArray[np.int64], topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return padding and steps of every rank.
+    """Return the padding and steps of every rank.
 
     Args:
         rows: int64[R] rows of each rank.

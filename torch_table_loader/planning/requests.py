@@ -1,4 +1,4 @@
-"""Which requests fetch the bytes of a file: near ranges merged, long ones cut, in the order of decoding."""
+"""Which requests fetch the bytes of a file: near ranges are merged, long ones cut, in the order of decoding."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from itertools import pairwise
 from typing import NamedTuple
 
 GAP_BYTES = 256 * 1024
-"""Bytes that are read in vain between two ranges rather than asking twice: a few milliseconds of a fast line."""
+"""Unneeded bytes that are read between two ranges to avoid a second request: a few milliseconds of a fast line."""
 
 REQUEST_BYTES = 8 * 1024 * 1024
-"""The most that one request asks for."""
+"""The most bytes of one request."""
 
 FIRST_BYTES = 1024 * 1024
-"""Row groups that the first piece may hold beyond one, in bytes: decoding begins when it is there."""
+"""Bytes of row groups that the first piece may have beyond one: decoding begins when the piece has arrived."""
 
 SPARE_BYTES = 32 * 1024
-"""Bytes that are read in vain however few are needed: a request costs as much."""
+"""Unneeded bytes that may be read in any case: a request costs as much."""
 
 _LEAST_USE = 8
-"""Of many bytes, one in so many may be read in vain."""
+"""Of many needed bytes, one more in this many may be read without need."""
 
 Range = tuple[int, int]
 """The first byte, and the byte after the last."""
 
 
 class Piece(NamedTuple):
-    """Bytes that are fetched together, and needed together: those of a row group, or of some small ones.
+    """Bytes that are fetched and needed together: those of one row group, or of several small ones.
 
     Args:
-        requests: first byte of each, and the byte after its last; ascending, none overlaps another of its file.
-        groups: from the first to the last row group that needs any of them, by place. A request may end in bytes of
-            the next row group, so these may overlap between pieces: once a piece is used whose row groups all come
-            after these, this one may go.
+        requests: first byte of each, and the byte after its last; ascending, without overlap within a file.
+        groups: from the first to the last row group that needs any of them, by place. A request may end in bytes of the
+            next row group, so these may overlap between pieces. This piece may be dropped once a piece is used whose
+            row groups all come after these.
     """
 
     requests: tuple[Range, ...]
@@ -55,18 +55,17 @@ def plan_pieces(
 ) -> list[Piece]:
     """Plan the requests for what is read of a file.
 
-    Ranges are merged over gaps of at most `gap` bytes, the smallest first, as long as the bytes of all these gaps are
-    at most an eighth of those needed, or `spare`. A request holds at most `most` bytes, and is cut between two ranges
-    where it can be. The first piece is one row group, or as many as `first` bytes hold; of the others those share a
-    piece that share a request. No byte is asked for twice: a piece has what its row groups need and no piece before
-    it holds.
+    Ranges are merged over gaps of at most `gap` bytes, the smallest first, as long as all these gaps together have at
+    most an eighth of the needed bytes, or `spare`. A request has at most `most` bytes, and is cut between two ranges if
+    possible. The first piece is one row group, or as many as fit in `first` bytes; later row groups share a piece if
+    they share a request. No byte is requested twice: a piece has what its row groups need and no earlier piece holds.
 
     Args:
         groups: for each row group, in the order of decoding, the ranges that it needs; they may overlap.
-        gap: bytes that may be read in vain between two ranges.
+        gap: unneeded bytes that may be read between two ranges.
         most: bytes of a request.
-        first: bytes of the first piece, where that is more than one row group.
-        spare: bytes that may be read in vain in all, however few are needed; twice, since the first piece is apart.
+        first: bytes of the first piece, if that is more than one row group.
+        spare: unneeded bytes that may be read in total, however few are needed; twice, since the first piece is apart.
 
     >>> plan_pieces([[(4, 100), (110, 200)], [(5000, 9000)]], gap=16, most=4096, first=0)
     [Piece(requests=((4, 200),), groups=range(0, 1)), Piece(requests=((5000, 9000),), groups=range(1, 2))]
@@ -89,10 +88,10 @@ def plan_pieces(
 
 
 def plan_file(groups: Sequence[Sequence[Range]], size: int) -> list[Piece]:
-    """Plan the requests for what is read of a file; a small one of which most is needed comes whole, with one request.
+    """Plan the requests for what is read of a file; a small file that is mostly needed comes whole, in one request.
 
     Args:
-        groups: as of `plan_pieces`.
+        groups: as in `plan_pieces`.
         size: bytes of the file.
 
     >>> plan_file([[(4, 100)], [(200, 300)]], 390)
@@ -106,14 +105,14 @@ def plan_file(groups: Sequence[Sequence[Range]], size: int) -> list[Piece]:
 def fitted_to_held(
     pieces: Sequence[Piece], groups: Sequence[Sequence[Range]], held: Iterable[Range]
 ) -> Iterator[Piece]:
-    """Leave gaps out of requests whose needed bytes are all held already, where the gaps are not.
+    """Remove gaps from requests, where the needed bytes are all held already but the gaps are not.
 
-    What is read of a file may be cut in other ways than when its bytes came, and then has other gaps.
+    A file may be divided differently than when its bytes arrived, and then has other gaps.
 
     Args:
         pieces: of a plan.
-        groups: that it was made for.
-        held: ranges that need no store; they may overlap.
+        groups: the row groups that it was made for.
+        held: ranges that need no request; they may overlap.
 
     >>> groups = [[(4, 100), (110, 200)], [(500, 900)]]
     >>> pieces = [Piece(((4, 200),), range(0, 1)), Piece(((500, 900),), range(1, 2))]
@@ -146,7 +145,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def holds(here: Sequence[Range], wanted: Range) -> bool:
-    """Return whether one of some ranges that are apart has all of another.
+    """Return whether one of some disjoint ranges contains all of another range.
 
     >>> holds([(0, 6), (8, 9)], (2, 6)), holds([(0, 6), (8, 9)], (5, 9))
     (True, False)
@@ -156,7 +155,7 @@ def holds(here: Sequence[Range], wanted: Range) -> bool:
 
 
 def _within(ranges: Sequence[Range], request: Range) -> list[Range]:
-    """Return the parts of some ranges that are apart which lie in a request.
+    """Return the parts of some disjoint ranges that lie in a request.
 
     >>> _within([(0, 3), (5, 9), (12, 14)], (2, 13))
     [(2, 3), (5, 9), (12, 13)]
@@ -213,14 +212,14 @@ def _without(ranges: Sequence[Range], held: Sequence[Range]) -> list[Range]:
 
 
 def _requests(ranges: Sequence[Range], held: Sequence[Range], gap: int, most: int, spare: int) -> list[Range]:
-    """Merge and cut ranges, of which none overlaps another, nor what is held.
+    """Merge and cut ranges that overlap neither one another nor what is held.
 
     Args:
         ranges: ascending.
-        held: ascending; no gap with bytes of these is read in vain.
-        gap: as of `plan_pieces`.
-        most: as of `plan_pieces`.
-        spare: as of `plan_pieces`.
+        held: ascending; no gap is bridged that contains any of these bytes.
+        gap: as in `plan_pieces`.
+        most: as in `plan_pieces`.
+        spare: as in `plan_pieces`.
     """
     budget = max(spare, sum(stop - start for start, stop in ranges) // _LEAST_USE)
     bridged = _bridged(ranges, held, gap, budget)
@@ -237,7 +236,7 @@ def _requests(ranges: Sequence[Range], held: Sequence[Range], gap: int, most: in
 
 
 def _bridged(ranges: Sequence[Range], held: Sequence[Range], gap: int, budget: int) -> set[int]:
-    """Return the places of the ranges that may join the one before."""
+    """Return the places of the ranges that may join the range before them."""
     gaps: list[tuple[int, int]] = []
     stops = [stop for _, stop in held]
     for place, ((_, stop), (start, _)) in enumerate(pairwise(ranges), start=1):
@@ -254,7 +253,7 @@ def _bridged(ranges: Sequence[Range], held: Sequence[Range], gap: int, budget: i
 
 
 def _uses(requests: Sequence[Range], groups: Sequence[Sequence[Range]]) -> list[range]:
-    """Return for each request from which to which row group any of its bytes is needed."""
+    """Return for each request the first to the last row group that needs any of its bytes."""
     stops = [stop for _, stop in requests]
     uses: list[range | None] = [None] * len(requests)
     for number, group in enumerate(groups):

@@ -1,7 +1,7 @@
-"""The items of a source of a mixture of streams: round after round of its splits, and what stages left of them.
+"""The items of a source in a mixture of streams: round after round of its splits, and what earlier stages left.
 
-An item is a row of a split, or so many that follow one another in a round's order: a sequence of tokens. The last item
-of a round may have fewer.
+An item is a row of a split, or several consecutive rows in a round's order: a sequence of tokens. The last item of a
+round may have fewer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class DealtStage(NamedTuple):
     """A part of an epoch of a mixture of streams in which neither the job nor the weights changed.
 
     Args:
-        deal: of the stage.
-        steps: that the job took under it.
+        deal: deal of the stage.
+        steps: steps that the job took under it.
     """
 
     deal: Deal
@@ -47,9 +47,9 @@ class Rest(NamedTuple):
     """What is left of a source where a stage begins.
 
     Args:
-        round: the one that is open.
+        round: the open round.
         consumed: what was delivered of it.
-        left: items of it that were not; 0 only of a source without rows.
+        left: items of it that were not delivered; 0 only for a source without rows.
     """
 
     round: int
@@ -58,10 +58,10 @@ class Rest(NamedTuple):
 
 
 class RoundRuns(NamedTuple):
-    """Rows of a round that follow one another in what is left of it.
+    """Consecutive rows of what is left of a round.
 
     Args:
-        round: which, from 0 at the epoch's start.
+        round: the round, from 0 at the epoch's start.
         runs: the rows.
     """
 
@@ -71,15 +71,15 @@ class RoundRuns(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """The order of a source: all its items once, then all of them once more in another order of splits, and so on.
+    """The order of a source: all its items once, then all of them again in another order of splits, and so on.
 
     In a stage each channel (a lane of a rank) takes a run of what is left of each round; see `Deal.portion`.
 
     Args:
-        name: of the source; part of the keys.
-        segments: its splits; every live row is known.
+        name: the source's name; part of the keys.
+        segments: its splits; all live rows are known.
         shuffle: whether splits are permuted.
-        seed: the mixture's.
+        seed: the mixture's seed.
         width: rows of an item: 1, or the tokens of a sequence.
     """
 
@@ -90,10 +90,10 @@ class Rounds:
     width: int = 1
     live: NDArray[np.int64] = field(init=False)
     items: int = field(init=False)
-    """Of a round."""
+    """Items of a round."""
 
     def __post_init__(self) -> None:
-        """Add the rows up."""
+        """Count the rows."""
         object.__setattr__(self, "live", self.segments.live_rows())
         object.__setattr__(self, "items", self._items_of(int(self.live.sum())))
 
@@ -108,7 +108,7 @@ class Rounds:
         return derive_key(self.seed, epoch, f"packs of {self.name} in round {number}")
 
     def rest(self, epoch: int, past: Sequence[DealtStage]) -> Rest:
-        """Return what the stages of an epoch left, oldest first; a source starts over after one that had it not."""
+        """Return what the stages of an epoch left, oldest first; a source starts over after a stage that lacked it."""
         nothing = Rest(0, Consumption.none(), self.items)
         rest = nothing
         for stage in past:
@@ -116,7 +116,7 @@ class Rounds:
         return rest
 
     def after(self, rest: Rest, epoch: int, stage: DealtStage) -> Rest:
-        """Return what a stage leaves of what the stages before it left."""
+        """Return what remains after one more stage."""
         deal, places = stage.deal, stage.places
         source = deal.names.index(self.name)
         had = int(deal.rows_before(places)[source])
@@ -138,7 +138,7 @@ class Rounds:
         Args:
             rest: where the stage begins.
             epoch: from 0.
-            number: of the round, from 0 for the one that is open there.
+            number: number of the round, from 0 for the one that is open there.
         """
         whole = self.order(epoch, rest.round + number)
         if number:
@@ -148,14 +148,14 @@ class Rounds:
     def of_channel(
         self, rest: Rest, epoch: int, deal: Deal, channel: tuple[int, int], place: int
     ) -> Iterator[RoundRuns]:
-        """Yield what a channel reads from a place of a stage on, one round after the other.
+        """Yield what a channel reads from a place of a stage on, round by round.
 
         Args:
             rest: where the stage begins.
             epoch: from 0.
             deal: of the stage.
             channel: rank and lane.
-            place: at which a step begins.
+            place: a place where a step begins.
         """
         source = deal.names.index(self.name)
         if not deal.takes(source, channel):
@@ -173,7 +173,7 @@ class Rounds:
                 return
 
     def at(self, rest: Rest, epoch: int, deal: Deal, places: NDArray[np.int64]) -> list[RoundRuns]:
-        """Return the item at each of some places of a stage that have this source."""
+        """Return the item at each of some places of a stage that belong to this source."""
         source = deal.names.index(self.name)
         _, channels, ordinals = deal.ordinals(places)
         left: dict[int, Runs] = {}
@@ -196,5 +196,5 @@ class Rounds:
         return -(-rows // self.width)
 
     def _round_of(self, rest: Rest, had: int) -> int:
-        """Return the round of the item that comes after so many of a stage, counted from the open one."""
+        """Return the round of the item after so many items of a stage, counted from the open round."""
         return 0 if had < rest.left else 1 + (had - rest.left) // self.items

@@ -12,20 +12,20 @@ from torch_table_loader.planning.keys import derive_key, hashes_of
 
 
 def row_seeds(row_ids: Any, *, epoch: int, seed: int = 0) -> NDArray[np.int64]:
-    """Return a seed for each row: the same for any ranks, workers and batches, but another one in each epoch.
+    """Return a seed for each row: the same for any ranks, workers and batches, but different in each epoch.
 
     With these seeds, random changes to a row stay the same when a job continues on other machines.
 
     Args:
         row_ids: int[n], as the column ``row_id`` gives them: a tensor, an array or a list.
         epoch: from 0.
-        seed: another one gives unrelated seeds.
+        seed: a different value gives unrelated seeds.
 
     Returns:
         int64[n], from 0 to 2^63 − 1.
 
     Raises:
-        ConfigTypeError: ids are not integers.
+        ConfigTypeError: the ids are not integers.
 
     >>> row_seeds([0, 1], epoch=0).tolist()
     [1073068205629341916, 3443160574030500380]

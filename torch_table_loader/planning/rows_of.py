@@ -30,7 +30,7 @@ class RowSpan(NamedTuple):
 
 
 class LiveSpan(NamedTuple):
-    """Rows `first` to `last` of a row group, both included, counted among those that deletes and filter leave."""
+    """Rows `first` to `last` of a row group, both included, counted among those left after deletes and the filter."""
 
     file: str
     row_group: int
@@ -54,20 +54,20 @@ def spans_of_batch(
     step: int,
     most: int | None = None,
 ) -> list[RowSpan | LiveSpan]:
-    """Return which rows a batch holds, or the first of them.
+    """Return the rows of a batch, or the first of them.
 
     Args:
-        plan: the rank's.
+        plan: the rank's plan.
         segments: what the splits consist of.
-        windows: those that were open when earlier stages ended.
+        windows: windows that were open when earlier stages ended.
         keys: rows of a shuffle window (or None), the loader's seed, and the epoch.
         live_before: counts the live rows of a row group (counted over the table) before a row of its file.
         step: the batch, from 0.
         most: rows at most; None for all.
 
     Returns:
-        Spans in delivery order, padding left out: runs of rows, single rows under a shuffle window, and live rows of
-        a row group where a filter decides which those are.
+        Spans in delivery order, without padding: runs of rows, single rows under a shuffle window, and live rows of a
+        row group if a filter decides which those are.
 
     Raises:
         ConfigError: there is no such step, or rows are not counted.
@@ -85,12 +85,12 @@ def spans_of_batch(
 
 
 def file_of_batch(plan: RankPlan, segments: SegmentTable, windows: tuple[Window, ...], step: int) -> str:
-    """Return the name of the file that a batch is of, padding too; of a plan whose batches end with pieces.
+    """Return the file name of a batch, including padding; for a plan whose batches end with pieces.
 
     Args:
-        plan: the rank's.
+        plan: the rank's plan.
         segments: what the splits consist of.
-        windows: those that were open when earlier stages ended.
+        windows: windows that were open when earlier stages ended.
         step: the batch, from 0.
     """
     section = _section_of(plan, step)
@@ -102,7 +102,7 @@ def file_of_batch(plan: RankPlan, segments: SegmentTable, windows: tuple[Window,
 
 
 def first_step_of(plan: RankPlan, segments: SegmentTable, file: int) -> int | None:
-    """Return the first step in which a rank delivers rows of a file; of a plan whose batches end with pieces.
+    """Return the first step in which a rank delivers rows of a file, in a plan whose batches end with pieces.
 
     Args:
         plan: the rank's, from the start of an epoch.
@@ -110,7 +110,7 @@ def first_step_of(plan: RankPlan, segments: SegmentTable, file: int) -> int | No
         file: its number in the layout.
 
     Returns:
-        None where the rank delivers none.
+        None if the rank delivers none.
     """
     steps = []
     for lane, runs in enumerate(plan.lanes):
@@ -121,7 +121,7 @@ def first_step_of(plan: RankPlan, segments: SegmentTable, file: int) -> int | No
 
 
 def _section_of(plan: RankPlan, step: int) -> Section:
-    """Return the section in which a batch is, `skip` being the rows before it."""
+    """Return the section of a batch, with the rows before it as `skip`."""
     if not plan.counted:
         raise ConfigError("rows_of needs the counting pass, and count_filtered=False gave it up; leave it True")
     if not 0 <= step < plan.steps:
@@ -165,7 +165,7 @@ def _rows(window: Window, places: NDArray[np.int64]) -> Runs:
 def _spans(
     segments: SegmentTable, split: int, start: int, stop: int, live_before: Callable[[int, int], int]
 ) -> Iterator[RowSpan | LiveSpan]:
-    """Yield live rows of a split: as rows of its file where all rows of a segment live, else as live rows."""
+    """Yield live rows of a split: as rows of its file if all rows of a segment live, else as live rows."""
     layout = segments.splits.layout
     file = int(segments.splits.file[split])
     name, first_group = layout.files[file].name, int(layout.group_offsets[file])

@@ -19,7 +19,7 @@ class Runs:
     Args:
         split: int64[N] the split of each piece.
         start: int64[N] its first row among the split's live rows.
-        stop: int64[N] the row after its last.
+        stop: int64[N] the row after its last row.
 
     >>> runs = Runs.of([(7, 0, 10), (3, 5, 9)])
     >>> runs.num_rows, list(runs.slice(8, 12))

@@ -1,4 +1,4 @@
-"""The orders of an epoch's sequences, one for each way in which documents become sequences."""
+"""The orders of an epoch's sequences, one class for each way in which documents become sequences."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ _KEPT_BLOCKS = 8
 
 
 class SequenceOrder(ABC):
-    """The sequences of an epoch, by their place in its order. Callers in threads take turns."""
+    """The sequences of an epoch, by their place in its order. Threads that call it take turns."""
 
     count: int
-    """How many there are."""
+    """Number of sequences."""
 
     @abstractmethod
     def slices(self, places: Ints) -> Slices:
-        """Return the parts of documents under the sequences at some places."""
+        """Return the parts of documents in the sequences at given places."""
 
     def anchor(self, place: int) -> Anchor | None:  # noqa: ARG002 most orders find any place at once
-        """Return what lets another process begin at a place without a walk; None where there is no walk."""
+        """Return what lets another process begin at a place without a walk; None if no walk is needed."""
         return None
 
     def begin_at(self, anchor: Anchor) -> None:  # noqa: B027 most orders need none
-        """Take what `anchor` returned in another process as known."""
+        """Take over what `anchor` returned in another process."""
 
 
 class WindowOrder(SequenceOrder):
     """Windows of the table's tokens, permuted.
 
     Args:
-        pack: what the caller asked for.
-        lengths: of all documents of the table.
+        pack: the caller's options for packing.
+        lengths: lengths of all documents of the table.
         key: of the permutation.
     """
 
     def __init__(self, pack: Pack, lengths: DocumentLengths, key: Key) -> None:
-        """Count them."""
+        """Count the windows."""
         self._windows = Windows(lengths.total, pack.seq_len, pack.stride or pack.seq_len)
         self._lengths = lengths
         self.count = self._windows.count
         self._permutation = Permutation(self.count, key)
 
     def slices(self, places: Ints) -> Slices:
-        """Return the parts of documents under the windows at some places."""
+        """Return the parts of documents in the windows at given places."""
         return self._lengths.cut(*self._windows.spans(self._permutation.take(places)))
 
 
 class _Documents:
-    """Documents that are left, permuted, and their lengths."""
+    """The remaining documents, permuted, and their lengths."""
 
     def __init__(self, lengths: DocumentLengths, remaining: Remaining, key: Key) -> None:
         self.lengths, self._remaining = lengths.take, remaining
@@ -79,11 +79,11 @@ class _Documents:
 
 
 class ConcatOrder(SequenceOrder):
-    """Documents, permuted, behind one another, and cut where a sequence is full.
+    """Documents, permuted and concatenated, and cut where a sequence is full.
 
     Args:
-        pack: what the caller asked for.
-        lengths: of all documents of the table.
+        pack: the caller's options for packing.
+        lengths: lengths of all documents of the table.
         remaining: the documents that are left.
         key: of the permutation.
         origin: tokens that come before the first sequence.
@@ -98,11 +98,11 @@ class ConcatOrder(SequenceOrder):
         self.count = -(-(total - origin) // pack.seq_len)
 
     def tokens_before(self, place: int) -> int:
-        """Return the tokens of the epoch before a sequence; the place may be the one behind the last."""
+        """Return the tokens of the epoch before a sequence; the place may be one past the last."""
         return min(self._origin + place * self._seq_len, self._order.total)
 
     def slices(self, places: Ints) -> Slices:
-        """Return the parts of documents under the sequences at some places."""
+        """Return the parts of documents in the sequences at given places."""
         starts = self._origin + places * self._seq_len
         return self._order.slices(starts, np.minimum(starts + self._seq_len, self._order.total))
 
@@ -111,19 +111,19 @@ class ConcatOrder(SequenceOrder):
         return self._order.anchor(self._origin + place * self._seq_len)
 
     def begin_at(self, anchor: Anchor) -> None:
-        """Take a document's place and the tokens before it as known."""
+        """Take over a document's place and the number of tokens before it."""
         self._order.begin_at(anchor)
 
 
 class PadOrder(SequenceOrder):
-    """Documents, permuted; each, or each piece of one that is too long, is a sequence.
+    """Documents, permuted; each document, or each piece of one that is too long, is a sequence.
 
     Args:
-        pack: what the caller asked for.
-        lengths: of all documents of the table.
+        pack: the caller's options for packing.
+        lengths: lengths of all documents of the table.
         remaining: the documents that are left.
         key: of the permutation.
-        pieces: of all documents of the table, as `pieces_of` counts them.
+        pieces: pieces of all documents of the table, as `pieces_of` counts them.
     """
 
     def __init__(self, pack: Pack, lengths: DocumentLengths, remaining: Remaining, key: Key, pieces: int) -> None:
@@ -141,11 +141,11 @@ class PadOrder(SequenceOrder):
         return found._replace(start=start, length=length)
 
     def anchor(self, place: int) -> Anchor:
-        """Return the document that a sequence is of, and the sequences before that document."""
+        """Return the document of a sequence, and the number of sequences before that document."""
         return self._order.anchor(place)
 
     def begin_at(self, anchor: Anchor) -> None:
-        """Take a document's place and the sequences before it as known."""
+        """Take over a document's place and the number of sequences before it."""
         self._order.begin_at(anchor)
 
     def _pieces(self, documents: Ints) -> Ints:
@@ -153,14 +153,14 @@ class PadOrder(SequenceOrder):
 
 
 class BestFitOrder(SequenceOrder):
-    """Documents, permuted and packed block by block; how many sequences there are takes packing all of them.
+    """Documents, permuted and packed block by block; counting the sequences requires packing all documents.
 
     Args:
-        pack: what the caller asked for.
-        lengths: of all documents of the table.
+        pack: the caller's options for packing.
+        lengths: lengths of all documents of the table.
         remaining: the documents that are left.
         key: of the permutation.
-        ends: of an order that is equal, so that nothing is counted again; or None.
+        ends: those of an equal order, so that nothing is counted again; or None.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class BestFitOrder(SequenceOrder):
         self.count = int(ends[-1]) if len(ends) else 0
 
     def slices(self, places: Ints) -> Slices:
-        """Return the documents of the sequences at some places."""
+        """Return the documents of the sequences at given places."""
         blocks = np.searchsorted(self.ends, places, side="right")
         parts: list[Slices] = []
         whose: list[Ints] = []
@@ -216,7 +216,7 @@ class BestFitOrder(SequenceOrder):
 
 
 def pieces_of(pack: Pack, lengths: Ints) -> Ints:
-    """Return how many sequences each document becomes with strategy "pad".
+    """Return how many sequences each document becomes under the strategy "pad".
 
     >>> from torch_table_loader.pack import Pack
     >>> pieces_of(Pack(seq_len=4, strategy="pad", long_docs="drop"), np.array([0, 4, 5])).tolist()

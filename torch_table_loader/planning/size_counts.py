@@ -1,4 +1,4 @@
-"""How sizes spread: a histogram whose bins double."""
+"""The distribution of sizes: a histogram whose bins double in width."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MOST_BINS = 16
 
 @dataclass(frozen=True, slots=True)
 class SizeBin:
-    """Sizes from `start` up to `stop`, which is not included.
+    """Sizes from `start` up to, but not including, `stop`.
 
     Args:
         start: the least size.
-        stop: the size after the greatest.
+        stop: the upper bound, exclusive.
         count: how many there are.
     """
 
@@ -33,10 +33,10 @@ class SizeCounts:
     """How many things have which size, in bytes.
 
     Args:
-        least: the smallest size; 0 of no things.
-        median: the size in the middle; 0 likewise.
-        most: the greatest; 0 likewise.
-        bins: from the smallest size to the greatest, empty ones between them too; at most 17.
+        least: the smallest size; 0 if there are none.
+        median: the median size; 0 likewise.
+        most: the largest size; 0 likewise.
+        bins: from the smallest size to the largest, including empty ones between; at most 17.
     """
 
     least: int

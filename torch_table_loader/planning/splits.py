@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch_table_loader.planning.layout import TableLayout
 
 PLACES_OF_A_FILE = 1 << 38
-"""Places between the first rows of two files: more than any file has rows, or tokens."""
+"""Places between the first rows of two files: more than the rows, or tokens, of any file."""
 
 _MOST_FILES = (1 << 62) // PLACES_OF_A_FILE
 
@@ -34,7 +34,7 @@ class SplitTable(Sequence[Split]):
         file: int64[S] the file of each split.
         row_start: int64[S] its first row, from the start of the file.
         row_stop: int64[S] the row after its last.
-        loose: whether rows may be left out, or be in several splits.
+        loose: whether rows may be left out, or belong to several splits.
     """
 
     layout: TableLayout
@@ -53,7 +53,7 @@ class SplitTable(Sequence[Split]):
             who: the strategy's name, for the message.
 
         Raises:
-            ConfigError: a split of an unknown file, or of rows that the file does not have.
+            ConfigError: a split names an unknown file, or rows that the file does not have.
         """
         if isinstance(splits, SplitTable) and splits.layout is layout:
             return splits
@@ -77,7 +77,7 @@ class SplitTable(Sequence[Split]):
         return cls(layout, table[0], table[1], table[2])
 
     def digest(self) -> str:
-        """Hash where the splits begin and end: 32 hexadecimal digits."""
+        """Hash the bounds of the splits: 32 hexadecimal digits."""
         hashed = hashlib.blake2b(digest_size=16)
         for column in (self.file, self.row_start, self.row_stop):
             hashed.update(np.ascontiguousarray(column, dtype="<i8").data)
@@ -89,7 +89,7 @@ class SplitTable(Sequence[Split]):
         return self.row_stop - self.row_start
 
     def joined(self) -> SplitTable:
-        """Return a table with one split for each file that must not be cut, at the place of its first."""
+        """Return a table with one split for each file that must not be cut, at the place of its first split."""
         whole = self.layout.whole[self.file]
         if not whole.any():
             return self
@@ -105,15 +105,15 @@ class SplitTable(Sequence[Split]):
 
         Args:
             layout: the larger table.
-            files: int64[P] where it has the files of this one.
+            files: int64[P] the numbers of this table's files in the larger one.
         """
         return replace(self, layout=layout, file=files[self.file])
 
     def cover(self, files: NDArray[np.int64]) -> SplitTable:
-        """Return splits that cover each row of some files once, cut wherever one of these begins or ends.
+        """Return splits that cover each row of some files once, cut wherever one of the table's splits begins or ends.
 
         Args:
-            files: int64[P] which.
+            files: int64[P] the files.
         """
         layout = self.layout
         base, of_files = layout.file_starts, np.isin(self.file, files)
@@ -126,7 +126,7 @@ class SplitTable(Sequence[Split]):
         return SplitTable(layout, own, begin - base[own], end - base[own])
 
     def check_coverage(self, who: str) -> None:
-        """Refuse splits that leave a row out or hold one twice.
+        """Refuse splits that leave out a row or hold one twice.
 
         Raises:
             ConfigError: names the strategy, the file and the rows.
@@ -179,7 +179,7 @@ class SegmentTable:
         row_start: int64[T] first row, from the start of the file.
         row_stop: int64[T] the row after the last.
         kept: bool[T]; False where statistics prove that no row passes.
-        live: int64[T] rows that deletes and filters leave; −1 where nobody has counted.
+        live: int64[T] rows left after deletes and filters; −1 if not counted.
     """
 
     splits: SplitTable
@@ -244,10 +244,10 @@ class SegmentTable:
         return replace(self, live=live)
 
     def counted_by(self, cover: SegmentTable) -> SegmentTable:
-        """Return the same segments with the live rows that are known of a cover; see `SplitTable.cover`.
+        """Return the same segments with the live rows that a cover knows; see `SplitTable.cover`.
 
         Args:
-            cover: of some files, with all rows counted.
+            cover: a cover of some files, with all rows counted.
         """
         starts = self.splits.layout.file_starts
         own = starts[np.repeat(self.splits.file, np.diff(self.offsets))]
@@ -272,8 +272,8 @@ class SegmentTable:
     def bases(self) -> NDArray[np.int64]:
         """int64[S]: the place of each split's first live row; see `planning.consumption`.
 
-        Every live row must be known. A row of loose splits is placed by its split and its ordinal there; others must
-        cover the files that they are of.
+        All live rows must be known. A row of loose splits is placed by its split and its ordinal there; other splits
+        must cover their files.
         """
         if self.splits.loose:
             return self._bases_by_split()
@@ -299,10 +299,10 @@ class SegmentTable:
         return np.arange(len(self.splits), dtype=np.int64) * PLACES_OF_A_FILE
 
     def task(self, split: int, start: int, stop: int) -> ReadTask:
-        """Return what is to be read for the live rows [start, stop) of a split.
+        """Return what to read for the live rows [start, stop) of a split.
 
         Args:
-            split: which.
+            split: the split.
             start: the first live row, from the split's start.
             stop: the live row after the last; −1 for all.
         """
@@ -354,7 +354,7 @@ class Chunks:
         return tuple(np.diff(ends[self.offsets]).tolist())
 
     def tasks(self, chunk: int) -> list[ReadTask]:
-        """Return what is to be read for a chunk: one task a file."""
+        """Return what to read for a chunk: one task for each file."""
         table, layout = self.segments, self.segments.splits.layout
         part = self.kept[int(self.offsets[chunk]) : int(self.offsets[chunk + 1])]
         file = np.searchsorted(layout.group_offsets, table.group[part], side="right") - 1
@@ -377,7 +377,7 @@ def whole_files(layout: TableLayout, *, filtered: bool) -> SegmentTable:
 
     Args:
         layout: the table.
-        filtered: as of `SegmentTable.of`.
+        filtered: as in `SegmentTable.of`.
     """
     files = np.arange(len(layout), dtype=np.int64)
     splits = SplitTable(layout, files, np.zeros_like(files), layout.file_rows)
@@ -385,5 +385,5 @@ def whole_files(layout: TableLayout, *, filtered: bool) -> SegmentTable:
 
 
 def _row(value: object, who: str) -> int:
-    """Return a row number of a strategy; a float is refused, not truncated."""
+    """Return a strategy's row number as an int; a float is refused, not truncated."""
     return as_int(f"the offset or length of a row range of {who}", value)

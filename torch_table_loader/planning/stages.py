@@ -1,4 +1,4 @@
-"""Where a job is, as a value: what it has done of an epoch.
+"""The position of a job as a value: how much of an epoch it has done.
 
 A stream counts the steps of each topology that it had. A job of items that are gathered by index counts samples.
 """
@@ -18,24 +18,24 @@ from torch_table_loader.planning.mixture import Mixture, StopRule
 from torch_table_loader.planning.ranks import Topology
 
 _STAGED = [entry.name for entry in fields(Topology) if entry.name != "micro_batches"]
-"""What a stream keeps of a topology in its state."""
+"""The fields of a topology that a stream's state contains."""
 
 _topology_values = operator.attrgetter(*_STAGED)
 
 _WIDTH = len(_STAGED) + 1
-"""Values of a stage in a state."""
+"""Number of values of a stage in a state."""
 
 _ENDED, _RUNNING = "ended", "running"
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a table was before it grew.
+    """Identifies a table as it was before it grew.
 
     Args:
-        snapshot_id: the one that was read; None of a table without snapshots.
-        files: data files that it had.
-        fingerprint: of it.
+        snapshot_id: the snapshot that was read; None for a table without snapshots.
+        files: number of data files that it had.
+        fingerprint: its fingerprint.
     """
 
     snapshot_id: int | None
@@ -44,13 +44,13 @@ class Extent:
 
     @classmethod
     def of(cls, table: Any) -> Extent:
-        """Return the table that a state is of.
+        """Return the table that a state describes.
 
         Args:
-            table: what the state says of it.
+            table: what the state says about it.
 
         Raises:
-            ResumeError: it says something else.
+            ResumeError: the entry is malformed.
         """
         given = table if isinstance(table, Mapping) else {}
         return cls.from_state([given.get("snapshot_id"), given.get("files"), given.get("fingerprint")])
@@ -68,7 +68,7 @@ class Extent:
         """Read what `to_state` wrote.
 
         Raises:
-            ResumeError: it is something else.
+            ResumeError: the entry is malformed.
         """
         try:
             snapshot_id, files, digest = entry
@@ -87,8 +87,8 @@ class Stage:
 
     Args:
         topology: the job's shape.
-        steps: that the job took under it.
-        extent: what the table was, if it has grown since; None: the table as it is.
+        steps: steps that the job took under it.
+        extent: what the table was, if it has grown since; None for the current table.
     """
 
     topology: Topology
@@ -96,14 +96,14 @@ class Stage:
     extent: Extent | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a negative number."""
+        """Refuse a negative number of steps."""
         if self.steps < 0:
             raise ConfigError(f"steps must be at least 0, got {self.steps}")
 
 
 @dataclass(frozen=True, slots=True)
 class Position(ABC):
-    """What a job has done of an epoch: the same on every rank, except for `ended`.
+    """How much of an epoch a job has done: the same on every rank, except for `ended`.
 
     Args:
         epoch: from 0.
@@ -117,12 +117,12 @@ class Position(ABC):
 
     @property
     def exclusion_digests(self) -> Mapping[str, str]:
-        """Hashes of all that was excluded and included before the epoch, by source; empty of a stream."""
+        """Hashes of all exclusions and inclusions before the epoch, by source; empty for a stream."""
         return {}
 
     @property
     def weights(self) -> tuple[int, Mapping[str, int]] | None:
-        """The first sample that the weights of a mixture hold for, and the weights by name; None without a mixture."""
+        """The first sample to which a mixture's weights apply, and the weights by name; None without a mixture."""
         return None
 
     @property
@@ -132,24 +132,24 @@ class Position(ABC):
 
     @property
     def steps_taken(self) -> int:
-        """Steps of the epoch that were taken, whatever the topologies."""
+        """Steps of the epoch that were taken, under any topology."""
         return self.steps_before + self.stage.steps
 
     def after(self, steps: int, *, ended: bool = False) -> Self:
-        """Return the position at which the newest stage has taken so many steps."""
+        """Return the position after so many steps of the newest stage."""
         return replace(self, stage=replace(self.stage, steps=steps), ended=ended)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition(Position):
-    """What a job has done of an epoch of splits.
+    """How much of an epoch of splits a job has done.
 
     Args:
         epoch: from 0.
         stage: the newest stage.
         past: the stages before it, oldest first.
         ended: see `Position`.
-        rank: only where rows are not counted: the one rank that can continue from here.
+        rank: only set if rows are not counted: the one rank that can continue from here.
     """
 
     past: tuple[Stage, ...] = ()
@@ -172,11 +172,11 @@ class StreamPosition(Position):
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """What the table was in earlier stages, oldest first, each once."""
+        """What the table was in earlier stages, oldest first, without duplicates."""
         return tuple(dict.fromkeys(each.extent for each in (*self.past, self.stage) if each.extent is not None))
 
     def on(self, topology: Topology, *, anew: bool = False) -> StreamPosition:
-        """Return the position under a topology, in the table as it is: the same stage if nothing changes.
+        """Return the position under a topology, in the current table: the same stage if nothing changes.
 
         Args:
             topology: the job's shape.
@@ -197,12 +197,12 @@ class StreamPosition(Position):
         return replace(self, past=past, stage=replace(self.stage, extent=self.stage.extent or extent))
 
     def to_state(self) -> dict[str, Any]:
-        """Write as ints, strings and lists, under the same keys always.
+        """Write as ints, strings and lists, always under the same keys.
 
-        A stage is the fields of its `Topology` in order, then its steps; an earlier one continues with what the table
-        was, if it has grown since, and the newest with `ended` and `rank` where they say something. All that may differ
-        between ranks is in that one list, because ``torch.distributed.checkpoint`` may keep one rank's value of one key
-        and another rank's of the next.
+        A stage is the fields of its `Topology` in order, then its steps. An earlier stage also has what the table was,
+        if it has grown since, and the newest has `ended` and `rank` if they are set. Everything that may differ between
+        ranks is in that one list, because ``torch.distributed.checkpoint`` may keep one rank's value of one key and
+        another rank's value of the next.
 
         >>> StreamPosition(2, Stage(Topology(4, 2, 1024), 17)).to_state()
         {'epoch': 2, 'history': [[4, 2, 1024, None, None, False, 17]]}
@@ -228,7 +228,7 @@ class StreamPosition(Position):
         """Read what `to_state` wrote.
 
         Raises:
-            ResumeError: it is something else.
+            ResumeError: the state is malformed.
         """
         try:
             *_, newest = entries = [list(entry) for entry in state["history"]]
@@ -256,20 +256,20 @@ def _read_stage(entry: list[Any]) -> Stage:
 
 @dataclass(frozen=True, slots=True)
 class SamplePosition(Position):
-    """What a job has done of an epoch of items that are gathered by index, as a number of samples.
+    """How much of an epoch of items gathered by index a job has done, as a number of samples.
 
     Args:
         epoch: from 0.
         stage: the newest stage.
-        total: items of the epoch's order; `ENDLESS` where it has no end.
+        total: items of the epoch's order; `ENDLESS` if it has no end.
         start: samples that the job had taken when the stage began.
-        exclusions: what is taken out of each source, of this epoch and of the next. A table alone has the name "".
-        mixture: the order of several sources since the weights changed last; None for one table.
+        exclusions: what is excluded from each source, for this epoch and the next. A single table has the name "".
+        mixture: the order of several sources since the last change of weights; None for one table.
         rows: rows of each source of the mixture in the epoch, in the order of its names.
         extents: what the table was in earlier parts of the epoch, oldest first, if it has grown since.
         origin: tokens of the epoch that were taken as sequences of another length; `start` and `total` count the
-            sequences behind them.
-        steps_before: of packed sequences, the steps of the epoch before the stage.
+            sequences after them.
+        steps_before: for packed sequences, the steps of the epoch before the stage.
         ended: see `Position`.
     """
 
@@ -284,17 +284,17 @@ class SamplePosition(Position):
 
     @property
     def exclusion_digests(self) -> Mapping[str, str]:
-        """Hashes of all that was excluded and included before the epoch, by source."""
+        """Hashes of all exclusions and inclusions before the epoch, by source."""
         return {name: versions.running.digest for name, versions in self.exclusions.items()}
 
     @property
     def weights(self) -> tuple[int, Mapping[str, int]] | None:
-        """The first sample that the weights of a mixture hold for, and the weights by name; None without a mixture."""
+        """The first sample to which a mixture's weights apply, and the weights by name; None without a mixture."""
         return None if self.mixture is None else (self.consumed, self.mixture.weights)
 
     @property
     def mixed(self) -> Mixture:
-        """The mixture, of a position in one."""
+        """The mixture, for a position in one."""
         assert self.mixture is not None  # noqa: S101 asked only of mixtures
         return self.mixture
 
@@ -309,26 +309,26 @@ class SamplePosition(Position):
         return self.batches(0).consumed(self.stage.steps)
 
     def batches(self, rank: int) -> GlobalBatches:
-        """Plan the stage for a rank; padding repeats from the epoch's start, or from where the weights changed last."""
+        """Plan the stage for a rank; padding repeats from the epoch's start, or from the last change of weights."""
         first = 0 if self.mixture is None else self.mixture.shares.start
         return GlobalBatches(self.total, self.start, self.stage.topology, rank, first)
 
     def on(self, topology: Topology) -> SamplePosition:
-        """Return the position under a topology, in a stage of its own."""
+        """Return the position under a topology, in a new stage."""
         return replace(self, start=self.consumed, stage=Stage(topology), ended=False)
 
     def reweighted(
         self, weights: Mapping[str, float] | None, rows: Mapping[str, int], stop: StopRule
     ) -> SamplePosition:
-        """Return the position with other weights, in a stage of its own; an epoch that is finished stays finished.
+        """Return the position with other weights, in a new stage; a finished epoch stays finished.
 
         Args:
-            weights: by name; sources may come and go. None: those of what is left of each source.
-            rows: of each source in the epoch, by name.
+            weights: by name; sources may come and go. None: in proportion to what is left of each source.
+            rows: rows of each source in the epoch, by name.
             stop: when the epoch ends.
 
         Raises:
-            ConfigError: a weight is wrong, or a source with a weight has no row.
+            ConfigError: a weight is invalid, or a source with a weight has no row.
         """
         at = self.consumed
         if at == self.total:
@@ -344,12 +344,12 @@ class SamplePosition(Position):
 
 @dataclass(frozen=True, slots=True)
 class SampleCount:
-    """The part of a state of one table that says how far the job came, before its rows are counted again.
+    """How far the job came, as a state of one table says, before its rows are counted again.
 
     Args:
         epoch: from 0.
         consumed: samples that the job had taken.
-        exclusions: of that epoch, and of the next.
+        exclusions: exclusions of that epoch, and of the next.
         ended: see `Position`.
         extents: see `SamplePosition`.
     """
@@ -361,7 +361,7 @@ class SampleCount:
     extents: tuple[Extent, ...] = ()
 
     def to_state(self) -> dict[str, Any]:
-        """Write as ints, strings and lists, always under the same keys: a checkpoint may be put together key by key.
+        """Write as ints, strings and lists, always under the same keys: a checkpoint may be assembled key by key.
 
         >>> SampleCount(2, 48).to_state(), SampleCount(2, 48, ended=True).to_state()["consumed"]
         ({'epoch': 2, 'consumed': 48, 'exclusions': []}, [48, 'ended'])
@@ -377,7 +377,7 @@ class SampleCount:
         """Read what `to_state` wrote.
 
         Raises:
-            ResumeError: it is something else.
+            ResumeError: the state is malformed.
         """
         epoch, consumed, ended = state.get("epoch"), state.get("consumed"), False
         extents: tuple[Extent, ...] = ()
@@ -395,10 +395,10 @@ class SampleCount:
         return cls(epoch, consumed, ExclusionVersions.from_state(state), ended, extents)
 
     def check(self, total: int) -> None:
-        """Refuse what does not fit an epoch of so many rows.
+        """Refuse a count that does not fit an epoch of so many rows.
 
         Raises:
-            ResumeError: the epoch has fewer rows, or others may still take a step that this rank does not know of.
+            ResumeError: the epoch has fewer rows, or other ranks may still take a step that this rank does not know of.
         """
         if self.consumed > total:
             raise ResumeError(
@@ -412,7 +412,7 @@ def refuse_ended(consumed: int, total: int, *, ended: bool) -> None:
     """Refuse to continue from the state of a rank that had ended while others continued.
 
     Raises:
-        ResumeError: says what the others may still take.
+        ResumeError: the message says what the others may still take.
     """
     if ended and consumed < total:
         raise ResumeError(

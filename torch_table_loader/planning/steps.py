@@ -22,7 +22,7 @@ def num_steps(plan: Steps) -> int:
     """Return a rank's number of batches.
 
     Raises:
-        TypeError: says why it is not known.
+        TypeError: the number is not known; the message says why.
     """
     if plan.endless or not plan.counted:
         raise TypeError(ENDLESS_EPOCH if plan.endless else UNCOUNTED)
@@ -43,19 +43,19 @@ def step_at(
     fraction: float | None = None,
     file: Callable[[], int] | None = None,
 ) -> int:
-    """Return the step of an epoch that a caller means.
+    """Return the step of an epoch that a caller asks for.
 
     Args:
-        most: steps of the rank that takes most; None where they are not known, or have no end.
-        samples_of_a_step: of all ranks; None where steps differ.
-        step: itself.
-        sample: which it begins with, or has.
-        fraction: of the epoch, from 0 to 1.
+        most: steps of the rank that takes the most; None if they are not known or have no end.
+        samples_of_a_step: samples over all ranks; None if steps differ.
+        step: the step itself.
+        sample: a sample that the step contains.
+        fraction: a fraction of the epoch, from 0 to 1.
         file: finds the step of a file.
 
     Raises:
-        ConfigError: more than one was given, or the place is behind the end.
-        TypeError: a fraction of what is not known.
+        ConfigError: more than one was given, or the place is past the end.
+        TypeError: a fraction was given of an unknown length.
 
     >>> step_at(10, 64, step=3), step_at(10, 64, sample=200), step_at(10, 64, fraction=0.55), step_at(10, 64)
     (3, 3, 5, 0)

@@ -35,8 +35,8 @@ class Strategy:
         target: the caller's object.
         form: what its signature says.
         name: for messages, plans and states.
-        took: the caller's options that it was made with.
-        coverage: "once", or "any" where splits may leave rows out or hold them several times.
+        took: the caller's options that it was constructed with.
+        coverage: "once", or "any" if splits may leave rows out or contain them several times.
     """
 
     target: Any
@@ -47,14 +47,14 @@ class Strategy:
 
     @property
     def cuts(self) -> bool:
-        """Whether the library shuffles, slices and assigns."""
+        """Whether the library shuffles, slices and assigns splits."""
         return self.form == "cutter"
 
     def cut(self, layout: TableLayout) -> SplitTable:
         """Run a cutter, and return its splits.
 
-        They are checked to cover each row once, and files that must not be cut are put together again; those of "any"
-        coverage are taken as they are.
+        The splits are checked to cover each row once, and files that must not be cut are put together again. Splits of
+        "any" coverage are taken unchanged.
         """
         splits = SplitTable.of(layout, _listed(self.target(layout), self.name, "a list of splits"), self.name)
         if self.coverage == "any":
@@ -65,7 +65,7 @@ class Strategy:
     def shards(
         self, files: Sequence[DataFileInfo], lanes: int, epoch: int, num_ranks: int, rank: int
     ) -> Sequence[Shard]:
-        """Call a generator for one rank, as its signature wants it; see `contracts.Generator`."""
+        """Call a generator for one rank, as its signature requires; see `contracts.Generator`."""
         values = {"num_workers": lanes, "epoch": epoch, "num_ranks": num_ranks, "rank": rank}
         by_place, by_name = _calling(inspect.signature(self.target.generate)) or ((), ())
         placed, named = [values[name] for name in by_place], {name: values[name] for name in by_name}
@@ -87,8 +87,8 @@ class Strategy:
             lanes: workers of a rank.
             epoch: from 0.
             num_ranks: ranks of the job.
-            rank: which.
-            files: what `layout` reads as, where that was listed before.
+            rank: the rank.
+            files: the files of `layout`, if they were listed before.
 
         Returns:
             Its splits, shard by shard in reading order, and int64[S]: the lane of each.
@@ -104,7 +104,7 @@ class Strategy:
         """Refuse a generator whose ranks together leave a row out or read one twice, unless it declares that.
 
         Args:
-            parts: one table a rank; of a three-argument generator, each covers all rows on its own.
+            parts: one table for each rank; for a three-argument generator, each covers all rows on its own.
         """
         if self.coverage == "any":
             return
@@ -126,15 +126,15 @@ class Strategy:
 
 
 def resolve_strategy(given: Any, arguments: Mapping[str, Any]) -> Strategy:
-    """Find the strategy that the caller means.
+    """Find the strategy that the caller asks for.
 
     Args:
         given: an object, the name of an installed entry point, or None for the default.
-        arguments: what a factory found by name may take: shuffle, seed, target_bytes, target_rows.
+        arguments: arguments for a factory found by name: shuffle, seed, target_bytes, target_rows.
 
     Raises:
-        ConfigError: no entry point of that name (the nearest are named), or one that cannot be loaded; a coverage
-            that there is not.
+        ConfigError: no entry point has that name (the message names the nearest), one cannot be loaded, or the coverage
+            is unknown.
         ConfigTypeError: the object has neither form.
     """
     accepted: dict[str, Any] = {}
@@ -162,14 +162,14 @@ def _coverage(given: Any, named: Any, name: str) -> Coverage:
 
 
 def _is_factory(loaded: Any) -> bool:
-    """Whether an entry point names what makes a strategy (a class, a function without required parameters)."""
+    """Return whether an entry point is a factory of strategies (a class, a function without required parameters)."""
     if isinstance(loaded, type):
         return True
     return not hasattr(loaded, "generate") and callable(loaded) and _binds(inspect.signature(loaded))
 
 
 def _accepted(factory: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the arguments that the caller chose and the factory has a parameter for."""
+    """Keep the arguments that the caller set and the factory has a parameter for."""
     names = _named(inspect.signature(factory))
     return {name: value for name, value in arguments.items() if value is not None and name in names}
 
@@ -197,10 +197,10 @@ def _form(given: Any) -> Form:
 
 
 def _calling(signature: inspect.Signature) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Return how `generate` takes what follows the files: which by place, which by name; None if it cannot be called.
+    """Return which arguments after the files `generate` takes by position and by name; None if it is not callable.
 
-    Parameters that are named as in the contract go by name, so that their order and defaults do not matter. Further
-    ones with a default are the strategy's own: ``generate(files, num_workers, epoch, seed=0, salt=0)`` takes no ranks.
+    Parameters named as in the contract are passed by name, so that their order and defaults do not matter. Others
+    with a default are the strategy's own: ``generate(files, num_workers, epoch, seed=0, salt=0)`` takes no ranks.
     """
     names = _named(signature)
     variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values())

@@ -1,4 +1,4 @@
-"""How much of a table's files a rank has taken, computed from the plan alone."""
+"""How much of a table's files a rank has read, computed from the plan alone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class TakenFiles(NamedTuple):
-    """What of a table's files was taken; None where nobody knows.
+    """What was read of a table's files; None if unknown.
 
     Args:
-        files: data files with rows that were taken.
-        stored_bytes: the share of those files' bytes in the store that the rows are, all columns included.
+        files: data files from which rows were read.
+        stored_bytes: bytes of those rows, as a share of those files' stored bytes over all columns.
     """
 
     files: int | None
@@ -35,9 +35,9 @@ class PlannedFiles:
     """The files of a rank's plan.
 
     Args:
-        plan: the rank's; its rows are counted.
+        plan: the rank's plan; its rows are counted.
         segments: what the splits consist of.
-        windows: those that were open when earlier stages ended.
+        windows: windows that were open when earlier stages ended.
     """
 
     plan: RankPlan
@@ -46,11 +46,11 @@ class PlannedFiles:
     _row_bytes: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find how many stored bytes a row of each split is."""
+        """Compute the stored bytes of a row of each split."""
         object.__setattr__(self, "_row_bytes", _row_bytes(self.segments))
 
     def taken(self, first: int, last: int) -> tuple[int, list[TakenFiles]]:
-        """Return what was taken in steps [first, last): how many files, and what each lane took; padding left out.
+        """Return what steps [first, last) took: how many files, and what each lane took; without padding.
 
         Rows of a shuffle window count in the order in which they are read.
 
@@ -78,7 +78,7 @@ class PlannedFiles:
         return distinct(np.concatenate(numbers)), num_bytes
 
     def _rows(self, lane: int, batches: int) -> Runs:
-        """Return the rows of a lane's first batches, in the order of delivery, padding left out."""
+        """Return the rows of a lane's first batches, in the order of delivery, without padding."""
         body, tails = self.plan.delivered(lane, batches)
         return tails if body is None else Runs.concat([body.runs.slice(0, body.skip), tails])
 
@@ -86,7 +86,7 @@ class PlannedFiles:
 def _row_bytes(segments: SegmentTable) -> NDArray[np.float64]:
     """float64[S]: the stored bytes of a live row of each split.
 
-    A file's bytes are shared out over its row groups as they are sized before compression.
+    A file's bytes are divided over its row groups in proportion to their sizes before compression.
     """
     layout = segments.splits.layout
     file_of_group = np.repeat(np.arange(len(layout)), np.diff(layout.group_offsets))

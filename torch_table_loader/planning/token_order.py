@@ -1,7 +1,7 @@
-"""The tokens of documents in an order of the documents, which need not be known before: it is walked block by block.
+"""The tokens of documents in an order of the documents that need not be known before: it is walked block by block.
 
-What is walked is remembered as one number a block, the tokens before it. A position in a saved state gives such a
-number too, so that an epoch continues in its middle without walking to it.
+For each block that was walked, one number is kept: the tokens before it. A position in a saved state holds such a
+number too, so that an epoch can continue in the middle without walking there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEPT_BLOCKS = 4
 
 
 class DocumentOrder(Protocol):
-    """Which document comes at each place of the order."""
+    """The document at each place of the order."""
 
     def take(self, places: Ints) -> Ints:
         """Return the document at each place."""
@@ -41,19 +41,19 @@ class Anchor(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Documents that follow one another in the order, and where their tokens begin in it."""
+    """Consecutive documents of the order, and where their tokens begin in it."""
 
     documents: Ints
     offsets: Ints
 
 
 class TokenOrder:
-    """Finds tokens by their place in an order of documents. Callers in threads take turns.
+    """Finds tokens by their place in an order of documents. Threads that call it take turns.
 
     Args:
-        documents: how many the order has.
+        documents: number of documents in the order.
         order: of the documents.
-        lengths: gives the tokens of some documents.
+        lengths: returns the tokens of given documents.
         total: tokens of all of them.
         block: documents that are walked at a time.
     """
@@ -66,15 +66,15 @@ class TokenOrder:
         total: int,
         block: int = BLOCK_DOCUMENTS,
     ) -> None:
-        """Walk nothing yet."""
+        """Start without walking."""
         self.total = total
         self._documents, self._order, self._lengths, self._size = documents, order, lengths, block
         self._numbers, self._firsts = [0], [0]
-        """Blocks of which it is known how many tokens come before, rising."""
+        """Known blocks: those whose number of earlier tokens is known, ascending."""
         self._blocks: OrderedDict[int, _Block] = OrderedDict()
 
     def begin_at(self, anchor: Anchor) -> None:
-        """Take a place from a saved state as known.
+        """Take over a place from a saved state.
 
         Raises:
             ResumeError: the order has no such place.
@@ -96,7 +96,7 @@ class TokenOrder:
         self._keep(number, documents, lengths, first)
 
     def anchor(self, token: int) -> Anchor:
-        """Return the last place at or before a token; the token may be the one behind the last."""
+        """Return the last known place at or before a token; the token may be one past the last."""
         if token >= self.total:
             return Anchor(self._documents, self.total)
         number, block = self._block_of(token)
@@ -104,11 +104,11 @@ class TokenOrder:
         return Anchor(number * self._size + at, int(block.offsets[at]))
 
     def slices(self, starts: Ints, stops: Ints) -> Slices:
-        """Return the documents under stretches of the order.
+        """Return the documents in stretches of the order.
 
         Args:
             starts: int64[n] the first token of each stretch, in any order.
-            stops: int64[n] the token behind its last; a stretch that begins later does not end sooner.
+            stops: int64[n] the token after its last; a stretch that begins later does not end sooner.
         """
         order = np.argsort(starts, kind="stable")
         starts, stops = starts[order], stops[order]
@@ -128,7 +128,7 @@ class TokenOrder:
         return in_order(parts, whose, len(order))
 
     def _block_of(self, token: int) -> tuple[int, _Block]:
-        """Return the block with a token, walking on from the nearest one that is known."""
+        """Return the block with a token, walking on from the nearest known block."""
         at = bisect_right(self._firsts, token) - 1
         number = self._numbers[at]
         block = self._block(number, self._firsts[at])

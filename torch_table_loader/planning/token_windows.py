@@ -1,4 +1,4 @@
-"""Which parts of documents lie under sequences that are cut out of a row of tokens, and which windows a row has."""
+"""Which parts of documents lie in sequences cut out of a row of tokens, and which windows a row has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Slices(NamedTuple):
         document: int64[n] the document of each part.
         start: int64[n] its first token in the document.
         length: int64[n] its tokens, at least 1.
-        offsets: int64[sequences + 1] sequence s has the parts ``offsets[s]`` to before ``offsets[s + 1]``.
+        offsets: int64[sequences + 1]; sequence s has the parts ``offsets[s]:offsets[s + 1]``.
     """
 
     document: Ints
@@ -37,7 +37,7 @@ class Windows:
     Args:
         total: tokens of the row.
         seq_len: tokens of a sequence; the last may have fewer.
-        stride: tokens from one begin to the next, at most `seq_len`.
+        stride: tokens from one start to the next, at most `seq_len`.
 
     >>> windows = Windows(total=10, seq_len=4, stride=3)
     >>> windows.count, windows.spans(np.arange(3))[1].tolist()
@@ -50,22 +50,22 @@ class Windows:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of windows."""
         return 1 + max(0, -(-(self.total - self.seq_len) // self.stride)) if self.total else 0
 
     def spans(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Return where some windows begin, and where they end."""
+        """Return where the given windows begin, and where they end."""
         starts = numbers * self.stride
         return starts, np.minimum(starts + self.seq_len, self.total)
 
 
 def cut(offsets: Ints, starts: Ints, stops: Ints) -> Slices:
-    """Find the documents under stretches of a row of tokens, at the cost of two searches for each.
+    """Find the documents in stretches of a row of tokens, with two searches for each stretch.
 
     Args:
         offsets: int64[documents + 1] where the tokens of each document begin; documents may be empty.
         starts: int64[sequences] the first token of each stretch.
-        stops: int64[sequences] the token behind its last, all of them within the row.
+        stops: int64[sequences] the token after its last, all of them within the row.
 
     >>> cut(np.array([0, 3, 3, 8]), np.array([2, 4]), np.array([5, 8]))[:3]
     (array([0, 2, 2]), array([2, 0, 1]), array([1, 2, 4]))
@@ -80,10 +80,10 @@ def between(first: Ints, last: Ints, bounds: Callable[[Ints], tuple[Ints, Ints]]
 
     Args:
         first: int64[sequences] the document with the first token of each stretch.
-        last: int64[sequences] the document behind the one with its last token; nothing is cut where it is not larger.
-        bounds: returns where the tokens of some documents begin and end.
+        last: int64[sequences] the document after the one with its last token; nothing is cut where it is not larger.
+        bounds: returns where the tokens of given documents begin and end.
         starts: int64[sequences] the first token of each stretch.
-        stops: int64[sequences] the token behind its last.
+        stops: int64[sequences] the token after its last.
     """
     counts = np.maximum(last - first, 0)
     ends = np.cumsum(counts)
@@ -103,9 +103,9 @@ def in_order(parts: list[Slices], sequences: list[Ints], count: int) -> Slices:
     """Join slices of some sequences, each of which may continue in a later entry.
 
     Args:
-        parts: in the order in which tokens follow one another.
+        parts: in the order of the tokens.
         sequences: of each entry, the number of each of its sequences.
-        count: how many sequences there are.
+        count: number of sequences.
     """
     whose = np.concatenate(
         [np.repeat(numbers, np.diff(entry.offsets)) for numbers, entry in zip(sequences, parts, strict=True)]

@@ -1,6 +1,6 @@
-"""Sums, bounds and quantiles of numbers that are the same in whatever parts and order the numbers come.
+"""Sums, bounds and quantiles of numbers that do not depend on the order or grouping of the numbers.
 
-Sums are integers: a float64 is an integer in units of its least power of two, so that nothing is ever rounded.
+Sums are integers: a float64 is an integer in units of the smallest power of two, so that nothing is ever rounded.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_DISTINCT = 1 << 16
-"""Up to so many distinct values quantiles are exact."""
+"""Quantiles are exact up to this many distinct values."""
 
 RELATIVE_ERROR = 2.0**-12
-"""How far a quantile of more distinct values may be from one of the values, relative to it."""
+"""Relative error of a quantile if there are more distinct values."""
 
 _UNIT = 1126
-"""Sums are in units of 2 to the minus this: the last bit of the mantissa of the least float64."""
+"""Sums are in units of 2 to the minus this: the last bit of the mantissa of the smallest float64."""
 
 _LOW_BITS = 26
 _HALF = 27
 _MOST_AT_ONCE = 1 << 20
-"""So many sums of numbers of 27 bits are exact as float64, which is what `np.bincount` adds."""
+"""This many numbers of 27 bits add up exactly in float64, which `np.bincount` uses."""
 
 _EXACT_INTS = 1 << 53
 _DROPPED = 41
-"""Low bits of a float64 that buckets leave out: the others are sign, exponent and 11 bits of the mantissa."""
+"""Low bits of a float64 that buckets ignore: the others are sign, exponent and 11 bits of the mantissa."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Histogram:
-    """How often each value comes; of many distinct ones, how often each bucket of near values does.
+    """How often each value occurs; with many distinct values, how often each bucket of near values does.
 
     Args:
         values: float64 [n], ascending, distinct, finite or infinite.
         counts: int64 [n].
-        exact: whether these are the values; else the middles of buckets.
+        exact: whether these are the values themselves, rather than the middles of buckets.
     """
 
     values: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -57,7 +57,7 @@ class Histogram:
 
     @classmethod
     def merged(cls, parts: Sequence[Histogram]) -> Histogram:
-        """Add histograms up; at least one."""
+        """Add up one or more histograms."""
         exact = all(part.exact for part in parts)
         return cls._joined([part.values for part in parts], [part.counts for part in parts], exact=exact)
 
@@ -69,10 +69,10 @@ class Histogram:
         return cls(*_counted(_middles(keys), numbers), exact=False)
 
     def quantile(self, share: float) -> float:
-        """Return the least value that so many of all values do not exceed; there must be one.
+        """Return the least value that the given share of values does not exceed; there must be a value.
 
         Args:
-            share: of the values, from 0 to 1; it is taken as the decimal number that is written.
+            share: share of the values, from 0 to 1; taken as the decimal number as written.
         """
         upto = np.cumsum(self.counts)
         rank = max(1, math.ceil(Fraction(repr(float(share))) * int(upto[-1])))
@@ -87,7 +87,7 @@ def _counted(values: NDArray[np.float64], counts: NDArray[np.int64]) -> tuple[ND
 
 
 def _middles(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the middle of each value's bucket; that of a middle is itself."""
+    """Return the middle of each value's bucket; the middle of a middle is itself."""
     bits = values.view(np.int64)
     middles = ((bits >> _DROPPED << _DROPPED) | (1 << (_DROPPED - 1))).view(np.float64)
     return np.where((values == 0) | ~np.isfinite(values), values, middles)
@@ -95,19 +95,19 @@ def _middles(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueSums:
-    """What is known of the numbers of a column.
+    """What is known about the numbers of a column.
 
     Args:
         count: values that are neither null nor NaN.
-        nulls: how many.
-        nans: how many.
+        nulls: number of nulls.
+        nans: number of NaNs.
         below: values that are minus infinity.
         above: values that are infinity.
         total: the sum of the finite values, in units of 2^-1126.
         squares: the sum of their squares, in units of 2^-2252.
         low: the least value; None if there is none.
         high: the greatest value.
-        histogram: how often each value comes.
+        histogram: how often each value occurs.
     """
 
     count: int = 0
@@ -126,8 +126,8 @@ class ValueSums:
         """Sum up numbers.
 
         Args:
-            values: integers, bools or floats, one-dimensional; nulls left out.
-            nulls: how many were left out.
+            values: one-dimensional integers, bools or floats, without nulls.
+            nulls: number of nulls that were left out.
         """
         floats = values.dtype.kind == "f"
         as_floats = values.astype(np.float64)
@@ -154,7 +154,7 @@ class ValueSums:
 
     @classmethod
     def merged(cls, parts: Sequence[ValueSums]) -> ValueSums:
-        """Add up what is known of parts of a column; in any order and grouping the same comes."""
+        """Add up what is known of the parts of a column; the order and grouping do not change the result."""
         if not parts:
             return cls()
         sums = {
@@ -171,7 +171,7 @@ class ValueSums:
 
     @property
     def mean(self) -> float:
-        """The mean, rounded once; NaN where there is no value."""
+        """The mean, rounded once; NaN if there is no value."""
         if not self.count or (self.below and self.above):
             return math.nan
         if self.below or self.above:
@@ -180,21 +180,21 @@ class ValueSums:
 
     @property
     def std(self) -> float:
-        """The standard deviation of the population; NaN where there is no value, or one is infinite."""
+        """The standard deviation of the population; NaN if there is no value, or one is infinite."""
         if not self.count or self.below or self.above:
             return math.nan
         spread = self.squares * self.count - self.total**2
         return _root(Fraction(spread, self.count**2 << 2 * _UNIT))
 
     def quantile(self, share: float) -> float:
-        """Return a quantile, within `RELATIVE_ERROR` of it; NaN where there is no value."""
+        """Return a quantile, within `RELATIVE_ERROR` of it; NaN if there is no value."""
         if not self.count:
             return math.nan
         return min(max(self.histogram.quantile(share), float(self.low)), float(self.high))
 
 
 def _sums(values: NDArray[np.float64]) -> tuple[int, int]:
-    """Return the sum of finite values and that of their squares, exactly, in the units of `ValueSums`."""
+    """Return the exact sums of finite values and of their squares, in the units of `ValueSums`."""
     total = squares = 0
     for start in range(0, len(values), _MOST_AT_ONCE):
         fractions, exponents = np.frexp(values[start : start + _MOST_AT_ONCE])
@@ -209,7 +209,7 @@ def _sums(values: NDArray[np.float64]) -> tuple[int, int]:
 
 
 def _shifted(values: NDArray[np.int64], shift: NDArray[np.int64], up: int) -> int:
-    """Return the sum of values of at most 28 bits, each times two to the power of its shift and `up`."""
+    """Return the sum of values of at most 28 bits, each times two to the power of its shift plus `up`."""
     least = int(shift.min())
     sums = np.bincount(shift - least, weights=values)
     return sum(int(sums[place]) << (least + place + up) for place in np.flatnonzero(sums).tolist())
@@ -234,7 +234,7 @@ def _as_float(number: Fraction) -> float:
 
 
 def _root(number: Fraction) -> float:
-    """Return a square root: from the 128 leading bits, so that the least spreads keep their digits too."""
+    """Return a square root, computed from the 128 leading bits so that the smallest spreads keep their digits too."""
     if not number:
         return 0.0
     shift = (number.denominator.bit_length() - number.numerator.bit_length() + 130) // 2

@@ -1,15 +1,16 @@
-"""Rows drawn by weight: the total weight is cut into equal shares, and each share gives one row, by weight.
+"""Rows drawn by weight: the total weight is cut into equal shares, and each share draws one row, by weight.
 
-Let the weights be integers whose sum is W, and n the samples of an epoch. Sample j takes the row under the point
-``floor((j * W + r) / n)`` of the weights put end to end, where r is an integer in [0, W) that a hash of j gives. So a
-row of weight w comes n * w / W times in expectation: of the n * W numbers ``j * W + r``, each point has n. A row that
-covers m whole shares comes at least m times, and at most m + 2 times, as it reaches into two shares more. That is less
-variance than drawing each sample from all rows has (stratified sampling: Cochran, Sampling Techniques, 1977, ch. 5).
+Let the weights be integers whose sum is W, and n the samples of an epoch. Sample j takes the row at the point
+``floor((j * W + r) / n)`` of the concatenated weights, where r is an integer in [0, W) derived from a hash of j. So a
+row of weight w is drawn n * w / W times in expectation: of the n * W numbers ``j * W + r``, each point has n. A row
+that covers m whole shares is drawn at least m times, and at most m + 2 times, as it reaches into two more shares. That
+has less variance than drawing each sample from all rows (stratified sampling: Cochran, Sampling Techniques, 1977,
+ch. 5).
 
-One r for all shares (systematic sampling) would vary less still, but rows that are one share apart would always come
-together: of a table in which two kinds of rows alternate, an epoch could have one kind alone.
+One r for all shares (systematic sampling) would have even less variance, but rows that are one share apart would always
+be drawn together: in a table in which two kinds of rows alternate, an epoch could contain only one kind.
 
-Nothing here may change what comes out: the order is part of the saved state's format.
+Nothing here may change the result: the order is part of the saved state's format.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _MOST_SAMPLES = 1 << 40
-"""The arithmetic is exact up to here."""
+"""The arithmetic is exact up to this number."""
 
 _HALF = 20
 """Bits of a sample's number that are multiplied at a time."""
 
 _TOTAL_BITS = 61
-"""Weights become integers of about so many bits in total, so that sums of them and a share more fit into 63."""
+"""Weights become integers of about this many bits in total, so that their sum plus a share fits into 63 bits."""
 
 _CELLS_AT_ONCE = 1 << 20
 
@@ -45,7 +46,7 @@ _STRIDE = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightSums:
-    """What the rows before each weigh, with every 256th number apart, so that a search touches little memory.
+    """The weight of the rows before each row, with every 256th number apart, so that a search touches little memory.
 
     Args:
         cells: int64[R+1] from `cumulate`.
@@ -58,26 +59,26 @@ class WeightSums:
     _apart: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Take the numbers apart."""
+        """Separate the numbers."""
         object.__setattr__(self, "_apart", self.cells[::_STRIDE].copy())
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.cells) - 1
 
     @property
     def total(self) -> int:
-        """What all rows weigh."""
+        """The weight of all rows."""
         return int(self.cells[-1])
 
     def rows_at(self, points: Ints) -> Ints:
-        """Return the row under each point of the weights put end to end.
+        """Return the row at each point of the concatenated weights.
 
         Args:
             points: int64[k], each in [0, total).
         """
-        order = np.argsort(points)  # sorted, neighbours look at the same memory
+        order = np.argsort(points)  # sorted, neighbors look at the same memory
         rising = points[order]
         found = (np.searchsorted(self._apart, rising, side="right").astype(np.int64) - 1) * _STRIDE
         step = _STRIDE >> 1
@@ -91,23 +92,23 @@ class WeightSums:
 
 
 class KeepsSums(Protocol):
-    """Keeps what rows weigh, so that a pickle of who uses it need not."""
+    """Holds the weights of rows, so that a pickle of its user need not."""
 
     @property
     def sums(self) -> WeightSums:
-        """Of all rows of the table."""
+        """The weights of all rows of the table."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightedRows:
-    """The rows of a table as samples that are drawn by weight; what `Remaining` is for rows that come once each.
+    """The rows of a table as samples drawn by weight; the counterpart of `Remaining`, whose rows come once each.
 
     Args:
-        weights: keeps what rows weigh.
-        gone: int64[g] rows that are taken out: sorted, each once.
-        samples: of an epoch; None: as many as rows are left.
-        key: of the points inside the shares.
+        weights: holds the weights of the rows.
+        gone: int64[g] excluded rows: sorted, without duplicates.
+        samples: samples of an epoch; None: as many as rows are left.
+        key: the key of the points inside the shares.
 
     Raises:
         ConfigError: no row with a weight is left to draw from.
@@ -120,14 +121,14 @@ class WeightedRows:
     num_rows: int = field(init=False)
     """Samples of an epoch."""
     weight: int = field(init=False)
-    """What the rows that are left weigh together."""
+    """Total weight of the remaining rows."""
     _borders: Ints = field(init=False, repr=False)
-    """What is left before each row that is gone."""
+    """Remaining weight before each excluded row."""
     _skipped: Ints = field(init=False, repr=False)
-    """What the first rows that are gone weigh: none of them, one, two."""
+    """Cumulative weights of the first excluded rows: of none, one, two, …"""
 
     def __post_init__(self) -> None:
-        """Derive what every look-up needs."""
+        """Compute what every look-up needs."""
         sums = self.weights.sums
         starts = sums.cells[self.gone]
         skipped = np.concatenate(([0], np.cumsum(sums.cells[self.gone + 1] - starts))).astype(np.int64)
@@ -150,7 +151,7 @@ class WeightedRows:
 
         Args:
             samples: int64[k], each in [0, num_rows).
-            rounds: how often all samples came before, one for each or one for all; each round draws again.
+            rounds: how often all samples came before, one for each sample or one for all; each round draws again.
         """
         if not len(samples):
             return samples
@@ -160,7 +161,7 @@ class WeightedRows:
         return self.weights.sums.rows_at(points)
 
     def _points(self, samples: Ints, within: Ints) -> Ints:
-        """Return ``floor((samples * weight + within) / num_rows)``; products beyond 63 bits are taken in halves."""
+        """Return ``floor((samples * weight + within) / num_rows)``; products beyond 63 bits are computed in halves."""
         count = self.num_rows
         whole, part = divmod(self.weight, count)
         high, rest = np.divmod((samples >> _HALF) * part, count)
@@ -170,7 +171,7 @@ class WeightedRows:
 
 
 def _share_of(hashes: NDArray[np.uint64], whole: int) -> Ints:
-    """Return ``floor(hashes * whole / 2**64)``: numbers below `whole`, each as likely.
+    """Return ``floor(hashes * whole / 2**64)``: numbers below `whole`, equally likely.
 
     >>> _share_of(np.array([0, 2**63, 2**64 - 1], dtype=np.uint64), 10**18 + 1).tolist()
     [0, 500000000000000000, 1000000000000000000]
@@ -187,7 +188,7 @@ def _share_of(hashes: NDArray[np.uint64], whole: int) -> Ints:
 def cumulate(cells: Ints) -> None:
     """Turn weights into the cells of `WeightSums`, in place and alike on every machine.
 
-    Weights are scaled by a power of two and rounded to integers, of which those of positive weights are at least 1.
+    Weights are scaled by a power of two and rounded to integers; those of positive weights become at least 1.
     Integers and other numbers of few digits keep their ratios exactly, and others within about 2^-61 of the total.
 
     Args:
@@ -219,5 +220,5 @@ def cumulate(cells: Ints) -> None:
 
 
 def _parts(rows: int) -> Iterator[slice]:
-    """Cut rows into parts, so that what is made of a part stays small."""
+    """Cut rows into parts, so that what is computed from a part stays small."""
     return (slice(first, min(first + _CELLS_AT_ONCE, rows)) for first in range(0, rows, _CELLS_AT_ONCE))

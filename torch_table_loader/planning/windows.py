@@ -37,17 +37,17 @@ class Window:
         """Return the order of its rows.
 
         Args:
-            seed: the loader's.
+            seed: the loader's seed.
             epoch: from 0.
 
         Returns:
-            int64[rows]: which row comes at each place.
+            int64[rows]: the row at each place.
         """
         return permuted(self.runs.num_rows, seed, epoch, self.name)
 
 
 def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]:
-    """Return the order of so many rows, in the window of that name.
+    """Return the order of so many rows in the window of that name.
 
     >>> permuted(4, seed=1, epoch=0, name="window at 0 of lane 0").tolist()
     [1, 3, 2, 0]
@@ -59,15 +59,15 @@ def permuted(length: int, seed: int, epoch: int, name: str) -> NDArray[np.int64]
 class Stretch:
     """Consecutive rows of a section that are delivered in one way.
 
-    Rows come as they are read, window by window, or in the remaining order of an older window (a unit).
+    Rows come as read, window by window, or in the remaining order of an older window (a unit).
 
     Args:
-        section: its name.
+        section: its section's name.
         at: its first row, counted in the section.
-        runs: its rows, delivered ones too.
+        runs: its rows, including delivered ones.
         start: how many of them were delivered before.
         segments: what the splits of `runs` consist of.
-        size: rows of a window; None where nothing is permuted.
+        size: rows of a window; None if nothing is permuted.
         unit: the number of that older window, which is never permuted again, or None.
     """
 
@@ -90,7 +90,7 @@ class Stretch:
 
     @property
     def open_window(self) -> tuple[Window, int] | None:
-        """The window of which only some rows were delivered, and how many those are; None if there is none."""
+        """The window of which only some rows were delivered, and their number; None if there is none."""
         if self.size is None or self.start % self.size == 0:
             return None
         return self.window(self.start // self.size), self.start % self.size
@@ -99,7 +99,7 @@ class Stretch:
 def stretches(section: Section, segments: SegmentTable, size: int | None) -> Iterator[Stretch]:
     """Yield what a section still has to deliver.
 
-    Windows begin at the section's start, and again after each unit, or at each piece where the section says so.
+    Windows begin at the section's start, and again after each unit, or at each piece if the section says so.
 
     Args:
         section: with `skip` rows delivered before.

@@ -1,1 +1,1 @@
-"""A path or a catalog becomes a list of data files and a place to open them."""
+"""Turn a path or a catalog into a list of data files and a storage to open them."""

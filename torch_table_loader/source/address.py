@@ -1,4 +1,4 @@
-"""Where a path points: its protocol, the path a client opens, and the login that was written into the URL."""
+"""Parse a path or URL: its protocol, the path for the client, and any login in the URL."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Address:
 
     Args:
         protocol: "file", "s3", "memory", … in lower case.
-        path: as the client opens it, without protocol and login; of http the whole URL without login.
+        path: as the client opens it, without protocol and login; for http, the whole URL without login.
         login: options that the URL carried.
     """
 
@@ -43,12 +43,12 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The address as messages may show it: no login, no query."""
+        """The address as messages may show it: without login or query."""
         return shown(self.protocol, self.path)
 
 
 def shown(protocol: str, path: str) -> str:
-    """Write a path as messages may show it.
+    """Format a path as messages may show it.
 
     >>> shown("s3", "bucket/a.parquet"), shown("https", "https://host/a.parquet?signature=abc")
     ('s3://bucket/a.parquet', 'https://host/a.parquet')
@@ -59,13 +59,13 @@ def shown(protocol: str, path: str) -> str:
 
 
 def parse_address(path_or_url: str | os.PathLike[str]) -> Address:
-    """Return where a path or URL points. Opens nothing.
+    """Parse a path or URL without opening anything.
 
     Args:
         path_or_url: a local path, absolute or relative to the working directory, or any fsspec URL.
 
     Raises:
-        ConfigError: empty, chained, of an unknown protocol, or with a login that cannot be read.
+        ConfigError: the path is empty, chained, of an unknown protocol, or has a login that cannot be read.
         MissingExtraError: the protocol's package is not installed.
 
     >>> parse_address("s3://key:se%2Fcret@bucket/table/").path
@@ -126,7 +126,7 @@ def _s3_address(url: str) -> Address:
     authority, slash, key = rest.partition("/")
     login, at, bucket = authority.rpartition("@")
     if not bucket or (":" in bucket and not bucket.startswith("arn:")):
-        # A secret with a bare "/" ends the authority early: the URL is then not fit to be shown.
+        # A secret with a bare "/" ends the authority early: such a URL must not be shown.
         raise ConfigError(
             "an s3 URL must read s3://bucket/path or s3://key:secret@bucket/path with '/' in the secret "
             "written as %2F; or pass key and secret in storage_options"
@@ -150,7 +150,7 @@ def _azure_address(protocol: str, url: str) -> Address:
 
 
 def account_in(host: str) -> dict[str, str]:
-    """Return the options that the host of an Azure URL names: what stands behind the @.
+    """Return the options in the host of an Azure URL: the part after the @.
 
     >>> account_in("lake.dfs.core.windows.net")
     {'account_name': 'lake'}

@@ -1,4 +1,4 @@
-"""Tables and data frames in memory, of whatever library, as a source."""
+"""Tables and data frames in memory, from any library, as a source."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _TAKES = (
 )
 
 _Taken = tuple[pa.Table, str]
-"""A table, and what it came from, in words."""
+"""A table, and a description of its origin."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowSource:
-    """A table in memory (implements `contracts.SnapshotSource`): one file, which its fingerprint pins.
+    """A table in memory (implements `contracts.SnapshotSource`): one file, identified by its fingerprint.
 
     Args:
-        storage: the table's.
+        storage: the table's storage.
         files: the one file.
-        description: what the table came from.
+        description: the origin of the table.
     """
 
     storage: HeldStorage
@@ -49,15 +49,15 @@ class ArrowSource:
 
     @classmethod
     def of(cls, data: Any, reader: FormatReader) -> ArrowSource:
-        """Take rows from memory; those that a stream gives once are kept.
+        """Take rows from memory; rows of a stream that can be read only once are kept.
 
         Args:
             data: see `StructuredDataset.from_arrow`.
-            reader: the format reader of tables in memory.
+            reader: the format reader for tables in memory.
 
         Raises:
-            ConfigTypeError: it is none of these.
-            ConfigError: it holds what Arrow cannot, or two columns of one name.
+            ConfigTypeError: the data has none of the supported types.
+            ConfigError: the data holds values that Arrow cannot represent, or two columns of one name.
         """
         table, description = _taken(data)
         if twice := next((name for name in table.column_names if table.column_names.count(name) > 1), None):
@@ -79,12 +79,12 @@ class ArrowSource:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of schema and rows."""
+        """A hash of the schema and the rows."""
         return self.storage.table.fingerprint
 
 
 def is_arrow(data: Any) -> bool:
-    """Return whether `ArrowSource` takes a value."""
+    """Return whether `ArrowSource` accepts a value."""
     return any(takes(data) for takes, _ in _FORMS)
 
 
@@ -109,7 +109,7 @@ def _named(data: Any) -> str:
 
 
 def _remedy(data: Any) -> str:
-    """Return what to do with some values that are near."""
+    """Return advice for values of similar types that are not accepted."""
     if _is_of("polars", "LazyFrame")(data):
         return "; call collect() first"
     if _is_of("datasets", "DatasetDict")(data):
@@ -124,7 +124,7 @@ def _remedy(data: Any) -> str:
 
 
 def _is_of(module: str, *names: str) -> Callable[[Any], bool]:
-    """Return what tells the classes of a package, which is not imported for it."""
+    """Return a test for classes of a package, without importing the package."""
 
     def found(data: Any) -> bool:
         package = sys.modules.get(module)
@@ -135,13 +135,13 @@ def _is_of(module: str, *names: str) -> Callable[[Any], bool]:
 
 
 def _of_pandas(frame: Any) -> _Taken:
-    """Take a frame; the levels of its index that have a name are columns, and one without a name is left out."""
+    """Take a frame; named levels of its index become columns, an unnamed level is left out."""
     frame = frame.reset_index([name for name in frame.index.names if name is not None])
     return pa.Table.from_pandas(frame, preserve_index=False), "pandas.DataFrame"
 
 
 def _of_hugging_face(dataset: Any) -> _Taken:
-    """Take all columns, and with indices (of select, shuffle, filter) the rows that they name, in their order."""
+    """Take all columns; with indices (from select, shuffle, filter), the rows they name, in their order."""
     return dataset.with_format("arrow")[:], "datasets.Dataset"
 
 
@@ -167,11 +167,11 @@ _FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], _Taken]], ...] = (
     (_is_of("datasets", "Dataset"), _of_hugging_face),
     (lambda data: not isinstance(data, type) and hasattr(data, "__arrow_c_stream__"), _of_stream),
 )
-"""What tells a value, and how its rows are taken; the first that fits."""
+"""Tests for values, each with how to take their rows; the first that matches is used."""
 
 
 def _settled(table: pa.Table) -> pa.Table:
-    """Return a table without extensions, views and metadata, and with one dictionary for each column that has any."""
+    """Return a table without extensions, views and metadata, and with a single dictionary for each such column."""
     columns = [_as_settled(column) for column in table.columns]
     fields = [
         pa.field(field.name, column.type, nullable=field.nullable)
@@ -188,9 +188,9 @@ def _as_settled(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _settled_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return an array in its settled type.
+    """Return an array converted to its settled type.
 
-    pyarrow 26 casts list views to lists whose offsets are wrong, so what contains them is made again.
+    pyarrow 26 casts list views to lists with wrong offsets, so anything that contains them is rebuilt.
 
     Args:
         array: of any type.
@@ -213,7 +213,7 @@ def _made_again(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
     if pt.is_map(kind):
         keys, items = _settled_array(array.keys, kind.key_type), _settled_array(array.items, kind.item_type)
-        offsets = pa.array(array.offsets.to_numpy())  # a mask does not go with a slice
+        offsets = pa.array(array.offsets.to_numpy())  # a mask cannot be combined with a slice
         return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=mask)
     if pt.is_fixed_size_list(kind):
         size = kind.list_size
@@ -230,7 +230,7 @@ def _has_list_view(kind: pa.DataType) -> bool:
 
 
 def settled_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type with plain ones in place of extensions and views, those inside included.
+    """Return a type with plain types in place of extensions and views, including those nested inside.
 
     >>> settled_type(pa.list_(pa.string_view())), settled_type(pa.dictionary(pa.int8(), pa.string_view()))
     (ListType(list<item: large_string>), DictionaryType(dictionary<values=large_string, indices=int8, ordered=0>))
@@ -255,4 +255,4 @@ _AROUND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], pa.DataType]
     (pt.is_list, lambda kind: pa.list_(_settled_field(kind.value_field))),
     (pt.is_struct, lambda kind: pa.struct(list(map(_settled_field, kind)))),
 )
-"""What tells a type that is around others, and what makes it around settled ones."""
+"""Tests for types that contain others, each with how to rebuild them around settled types."""

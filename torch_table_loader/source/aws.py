@@ -1,4 +1,4 @@
-"""What AWS's own tools find by themselves: endpoint, region and login in the environment and ~/.aws, and regions."""
+"""Settings that AWS's own tools find: endpoint, region and login in the environment and ~/.aws, and bucket regions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential, S3CredentialProvider
 
 _ASKED_AGAIN = timedelta(minutes=10)
-"""botocore renews credentials at least so long before they end; obstore asks for them when half of it is over."""
+"""botocore renews credentials at least this long before they expire; obstore asks for them after half of it."""
 
 
 def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) -> str | None:
-    """Return the endpoint of S3 that is configured outside of the program.
+    """Return the S3 endpoint that is configured outside the program.
 
     The order is that of AWS's SDKs, see https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html:
     ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the ``s3`` part of the profile's ``services`` section, and the
@@ -32,10 +32,10 @@ def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) 
 
     Args:
         environ: the environment.
-        profile: the caller's; None for the environment's.
+        profile: the caller's profile; None for the environment's.
 
     Raises:
-        ConfigError: a configuration file does not parse, or names a services section that it does not have.
+        ConfigError: a configuration file does not parse, or names a services section that does not exist.
     """
     name, settings = _settings(environ, profile)
     ignored = environ.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") or settings.get("ignore_configured_endpoint_urls", "")
@@ -54,17 +54,17 @@ def configured_endpoint(environ: Mapping[str, str], profile: str | None = None) 
 
 
 def configured_region(environ: Mapping[str, str], profile: str | None = None) -> str | None:
-    """Return the region that the environment names, or a profile, as AWS's SDKs read them."""
+    """Return the region from the environment or a profile, as AWS's SDKs read them."""
     given = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
     return given or _settings(environ, profile)[1].get("region")
 
 
 def bucket_region(bucket: str, options: Mapping[str, Any]) -> str | None:
-    """Return what AWS says of the region of a bucket, which it tells anyone who asks.
+    """Return the region of a bucket, which AWS tells without authentication.
 
     Args:
         bucket: its name.
-        options: proxy and certificates, as `sort_options` names them; the environment's proxy counts, too.
+        options: proxy and certificates, as `sort_options` names them; the environment's proxy applies too.
     """
     request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")
     context = ssl.create_default_context()
@@ -81,24 +81,24 @@ def bucket_region(bucket: str, options: Mapping[str, Any]) -> str | None:
             headers = answer.headers
     except urllib.error.HTTPError as error:  # 301 and 403 name the region, too
         headers = error.headers
-    except OSError:  # the request itself will say so
+    except OSError:  # the request itself will report it
         return None
     region: str | None = headers.get("x-amz-bucket-region")
     return region
 
 
 def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
-    """Return who gives obstore credentials: fixed ones, or whatever botocore finds or is sent for.
+    """Return a provider of credentials for obstore: fixed ones, or whatever botocore finds or fetches.
 
     Args:
         options: keys, profile and role, as `s3` names them.
 
     Returns:
-        None for no login.
+        None for anonymous access.
 
     Raises:
-        ConfigError: half a login, or a profile that is not there.
-        botocore.exceptions.BotoCoreError: there is no login, or it cannot be had.
+        ConfigError: the login is incomplete, or the profile does not exist.
+        botocore.exceptions.BotoCoreError: there is no login, or it cannot be obtained.
     """
     if options.get("anonymous"):
         return None
@@ -117,7 +117,7 @@ def aws_login(options: Mapping[str, Any]) -> S3CredentialProvider | None:
 
 
 def _botocore_login(options: Mapping[str, Any], keys: tuple[Any, ...] | None) -> S3CredentialProvider:
-    # Here, since it takes 0.15 s to import, which nobody needs to pay who has no table on S3.
+    # Imported here, since it takes 0.15 s, which only users of S3 should pay.
     from botocore import credentials, exceptions
     from botocore.session import Session
 
@@ -148,12 +148,12 @@ def _botocore_login(options: Mapping[str, Any], keys: tuple[Any, ...] | None) ->
             "expires_at": end,
         }
 
-    provide()  # what fails does so here, with botocore's own error
+    provide()  # a failure is raised here, with botocore's own error
     return provide
 
 
 def _settings(environ: Mapping[str, str], profile: str | None) -> tuple[str, Mapping[str, str]]:
-    """Return the name of the profile, and what both of AWS's files say of it."""
+    """Return the name of the profile, and its settings in both of AWS's files."""
     name = profile or environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
     settings: dict[str, str] = {}
     sections = ("default" if name == "default" else f"profile {name}", name)
@@ -163,7 +163,7 @@ def _settings(environ: Mapping[str, str], profile: str | None) -> tuple[str, Map
 
 
 def _files(environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """Return the paths of the configuration and of the credentials."""
+    """Return the paths of the configuration and credentials files."""
     folder = Path("~/.aws")
     config = environ.get("AWS_CONFIG_FILE") or folder / "config"
     credentials = environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"
@@ -180,13 +180,13 @@ def _sections(path: Path) -> Mapping[str, Mapping[str, str]]:
 
 @functools.lru_cache(maxsize=8)
 def _parsed(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, Mapping[str, str]]:
-    parser = configparser.RawConfigParser(default_section="")  # [default] is a section as any other
+    parser = configparser.RawConfigParser(default_section="")  # [default] is a section like any other
     try:
         parser.read_string(path.read_text(encoding="utf-8"))
     except OSError:
         return {}
     except (configparser.Error, UnicodeDecodeError) as error:
-        # The parser quotes the line, which may be a secret.
+        # The parser quotes the line, which may contain a secret.
         raise ConfigError(
             f"{path} does not parse as a configuration file of AWS ({type(error).__name__}); correct it"
         ) from None
@@ -194,7 +194,7 @@ def _parsed(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, Mapping[str,
 
 
 def _normal(section: str) -> str:
-    """Return a section's name without quotes and spare spaces.
+    """Return a section's name without quotes and extra spaces.
 
     >>> _normal('profile "dev"')
     'profile dev'
@@ -203,6 +203,6 @@ def _normal(section: str) -> str:
 
 
 def _indented(text: str) -> dict[str, str]:
-    """Read the indented lines behind a setting."""
+    """Read the indented lines after a setting."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,4 +1,4 @@
-"""Azure Blob Storage: what callers write for its options, in adlfs's words or obstore's, and how to connect."""
+"""Azure Blob Storage: its options, under adlfs's or obstore's names, and how to connect."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _IN_ENVIRONMENT = (
     *(f"AZURE_{name}" for name in ("CLIENT_ID", "FEDERATED_TOKEN_FILE", "MSI_ENDPOINT", "USE_AZURE_CLI")),
     *("AZURE_STORAGE_CLIENT_ID", "IDENTITY_ENDPOINT", "MSI_ENDPOINT"),
 )
-"""Where obstore looks for an identity, and platforms say that a machine has one."""
+"""Variables where obstore looks for an identity, and by which platforms indicate that a machine has one."""
 
 _SCOPE = "https://storage.azure.com/.default"
 _PUBLIC = ".core.windows.net"
 
 
 def choose_azure(options: Mapping[str, Any]) -> ClientChoice:
-    """Translate Azure's options for obstore, or, where one of them has no equal there, leave all to adlfs.
+    """Translate Azure's options for obstore, or leave all to adlfs if one of them has no equivalent there.
 
     Args:
-        options: as adlfs or as obstore name them.
+        options: as adlfs or obstore names them.
 
     Raises:
         ConfigError: two names of one option disagree.
@@ -75,10 +75,10 @@ def choose_azure(options: Mapping[str, Any]) -> ClientChoice:
 
 
 def azure_container(options: Mapping[str, Any]) -> Callable[[str], AzureStore]:
-    """Return what opens a container by its name.
+    """Return a function that opens a container by its name.
 
     Args:
-        options: as `choose_azure` gave them for obstore.
+        options: as returned by `choose_azure` for obstore.
 
     Raises:
         ConfigError: no account is named, or a connection string cannot be read.
@@ -124,7 +124,7 @@ def _connection(string: str) -> dict[str, str]:
 
 
 def _sign_in(options: dict[str, Any]) -> AzureCredentialProvider | None:
-    """Settle which login is used; of none, as adlfs does: none at all, unless the caller or the machine has one."""
+    """Choose the login; without one, connect anonymously as adlfs does, unless the caller or machine has a login."""
     credential = options.pop("credential", None)
     if isinstance(credential, str):
         agree(options, "sas_key" if "sig=" in credential else "account_key", credential, "credential")
@@ -141,7 +141,7 @@ def _sign_in(options: dict[str, Any]) -> AzureCredentialProvider | None:
 
 
 def _default_identity() -> AzureCredentialProvider | None:
-    """Return azure-identity's default login where it is installed; else obstore looks by itself."""
+    """Return azure-identity's default login if it is installed; otherwise obstore looks for a login itself."""
     if any(os.environ.get(name) for name in _IN_ENVIRONMENT):
         return None
     try:
@@ -152,7 +152,7 @@ def _default_identity() -> AzureCredentialProvider | None:
 
 
 def _tokens(credential: Any) -> AzureCredentialProvider:
-    """Ask a credential of azure-identity for tokens."""
+    """Get tokens from a credential of azure-identity."""
 
     def provide() -> Any:
         token = credential.get_token(_SCOPE)

@@ -1,7 +1,7 @@
-"""Ways to a store: this machine's files, and any fsspec file system; object stores are in `object_store`.
+"""Clients of a store: this machine's files, and any fsspec file system; object stores are in `object_store`.
 
-A client belongs to the process that made it. Its methods raise what the library below raises;
-`storage` turns that into this library's errors.
+A client belongs to the process that made it. Its methods raise the errors of the underlying library;
+`storage` turns those into this library's errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch_table_loader.records import FileVersion, LocalVersion
 from torch_table_loader.source.address import HTTP_PROTOCOLS, S3_PROTOCOLS, filesystem_class
 
 STAT_THREADS = 16
-"""Requests in flight where files must be asked one by one: stores answer in tens of milliseconds."""
+"""Requests in flight if files must be queried one by one: stores answer in tens of milliseconds."""
 
 _COPY_BYTES = 1 << 24
 
@@ -38,7 +38,7 @@ _READ_AHEAD = 1 << 20
 
 _CONNECT_S = 10
 _SILENCE_S = 30
-"""An HTTP server that sends nothing for so long does not answer; how long a whole answer takes does not matter."""
+"""An HTTP server that sends nothing for this long does not answer; the duration of a whole answer does not matter."""
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -48,7 +48,7 @@ _UNSTABLE = ("fuse", "cifs", "smb", "vboxsf")
 clients of object stores do once they forget it, and Windows servers may have no numbers at all."""
 
 _HARMLESS = frozenset({"accept", "accept-encoding", "range", "user-agent"})
-"""Headers that go along to another host; whatever else the caller named may be a secret."""
+"""Headers that are sent to another host too; anything else that the caller set may be a secret."""
 
 _SPECIAL = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
@@ -59,12 +59,12 @@ _ETAG_NAMES = ("ETag", "etag", "generation", "Content-MD5")
 
 
 class Found(NamedTuple):
-    """What a store says of one path; what is not a file has no version."""
+    """A store's answer about one path; anything but a file has no version."""
 
     path: str
     version: FileVersion | None
     special: str = ""
-    """What else it is, where it is neither a file nor a directory: a FIFO, a socket or a device."""
+    """What else it is, if it is neither a file nor a directory: a FIFO, a socket or a device."""
 
     @property
     def is_dir(self) -> bool:
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 
 class ChangedFile(Exception):  # noqa: N818 - storage turns it into an error
-    """A file no longer has the tag that it is asked for with, which is the argument."""
+    """A file no longer has the expected tag, which is the argument."""
 
 
 class Client(ABC):
@@ -91,10 +91,10 @@ class Client(ABC):
         """Return what is at one path. Raises FileNotFoundError."""
 
     def probe(self, path: str) -> Found:
-        """Return what `stat` does, or a directory where nothing is: in a store without directories any path names one.
+        """Return what `stat` does, or a directory if nothing is there: without real directories, any path names one.
 
         Args:
-            path: which; one that ends with a slash names no file.
+            path: the path; one that ends with a slash names no file.
         """
         return self.stat(path)
 
@@ -107,59 +107,59 @@ class Client(ABC):
 
     @abstractmethod
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
-        """List a directory: all files below it, or, not recursive, its files and directories."""
+        """List a directory: all files below it or, if not recursive, its files and directories."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
-        """Read a small file whole."""
+        """Read a small file completely."""
 
     @abstractmethod
     def write(self, path: str, data: bytes) -> None:
-        """Write a small file whole: a reader sees all of it or none."""
+        """Write a small file atomically: a reader sees all of it or nothing."""
 
     @abstractmethod
     def put_file(self, local: str, path: str) -> None:
-        """Copy a file of this machine to the store."""
+        """Copy a local file to the store."""
 
     read_ahead_bytes = 0
-    """What is read at once of a file that is read in small parts."""
+    """Bytes of one read of a file that is read in small parts."""
 
     checks_tags = False
     """Whether `read_range` refuses a file whose tag is no longer the one it was given (If-Match)."""
 
     @abstractmethod
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
-        """Read bytes of a file with one request; the caller checks how many came.
+        """Read bytes of a file with one request; the caller checks how many arrived.
 
         Args:
-            path: which file.
+            path: the file.
             start: the first byte.
             stop: the byte after the last.
-            etag: the tag that the file must still have, where `checks_tags`; None for any.
+            etag: the tag that the file must still have, if the client `checks_tags`; None for any.
 
         Raises:
-            ChangedFile: it has another.
+            ChangedFile: the file has another tag.
         """
 
 
 class LocalClient(Client):
-    """Files of this machine."""
+    """Files on this machine."""
 
     def __init__(self) -> None:
         """Open nothing."""
         self.native = arrow_fs.LocalFileSystem()
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open with plain reads: a mapping would die with SIGBUS where a file is cut short."""
+        """Open with plain reads: a mapping would die with SIGBUS if a file is cut short."""
         self._refuse_special(path)
         return self.native.open_input_file(path)
 
     def stat(self, path: str) -> Found:
-        """Follow links, as `open` does."""
+        """Return what is at a path; follow links, as `open` does."""
         return _local(path, os.stat(path))  # noqa: PTH116 - hot: 10,000 files
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
-        """Follow links to directories, but never into a directory that the walk came through."""
+        """List a directory; follow links to directories, but never into a directory on the path walked so far."""
         return self._walk(root, recursive=recursive, through=frozenset())
 
     def _walk(self, root: str, *, recursive: bool, through: frozenset[tuple[int, int]]) -> Iterator[Found]:
@@ -178,7 +178,7 @@ class LocalClient(Client):
                 yield Found(entry.path, None)
 
     def read(self, path: str) -> bytes:
-        """Read a file whole."""
+        """Read a file completely."""
         self._refuse_special(path)
         return Path(path).read_bytes()
 
@@ -188,19 +188,19 @@ class LocalClient(Client):
             return file.read_at(stop - start, start)
 
     def _refuse_special(self, path: str) -> None:
-        """Raise TableError for a FIFO or device, which to open or read could take forever."""
+        """Raise TableError for a FIFO or device: opening or reading it could block forever."""
         if (found := self.stat(path)).special:
             found.file_version()
 
     def write(self, path: str, data: bytes) -> None:
-        """Write beside the file, then rename over it."""
+        """Write a temporary file beside the file, then rename it."""
         target = Path(path)
         if not target.parent.is_dir():
             make_folder(target.parent)
-        write_whole(target.parent.resolve() / target.name, data)  # the folder may be a link; what is in it may not
+        write_whole(target.parent.resolve() / target.name, data)  # the folder may be a link; the file in it may not
 
     def put_file(self, local: str, path: str) -> None:
-        """Copy a file beside its place, then rename it."""
+        """Copy a file to a temporary name beside its place, then rename it."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target = target.parent.resolve() / target.name
@@ -214,24 +214,24 @@ class FsspecClient(Client):
     """Any fsspec file system."""
 
     def __init__(self, protocol: str, options: Mapping[str, Any]) -> None:
-        """Make an instance of our own: fsspec's shared ones may hold stale listings and other logins."""
+        """Create a separate instance: fsspec's shared ones may hold stale listings and other logins."""
         self._protocol = protocol
         if protocol in HTTP_PROTOCOLS:
             options = _without_secrets_elsewhere(_with_timeout(options))
         self.native = filesystem_class(protocol)(**options, skip_instance_cache=True)
         if protocol in S3_PROTOCOLS:
-            self.native.retries = 1  # five by five, of each of which it would wait for the end
+            self.native.retries = 1  # otherwise five times five tries, each of which waits for its timeout
         self.read_ahead_bytes = options.get("block_size") or options.get("default_block_size") or _READ_AHEAD
 
     def stat(self, path: str) -> Found:
-        """Return what is at one path, past the cache of listings."""
+        """Return what is at one path, bypassing the cache of listings."""
         if self._protocol in HTTP_PROTOCOLS and path.endswith("/"):
             return Found(path, None)
         with _with_http_failures(self._protocol):
             return _of_fsspec(path, self.native.info(path.rstrip("/") or path))
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
-        """List with one call, and ask for what a listing left out (http has no sizes in it)."""
+        """List with one call, and query what a listing left out (for http: sizes)."""
         if recursive:
             infos = self.native.find(root, detail=True)
         else:
@@ -245,7 +245,7 @@ class FsspecClient(Client):
             yield asked.get(path) or _of_fsspec(path, info)
 
     def read(self, path: str) -> bytes:
-        """Read a file whole."""
+        """Read a file completely."""
         return bytes(self.native.cat_file(path))
 
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:  # noqa: ARG002 none takes a tag
@@ -254,7 +254,7 @@ class FsspecClient(Client):
             return self.native.cat_file(path, start=start, end=stop)
 
     def write(self, path: str, data: bytes) -> None:
-        """Put a file; directories are made where the store has such a thing."""
+        """Write a file; create directories if the store has them."""
         try:
             self.native.pipe_file(path, data)
         except FileNotFoundError:
@@ -262,7 +262,7 @@ class FsspecClient(Client):
             self.native.pipe_file(path, data)
 
     def put_file(self, local: str, path: str) -> None:
-        """Put a file; directories are made as in `write`."""
+        """Upload a file; create directories as in `write`."""
         try:
             self.native.put_file(local, path)
         except FileNotFoundError:
@@ -278,7 +278,7 @@ def _local(path: str, status: os.stat_result) -> Found:
 
 @contextmanager
 def _with_http_failures(protocol: str) -> Iterator[None]:
-    """Undo fsspec's turning of every http failure into "not found"; it keeps the failure as the cause."""
+    """Reverse fsspec's mapping of every http failure to "not found"; the original failure is the cause."""
     try:
         yield
     except FileNotFoundError as error:
@@ -305,12 +305,12 @@ def _of_fsspec(path: str, info: Mapping[str, Any]) -> Found:
 
 
 def _nanoseconds(value: Any) -> int | None:
-    """Turn any of the times that file systems give into nanoseconds since the epoch.
+    """Convert any time that file systems return to nanoseconds since the epoch.
 
     >>> _nanoseconds("Thu, 01 Jan 1970 00:00:02 GMT"), _nanoseconds(2.5)
     (2000000000, 2500000000)
     """
-    if isinstance(value, int | float):  # a double holds microseconds of our time, and no nanoseconds
+    if isinstance(value, int | float):  # a double can hold microseconds of current times, but not nanoseconds
         return round(value * 1_000_000) * 1000
     if isinstance(value, str):
         try:
@@ -327,17 +327,17 @@ def _nanoseconds(value: Any) -> int | None:
 
 
 def _local_version(status: os.stat_result) -> LocalVersion | None:
-    """Return inode and time of the last change; None where the file system's numbers do not last."""
+    """Return inode and change time; None if the file system's inode numbers are not stable."""
     if status.st_dev in _unstable_devices():
         return None
     return LocalVersion(_machine(), status.st_ino, status.st_ctime_ns)
 
 
 def unstable_devices(mountinfo: str) -> frozenset[int]:
-    """Return the devices whose inode numbers do not last.
+    """Return the devices whose inode numbers are not stable.
 
     Args:
-        mountinfo: as /proc/self/mountinfo has it, see proc_pid_mountinfo(5).
+        mountinfo: the contents of /proc/self/mountinfo, see proc_pid_mountinfo(5).
 
     >>> line = "36 35 0:52 / /mnt/bucket rw shared:1 - fuse.gcsfuse bucket rw"
     >>> unstable_devices(line) == {os.makedev(0, 52)}
@@ -362,7 +362,7 @@ def _unstable_devices() -> frozenset[int]:
 
 @cache
 def _machine() -> str:
-    """Return a name of this machine, or container, that holds until it starts again."""
+    """Return a name of this machine or container that stays the same until it restarts."""
     try:
         boot = _BOOT.read_text().strip()
     except OSError:
@@ -371,7 +371,7 @@ def _machine() -> str:
 
 
 def _with_timeout(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return options for fsspec's HTTP file system with limits of time, unless the caller set some."""
+    """Return options for fsspec's HTTP file system with timeouts, unless the caller set some."""
     from aiohttp import ClientTimeout
 
     timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
@@ -379,13 +379,13 @@ def _with_timeout(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _without_secrets_elsewhere(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options for fsspec's HTTP file system with which a redirect takes no secret to another host.
+    """Return options for fsspec's HTTP file system that keep a redirect from sending secrets to another host.
 
-    aiohttp itself keeps back the headers Authorization and Cookie, and login and cookies of a request, but not those
+    aiohttp itself withholds the headers Authorization and Cookie, and a request's login and cookies, but not those
     of a session.
 
     Args:
-        options: the caller's.
+        options: the caller's options.
     """
     from aiohttp import TraceConfig
 

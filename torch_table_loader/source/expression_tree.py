@@ -1,4 +1,4 @@
-"""A pyarrow expression as a tree, taken from how the expression writes itself down.
+"""A pyarrow expression as a tree, read from the expression's serialized form.
 
 pyarrow shows no structure of an Expression in Python. It does write one when it pickles: an Arrow IPC file whose
 columns are the literals and options, and whose schema metadata lists the nodes, in order. Keys repeat in that list,
@@ -22,7 +22,7 @@ _MAGIC = b"ARROW1\0\0"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column, or the way to a field inside of one."""
+    """A column, or the path to a field inside one."""
 
     path: tuple[str, ...]
 
@@ -36,7 +36,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of other nodes; `options` is a struct of its settings, or None."""
+    """A function applied to other nodes; `options` is a struct of its settings, or None."""
 
     function: str
     arguments: tuple[Node, ...]
@@ -47,17 +47,17 @@ Node = Field | Literal | Call
 
 
 class UnknownFormError(ValueError):
-    """pyarrow wrote an expression in a form that is not known here."""
+    """pyarrow wrote an expression in a form that this module does not know."""
 
 
 def parse(expression: pc.Expression) -> Node:
-    """Read the tree of an expression.
+    """Parse an expression into a tree.
 
     Args:
         expression: over columns by name.
 
     Raises:
-        UnknownFormError: it cannot be read; a newer pyarrow may write another form.
+        UnknownFormError: the expression cannot be read; a newer pyarrow may write another form.
 
     >>> parse(pc.field("a") > 3)
     Call(function='greater', arguments=(Field(path=('a',)), Literal(value=<pyarrow.Int64Scalar: 3>)), options=None)
@@ -100,7 +100,7 @@ def _expected(wanted: str, key: str, value: str) -> str:
 
 
 def _pairs(buffer: pa.Buffer) -> list[tuple[str, str]]:
-    """Read the schema's metadata with repeated keys, in order."""
+    """Return the schema's metadata with repeated keys, in order."""
     if buffer.slice(0, 8).to_pybytes() != _MAGIC:
         raise ValueError("no Arrow IPC file")
     message = pa.ipc.read_message(buffer.slice(8))

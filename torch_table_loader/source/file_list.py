@@ -1,4 +1,4 @@
-"""Files that are known without listing, and the list of names that `save_files` writes and ``files=path`` pins."""
+"""Files that are known without listing, and the lists of names that `save_files` writes and ``files=path`` reads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """Files that are known (implements `contracts.Source`).
+    """A given list of files (implements `contracts.Source`).
 
     Args:
         storage: where they are.
         files: in the table's order.
-        partition_schema: the columns that come from elsewhere than the files.
+        partition_schema: the columns that do not come from the files.
     """
 
     storage: Storage
@@ -39,13 +39,13 @@ class FileSource:
 def write_files(
     path: str, files: Sequence[DataFile], storage_options: Mapping[str, Any] | None, retry_seconds: float
 ) -> None:
-    """Write the names of files, relative to the table's root, with their sizes for the reader's eye.
+    """Write the names of files, relative to the table's root, with their sizes for human readers.
 
     Args:
-        path: where; written whole.
-        files: the table's, in canonical order.
-        storage_options: the table's.
-        retry_seconds: how long to try a request that the store does not serve.
+        path: the file to write, atomically.
+        files: the table's files, in canonical order.
+        storage_options: the table's options.
+        retry_seconds: how long to retry a failed request.
     """
     storage, place = _open(path, storage_options, retry_seconds)
     listed = [{"name": file.name, "num_bytes": file.version.num_bytes} for file in files]
@@ -58,8 +58,8 @@ def read_files(
     """Read the names that `write_files` wrote.
 
     Raises:
-        ConfigError: it is something else.
-        TableError: it is not there.
+        ConfigError: the file is not such a list.
+        TableError: the file does not exist.
     """
     storage, place = _open(path, storage_options, retry_seconds)
     try:
@@ -76,6 +76,6 @@ def read_files(
 
 
 def _open(path: str, storage_options: Mapping[str, Any] | None, retry_seconds: float) -> tuple[FileStorage, str]:
-    """Open the place of a list; storage options are for remote ones."""
+    """Open the location of a list; storage options apply to remote ones."""
     options = None if parse_address(path).protocol == "file" else storage_options
     return open_storage(path, options, retry_seconds)

@@ -1,4 +1,4 @@
-"""One hash that says which table a state is of."""
+"""A hash that identifies the table that a state belongs to."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _DOMAIN = b"torch-table-loader fingerprint 1\n"
 def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
     """Hash the table's files in order: relative names, sizes and row counts.
 
-    Root, mtime and etag stay out, so that a table that was moved or copied is still the same table.
+    Root, mtime and etag are left out, so that a table that was moved or copied counts as the same table.
 
     Args:
         files: the data files in canonical order.
-        rows: the physical rows of each; −1 where unknown.
+        rows: the physical rows of each file; −1 if unknown.
 
     Returns:
         64 hexadecimal digits.
@@ -41,14 +41,14 @@ def fingerprint(files: Sequence[DataFile], rows: Sequence[int]) -> str:
 
 
 def fingerprint_without(table: str, left_out: Sequence[LeftOut]) -> str:
-    """Hash a table of which parts are left out: which parts they are, and not what is wrong with them.
+    """Hash a table with parts left out: which parts they are, but not what is wrong with them.
 
     Args:
         table: fingerprint of the rest.
         left_out: in canonical order.
 
     Returns:
-        64 hexadecimal digits; `table` itself where nothing is left out.
+        64 hexadecimal digits; `table` itself if nothing is left out.
     """
     if not left_out:
         return table
@@ -59,17 +59,17 @@ def fingerprint_without(table: str, left_out: Sequence[LeftOut]) -> str:
 
 
 def content_key(table: str, files: Sequence[DataFile]) -> str:
-    """Hash what tells a table's present files from all others, also from those that replace them under their names.
+    """Hash what distinguishes a table's current files from all others, including later files with the same names.
 
-    A fingerprint cannot: it stays the same where a file is written again with as many bytes and rows, and another table
-    may have files of the same names and sizes. What is derived from a table and kept on disk goes by this key.
+    A fingerprint cannot: it stays the same if a file is rewritten with the same number of bytes and rows, and another
+    table may have files of the same names and sizes. Data derived from a table and kept on disk uses this key.
 
     Args:
         table: fingerprint of the table.
         files: its data files.
 
     Returns:
-        64 hexadecimal digits; `table` itself where the table's format promises that files never change.
+        64 hexadecimal digits; `table` itself if the table's format promises that files never change.
     """
     if all(file.version.immutable for file in files):
         return table

@@ -1,4 +1,4 @@
-"""Google Cloud Storage: what callers write for its options, in gcsfs's words or obstore's, and how to connect."""
+"""Google Cloud Storage: its options, under gcsfs's or obstore's names, and how to connect."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _PASSED_ON = frozenset(
     {"base_url", "service_account", "service_account_key", "application_credentials", "bearer_token"}
 )
 _FOUND = ("google_default", "cloud")
-"""gcsfs's words for logins that obstore finds by itself."""
+"""gcsfs's names for logins that obstore finds by itself."""
 
 _OWN = ("cache", "browser")
-"""gcsfs's words for logins of its own."""
+"""gcsfs's names for its own logins."""
 
 _NOBODY = "anonymous"
-"""obstore asks for a token before it writes, signed or not: this one spares it the question."""
+"""obstore asks for a token before it writes, signed or not: this fixed token avoids the request."""
 
 
 def choose_gcs(options: Mapping[str, Any]) -> ClientChoice:
-    """Translate Google's options for obstore, or, where one of them has no equal there, leave all to gcsfs.
+    """Translate Google's options for obstore, or leave all to gcsfs if one of them has no equivalent there.
 
     Args:
-        options: as gcsfs or as obstore name them.
+        options: as gcsfs or obstore names them.
 
     Raises:
-        ConfigError: two names of one option disagree, or a login's file is not there.
+        ConfigError: two names of one option disagree, or a login's file does not exist.
 
     >>> choose_gcs({"token": "anon"}).options
     {'anonymous': True}
@@ -58,7 +58,7 @@ def choose_gcs(options: Mapping[str, Any]) -> ClientChoice:
     'gcsfs'
     """
     known, others = sort_options(options, _NAMES)
-    known.pop("project", None)  # of gcsfs, for making buckets
+    known.pop("project", None)  # used by gcsfs to create buckets
     token = known.pop("token", None)
     login = _login(token)
     if others or login is None:
@@ -67,7 +67,7 @@ def choose_gcs(options: Mapping[str, Any]) -> ClientChoice:
 
 
 def _login(token: Any) -> dict[str, Any] | None:
-    """Return what gcsfs's ``token`` says, in obstore's words; None where gcsfs alone knows it."""
+    """Return gcsfs's ``token`` under obstore's names; None if only gcsfs supports it."""
     if token is None or token in _FOUND:
         return {}
     if token == "anon":  # noqa: S105 - gcsfs's word for none
@@ -97,10 +97,10 @@ def _login_of_file(path: Path, token: str) -> dict[str, Any] | None:
 
 
 def gcs_bucket(options: Mapping[str, Any]) -> Callable[[str], GCSStore]:
-    """Return what opens a bucket by its name.
+    """Return a function that opens a bucket by its name.
 
     Args:
-        options: as `choose_gcs` gave them for obstore.
+        options: as returned by `choose_gcs` for obstore.
     """
     config: GCSConfig = {name: value for name, value in options.items() if name in _PASSED_ON}  # type: ignore[assignment]
     endpoint = options.get("base_url") or os.environ.get("STORAGE_EMULATOR_HOST") or ""
@@ -114,7 +114,7 @@ def gcs_bucket(options: Mapping[str, Any]) -> Callable[[str], GCSStore]:
 
 
 def _tokens(credentials: Any) -> GCSCredentialProvider:
-    """Ask credentials of google-auth for tokens."""
+    """Get tokens from credentials of google-auth."""
 
     def provide() -> Any:
         if not credentials.valid:

@@ -1,4 +1,4 @@
-"""A table in memory, which crosses to worker processes through a file that they map."""
+"""A table in memory, which reaches worker processes through a file that they map."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_table_loader.errors import ConfigError, StorageError, TableError
 from torch_table_loader.records import FileVersion
 
 NAME = "table"
-"""What the one file of a table in memory is called."""
+"""The name of the one file of a table in memory."""
 
 _GROUP_BYTES = 1 << 20
 _MOST_GROUP_ROWS = 1 << 16
@@ -28,15 +28,15 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class HeldTable:
-    """Rows in memory, in the record batches in which they came; nothing is copied but what is asked for.
+    """Rows in memory, in the record batches in which they came; only requested rows are copied.
 
-    It pickles: the first time it is written to a temporary file of this machine, which every process that unpickles it
-    maps, so that all of them share its memory. The file goes with the table.
+    It is picklable: the first pickling writes it to a temporary file on this machine, which every process that
+    unpickles it maps, so that all of them share its memory. The file is removed together with the table.
 
     Args:
-        schema: of all batches, without metadata.
+        schema: schema of all batches, without metadata.
         batches: none is empty.
-        fingerprint: hash of schema and rows.
+        fingerprint: hash of the schema and the rows.
     """
 
     schema: pa.Schema
@@ -46,7 +46,7 @@ class HeldTable:
     _written: list[str] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Note the row at which each batch begins."""
+        """Record the row at which each batch begins."""
         starts = np.cumsum([0, *(batch.num_rows for batch in self.batches)], dtype=np.int64)
         object.__setattr__(self, "_starts", starts)
 
@@ -62,14 +62,14 @@ class HeldTable:
 
     @property
     def group_rows(self) -> tuple[int, ...]:
-        """The rows of the pieces that are shuffled and given to lanes: a power of two, about 1 MiB."""
+        """The rows of the pieces that are shuffled and assigned to lanes: a power of two, about 1 MiB."""
         width = max(1, self.num_bytes // max(1, self.num_rows))
         rows = min(_MOST_GROUP_ROWS, 1 << max(0, (_GROUP_BYTES // width).bit_length() - 1))
         whole, rest = divmod(self.num_rows, rows)
         return (rows,) * whole + ((rest,) if rest else ())
 
     def rows(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        """Copy consecutive rows into memory of their own: whoever gets them may write there.
+        """Copy consecutive rows into new memory, so that the caller may write to it.
 
         Args:
             start: the first row.
@@ -85,11 +85,11 @@ class HeldTable:
             offset = max(start - begin, 0)
             batch = self.batches[index].select(list(columns))
             parts.append(batch.slice(offset, min(stop - begin, batch.num_rows) - offset))
-        # Of one batch there would be no copy; of two there is one.
+        # With a single batch there would be no copy; with two there is one.
         return pa.concat_batches([*parts, parts[0].slice(0, 0)])
 
     def as_file(self) -> pa.Buffer:
-        """Return all rows as an Arrow IPC file, which takes as much memory as they do."""
+        """Return all rows as an Arrow IPC file, which takes as much memory as the rows."""
         sink = pa.BufferOutputStream()
         _write(self, sink)
         return sink.getvalue()
@@ -109,7 +109,7 @@ def _write(table: HeldTable, sink: object) -> None:
 
 
 def _spool(table: HeldTable) -> str:
-    """Write a table to a temporary file that goes with it."""
+    """Write a table to a temporary file that is removed together with the table."""
     folder = tempfile.gettempdir()
     path = None
     try:
@@ -128,14 +128,14 @@ def _spool(table: HeldTable) -> str:
 
 
 def _remove(path: str, process: int) -> None:
-    """Remove a file in the process that made it; a forked one has a table of its own that goes."""
+    """Remove a file in the process that made it; a forked process may drop its own copy of the table."""
     if os.getpid() == process:
         with suppress(FileNotFoundError):
             Path(path).unlink()
 
 
 def _mapped(path: str, fingerprint: str) -> HeldTable:
-    """Return a table that another process of this machine wrote."""
+    """Return a table that another process on this machine wrote."""
     try:
         source = pa.memory_map(path)
     except FileNotFoundError as error:
@@ -155,7 +155,7 @@ class HeldStorage:
     """The storage of a table in memory (implements `contracts.Storage`): it has one file.
 
     Args:
-        table: which.
+        table: the table.
     """
 
     table: HeldTable
@@ -164,11 +164,11 @@ class HeldStorage:
 
     @property
     def place(self) -> str:
-        """A name that no other storage has but one of equal rows."""
+        """A name that only storages with equal rows share."""
         return f"memory of {self.table.fingerprint}"
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open the rows as an Arrow IPC file, in a copy. The format reader of tables in memory does not need it."""
+        """Open a copy of the rows as an Arrow IPC file. The format reader for tables in memory does not need it."""
         self.version(path)
         return pa.BufferReader(self.table.as_file())
 
@@ -179,4 +179,4 @@ class HeldStorage:
         return FileVersion(self.table.num_bytes, etag=self.table.fingerprint, immutable=True)
 
     def close(self) -> None:
-        """Do nothing: the rows stay."""
+        """Do nothing: the rows stay in memory."""

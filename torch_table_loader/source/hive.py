@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch_table_loader.errors import ConfigError, TableError
 
 NULL_SEGMENT = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive and Spark write for null (Hive's ``hive.exec.default.partition.name``)."""
+"""The text that Hive and Spark write for null (Hive's ``hive.exec.default.partition.name``)."""
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -28,7 +28,7 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
         name: '/'-separated, relative to the table's root; the last segment is the file's own.
 
     Raises:
-        TableError: a key comes twice, or a segment is not percent-encoded UTF-8.
+        TableError: a key occurs twice, or a segment is not percent-encoded UTF-8.
 
     >>> hive_segments("day=2024-01-31/city=S%C3%A3o%20Paulo/part-0.parquet")
     (('day', '2024-01-31'), ('city', 'São Paulo'))
@@ -55,11 +55,11 @@ def hive_segments(name: str) -> tuple[tuple[str, str | None], ...]:
 def hive_root(root: str) -> str:
     """Return the unbroken run of ``key=value`` segments that a table's root ends with, as a prefix of names.
 
-    The path of one partition says what all its files have in common. A segment further up, beyond one without ``=``,
-    may belong to whatever the table lies in, and does not count.
+    The path of one partition says what all its files have in common. A segment further up, above one without ``=``,
+    may belong to whatever contains the table, and does not count.
 
     Args:
-        root: what names are relative to.
+        root: the root that names are relative to.
 
     >>> hive_root("/data/run=3/table/year=2023/region=us"), hive_root("/data/run=3/table")
     ('year=2023/region=us/', '')
@@ -78,21 +78,21 @@ def _is_hive(segment: str) -> bool:
 def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[pa.Schema, list[PartitionValues]]:
     """Decode and type the partition values of all files of a table.
 
-    A column is int64 if every value in the table is an integer in plain writing (no leading zero, no plus)
-    that fits, else date32 if every one is an ISO date, else string; without any value it is string. Types
-    depend on the set of names alone, never on their order.
+    A column is int64 if every value in the table is an integer in plain notation (no leading zero, no plus) that fits,
+    else date32 if every value is an ISO date, else string; without any value it is string. Types depend on the set of
+    names alone, never on their order.
 
     Args:
-        names: the files' relative names, behind what `hive_root` gives of their root.
-        schema: the caller's; a column that it has takes its type from there.
+        names: the files' relative names, after the part that `hive_root` returns for their root.
+        schema: the caller's schema; a column in it takes its type from there.
 
     Returns:
         The partition columns, in the order of the path of the name that sorts first, and each file's
         ``(column, value)`` pairs as Python values in that order.
 
     Raises:
-        TableError: a file has other partition columns than the rest.
-        ConfigError: a value cannot be read as the type the caller gave.
+        TableError: a file has different partition columns from the rest.
+        ConfigError: a value cannot be read as the type that the caller gave.
 
     >>> types, values = decode_hive(["day=2/a", "day=10/b"])
     >>> str(types.field("day").type), values
@@ -111,7 +111,7 @@ def decode_hive(names: Sequence[str], schema: pa.Schema | None = None) -> tuple[
                 "move the file, or leave it out of path"
             )
     fields = []
-    decoded: dict[str, dict[str | None, Any]] = {}  # of each distinct text, not of each file
+    decoded: dict[str, dict[str | None, Any]] = {}  # for each distinct text, not for each file
     for column in columns:
         texts = {found[column]: name for name, found in zip(names, segments, strict=True)}
         if schema is not None and column in schema.names:

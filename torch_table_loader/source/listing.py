@@ -1,4 +1,4 @@
-"""A directory, a glob, a file, or a list of them becomes a table's files in canonical order."""
+"""Turn a directory, a glob, a file, or a list of them into a table's files in canonical order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 ByNames = Callable[[Sequence[str]], "FormatReader"]
-"""Returns the format reader that the names of files ask for."""
+"""Returns the format reader for files, from their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,9 @@ class PathSource:
 
     Args:
         storage: where the files are.
-        root: what the files' names are relative to, as the storage calls it.
-        files: the data files: of a directory or glob by the UTF-8 bytes of their names; of a list in its order.
+        root: the folder that the files' names are relative to, as the storage names it.
+        files: the data files: of a directory or glob, sorted by the UTF-8 bytes of their names; of a list, in its
+            order.
         partition_schema: the columns that come from the paths.
     """
 
@@ -73,29 +74,29 @@ class PathSource:
     ) -> PathSource:
         """List the files of a table.
 
-        Hidden files (a segment below the root begins with ``.``, or with ``_`` and holds no ``=``), ``*.crc``
-        and empty files are left out. A directory or glob of which nothing else remains is a table without files.
-        Where the format says how its data files are named (see `SidecarReader`), others are left out too.
+        Hidden files (a segment below the root begins with ``.``, or with ``_`` without containing ``=``), ``*.crc`` and
+        empty files are left out. A directory or glob with nothing else is a table without files. If the format defines
+        how its data files are named (see `SidecarReader`), others are left out too.
 
         Args:
-            path: a directory (taken recursively), a glob (``*``, ``**``, ``?``, ``[…]``), a file, or a list of
-                them on one file system. What exists under a name with glob characters wins over the glob.
-            format_name: the format reader's name, noted in every file; None lets `choose` find it.
-            reader: the format reader, where its name does not say which one it is.
+            path: a directory (recursive), a glob (``*``, ``**``, ``?``, ``[…]``), a file, or a list of these on one
+                file system. If a name with glob characters exists, it takes precedence over the glob.
+            format_name: the format reader's name, stored in every file; None lets `choose` find it.
+            reader: the format reader, if its name does not identify it.
             storage_options: for the file system.
-            partitioning: "hive" to decode ``key=value`` segments below the root, and those that the root ends with.
+            partitioning: "hive" to decode ``key=value`` segments below the root, and those at the end of the root.
             schema: the caller's types for partition columns.
-            files: names relative to the root, or full paths below it: taken as they are, instead of listing; or the
-                path of a list that `write_files` wrote.
-            raw_files: read the files of a table of another format as they are, instead of refusing them.
-            retry_seconds: how long to try a request that the store does not serve.
-            naming: the format reader in any case, which may say how data files are named.
-            choose: finds an installed format reader by the names of the files.
+            files: names relative to the root, or full paths below it, used unchanged instead of listing; or the path of
+                a list that `write_files` wrote.
+            raw_files: whether to read the files of another table format as they are, instead of refusing them.
+            retry_seconds: how long to retry a failed request.
+            naming: the format reader in any case, which may define how data files are named.
+            choose: finds an installed format reader from the names of the files.
 
         Raises:
-            MissingPathError: nothing is there.
-            ConfigError: a file comes twice; several file systems; a pinned name that is not below the root; files of
-                an Iceberg, Delta Lake or Hudi table.
+            MissingPathError: nothing exists at a path.
+            ConfigError: a file occurs twice; there are several file systems; a pinned name is not below the root; or
+                the files belong to an Iceberg, Delta Lake or Hudi table.
             MissingFileError: a pinned file is missing.
             TableError: hive columns differ between files.
             StorageError: the store refuses, or does not answer.
@@ -121,18 +122,18 @@ def named_files(
     naming: FormatReader | None = None,
     choose: ByNames | None = None,
 ) -> FileSource:
-    """Return the files of those names in a storage of the caller's, which cannot list.
+    """Return files by name in the caller's own storage, which cannot list.
 
     Args:
-        storage: where they are.
-        path: the files; or, beside `files`, their folder.
+        storage: the storage of the files.
+        path: the files; or, with `files`, their folder.
         files: names relative to `path`, or the path of a list that `write_files` wrote; or None.
-        format_name: as of `PathSource.open`, and what follows, too.
+        format_name: as in `PathSource.open`, like the arguments below.
         reader: the format reader.
         partitioning: "hive", or None.
-        schema: the caller's.
+        schema: the caller's schema.
         naming: the format reader in any case.
-        choose: as of `PathSource.open`.
+        choose: as in `PathSource.open`.
     """
     paths = [os.fspath(entry) for entry in _entries(path)]
     if not all(isinstance(entry, str) and entry for entry in paths):
@@ -182,13 +183,13 @@ def _data_files(
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What one of the caller's paths names.
+    """What one of the caller's paths refers to.
 
     Args:
         path: the path, or a glob.
-        root: what names are relative to.
-        found: the file or directory; None of a glob.
-        deep: whether all that is below the root will be listed.
+        root: the folder that names are relative to.
+        found: the file or directory; None for a glob.
+        deep: whether everything below the root will be listed.
     """
 
     path: str
@@ -199,11 +200,11 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """What is below a start.
+    """What is below a path.
 
     Args:
         found: the files that are read.
-        seen: all that listing saw, hidden files too.
+        seen: everything that the listing saw, including hidden files.
     """
 
     found: list[Found]
@@ -211,11 +212,11 @@ class _Listing:
 
 
 def is_hidden(name: str, allowed: str = "") -> bool:
-    """Return whether a relative name is one that readers of tables leave out, as Hive and Spark do.
+    """Return whether readers of tables leave out a relative name, as Hive and Spark do.
 
     Args:
         name: '/'-separated, relative to the listed root.
-        allowed: leading characters that do not hide, since the caller's glob spells them.
+        allowed: leading characters that do not hide, because the caller's glob contains them.
 
     >>> [is_hidden(name) for name in ("a/_temporary/x", ".x.crc", "_day=1/x", "a.parquet")]
     [True, True, False, False]
@@ -246,13 +247,13 @@ def _listed(
     *,
     raw_files: bool,
 ) -> tuple[str, list[Paired], FormatReader | None]:
-    """List what paths and globs hold, or look up the files that are named; see `PathSource.open`.
+    """List paths and globs, or look up named files; see `PathSource.open`.
 
     Returns:
-        What names are relative to, the files, and the reader that says how they are named.
+        The folder that names are relative to, the files, and the reader that defines how they are named.
     """
     with ThreadPoolExecutor(STAT_THREADS) as pool:
-        at_once = map if storage.is_local else pool.map  # to ask this machine costs less than a thread does
+        at_once = map if storage.is_local else pool.map  # a local look-up costs less than a thread
         starts = list(at_once(partial(_start, storage, listed=files is None), paths))
         root = common_root([start.root for start in starts])
         begun = at_once(partial(_expand, storage), starts) if files is None else ()
@@ -274,7 +275,7 @@ def _listed(
 
 
 def _chosen(choose: ByNames | None, storage: Storage, root: str, found: Iterable[Found]) -> FormatReader | None:
-    """Return the reader that the names of the files ask for; empty files say nothing."""
+    """Return the reader that the names of the files ask for; empty files are ignored."""
     if choose is None:
         return None
     return choose([_relative(storage, root, entry.path) for entry in filter(has_bytes, found)])
@@ -301,12 +302,12 @@ def _has_magic(storage: FileStorage, path: str) -> bool:
 
 
 def _start(storage: FileStorage, path: str, *, listed: bool) -> _Start:
-    """Find out what a path names.
+    """Find out what a path refers to.
 
     Args:
-        storage: where it is.
-        path: which.
-        listed: whether it will be listed, which tells whether a directory is there.
+        storage: the storage of the path.
+        path: the path.
+        listed: whether it will be listed, which reveals whether it is a directory.
     """
     magic = _has_magic(storage, path)
     found = storage.probe(path) if listed and not magic else storage.stat(path)
@@ -332,7 +333,7 @@ def _expand(storage: FileStorage, start: _Start) -> _Listing:
 
 
 def _glob(storage: FileStorage, start: _Start) -> _Listing:
-    """List below the pattern's fixed part once, and match there; a directory that matches brings its files."""
+    """List below the pattern's fixed part once, and match there; a matching directory contributes its files."""
     pattern, root = start.path, start.root
     relative = pattern[len(root) + 1 :]
     matches = re.compile(glob_translate(relative)).match
@@ -368,7 +369,7 @@ def _kept(storage: FileStorage, root: str, found: Iterable[Found], allowed: str)
 
 
 def _versions(storage: Storage, paths: Sequence[str]) -> list[Found]:
-    """Return named files with their versions, in the same order."""
+    """Return the named files with their versions, in the same order."""
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         versions: list[FileVersion] = list(pool.map(storage.version, paths))
     return [Found(path, version) for path, version in zip(paths, versions, strict=True)]

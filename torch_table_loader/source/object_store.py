@@ -1,6 +1,6 @@
-"""S3, Google Cloud Storage and Azure through obstore: neither Python nor its GIL is on the way of the bytes.
+"""S3, Google Cloud Storage and Azure through obstore: bytes do not pass through Python or its GIL.
 
-What callers name for each store is in `s3`, `gcs` and `azure`; what all three take is here.
+The options of each store are in `s3`, `gcs` and `azure`; options that all three take are here.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Connect: TypeAlias = "Callable[[str], Bucket]"
 """Opens a bucket (or container) by its name."""
 
 CONNECT_TIMEOUT_S = 10.0
-"""Seconds to connect in, where ``connect_timeout`` says nothing else."""
+"""Seconds to connect, unless ``connect_timeout`` is set."""
 
 READ_TIMEOUT_S = 30.0
-"""Seconds without a byte after which a request has failed, where ``request_timeout`` says nothing else."""
+"""Seconds without a byte after which a request has failed, unless ``request_timeout`` is set."""
 
 _NO_RETRIES: RetryConfig = {"max_retries": 0}
-"""Who asks decides whether to ask again: one policy for all clients."""
+"""The caller decides whether to retry: one policy for all clients."""
 
 _NO_LIMIT = "30 days"
 """For a whole request: a slow line is not a failure while bytes arrive. obstore takes no "never" here."""
@@ -59,21 +59,21 @@ _NETWORK = {
     "tls_ca_file_path": "ca_file",
     "verify": "verify",
 }
-"""What is said of the network to any store, by every name people write, to one name each."""
+"""Network options of any store: every name that people write, and our name for it."""
 
 _MEANINGLESS = frozenset(
     {"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "asynchronous"}
 )
-"""Of fsspec's caches, which this library does not use: a stale listing would hide a changed file."""
+"""Options of fsspec's caches, which this library does not use: a stale listing would hide a changed file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientChoice:
-    """The client that takes the caller's options, and the options by that client's names.
+    """The client that supports the caller's options, and the options under that client's names.
 
     Args:
-        client: "obstore", or the fsspec package that takes an option which obstore lacks: "s3fs", "gcsfs", "adlfs".
-        options: of obstore as `s3`, `gcs` or `azure` read them; else keyword arguments of the fsspec file system.
+        client: "obstore", or the fsspec package for an option that obstore lacks: "s3fs", "gcsfs", "adlfs".
+        options: for obstore, as `s3`, `gcs` or `azure` read them; else keyword arguments of the fsspec file system.
     """
 
     client: str
@@ -81,11 +81,11 @@ class ClientChoice:
 
 
 def sort_options(options: Mapping[str, Any], names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part options into those that obstore can do, by one name each, and the others.
+    """Separate options into those that obstore supports, under one name each, and the others.
 
     Args:
-        options: the caller's; None counts as not given.
-        names: what people write for this kind of store, and what we call it.
+        options: the caller's options; None counts as not given.
+        names: the names people use for this kind of store, and our name for each.
 
     Raises:
         ConfigError: two names of one option disagree.
@@ -107,25 +107,25 @@ def sort_options(options: Mapping[str, Any], names: Mapping[str, str]) -> tuple[
 
 
 def agree(known: dict[str, Any], ours: str, value: Any, name: str) -> None:
-    """Add an option, which another name of it may have given already.
+    """Add an option that may have been given already under another name.
 
     Raises:
-        ConfigError: with another value.
+        ConfigError: it was given with another value.
     """
     if value is not None and known.setdefault(ours, value) != value:
         raise ConfigError(f"storage_options give {ours} twice with different values ({name} is one)")
 
 
 def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
-    """Return what obstore is told of the network; proxies of the environment it finds by itself.
+    """Return obstore's network settings; it finds proxies in the environment by itself.
 
     Args:
         options: as `sort_options` names them.
-        http: whether the endpoint is one without TLS.
+        http: whether the endpoint does not use TLS.
 
     Raises:
-        ConfigError: a proxy or a timeout that cannot be read.
-        OSError: the file of certificates cannot be read.
+        ConfigError: a proxy or a timeout is invalid.
+        OSError: the certificate file cannot be read.
     """
     config: ClientConfig = {
         "allow_http": http,
@@ -144,30 +144,30 @@ def client_config(options: Mapping[str, Any], *, http: bool) -> ClientConfig:
 
 
 def open_bucket(kind: Callable[..., B], name: str, config: Any, network: ClientConfig, login: Any) -> B:
-    """Open a bucket, or container, which asks once.
+    """Open a bucket or container with a client that does not retry.
 
     Args:
-        kind: obstore's class of the store.
-        name: of the bucket.
-        config: what the store is told, as that class takes it.
-        network: what `client_config` says.
-        login: gives credentials; None where `config` has them, or the machine.
+        kind: obstore's class for the store.
+        name: the bucket's name.
+        config: settings of the store, as that class takes them.
+        network: the result of `client_config`.
+        login: a provider of credentials; None if they come from `config` or the machine.
     """
     return kind(name, config=config, client_options=network, retry_config=_NO_RETRIES, credential_provider=login)
 
 
 def ca_file(options: Mapping[str, Any]) -> str | None:
-    """Return the file of the certificate authorities that are trusted besides the system's."""
+    """Return the file of certificate authorities that are trusted in addition to the system's."""
     verify = options.get("verify")
     given = options.get("ca_file") or (verify if isinstance(verify, str | os.PathLike) else None)
     return os.fspath(given) if given else os.environ.get("AWS_CA_BUNDLE")
 
 
 def proxy_url(proxy: Any) -> str:
-    """Write a proxy as a URL.
+    """Return a proxy as a URL.
 
     Args:
-        proxy: a URL; or scheme, host, port, username and password, as pyarrow's ``proxy_options`` have them.
+        proxy: a URL; or scheme, host, port, username and password, as in pyarrow's ``proxy_options``.
 
     >>> proxy_url({"scheme": "http", "host": "proxy", "port": 8080, "username": "me", "password": "a/b"})
     'http://me:a%2Fb@proxy:8080'
@@ -193,28 +193,28 @@ def _duration(options: Mapping[str, Any], name: str, otherwise: float) -> str:
 
 
 class ObjectStoreClient(Client):
-    """Buckets (or containers) of one kind of store; a path is the bucket's name, a slash and the object's."""
+    """Buckets (or containers) of one kind of store; a path is the bucket's name, a slash and the object's key."""
 
     checks_tags = True
 
     def __init__(self, connect: Connect) -> None:
-        """Connect to a bucket when it is first asked for.
+        """Connect to each bucket on first use.
 
         Args:
-            connect: opens one by its name.
+            connect: opens a bucket by its name.
         """
         self._connect = connect
         self._buckets: dict[str, Bucket] = {}
 
     def stat(self, path: str) -> Found:
-        """Send one HEAD request, and a listing where that finds nothing: it may be a directory."""
+        """Send a HEAD request, and list if it finds nothing: the path may be a directory."""
         found = self.probe(path)
         if found.is_dir and not self.has_folder(path):
             raise FileNotFoundError(path)
         return found
 
     def probe(self, path: str) -> Found:
-        """Send one HEAD request, and none where the path cannot be an object's."""
+        """Send a HEAD request, or none if the path cannot be an object's."""
         bucket, key = self._at(path)
         if key and not key.endswith("/"):
             with suppress(FileNotFoundError):
@@ -222,7 +222,7 @@ class ObjectStoreClient(Client):
         return Found(path, None)
 
     def has_folder(self, path: str) -> bool:
-        """Send one request for a listing."""
+        """Send a listing request."""
         bucket, key = self._at(path)
         page: Sequence[Any] = ()
         with _empty_where_missing():
@@ -230,7 +230,7 @@ class ObjectStoreClient(Client):
         return bool(page)
 
     def walk(self, root: str, *, recursive: bool) -> Iterator[Found]:
-        """List with one request for every thousand objects; the empty objects that mark directories are left out."""
+        """List with one request for every thousand objects; empty objects that mark directories are left out."""
         bucket, key = self._at(root)
         name = root.partition("/")[0]
         objects: list[Any] = []
@@ -250,28 +250,28 @@ class ObjectStoreClient(Client):
                 yield Found(f"{name}/{meta['path']}", _version(meta))
 
     def read(self, path: str) -> bytes:
-        """Read an object whole."""
+        """Read an object completely."""
         bucket, key = self._at(path)
         return bytes(bucket.get(key).bytes())
 
     def read_range(self, path: str, start: int, stop: int, etag: str | None) -> Any:
-        """Send one GET request, which the store answers only while the object has that tag (If-Match)."""
+        """Send a GET request that the store answers only while the object has that tag (If-Match)."""
         bucket, key = self._at(path)
         options: GetOptions = {"range": (start, stop)}
         if etag is not None:
-            options["if_match"] = f'"{etag}"'  # with quotes, as the header has it; Azure lists tags without them
+            options["if_match"] = f'"{etag}"'  # with quotes, as in the header; Azure lists tags without them
         try:
             return bucket.get(key, options=options).bytes()
         except PreconditionError:
             raise ChangedFile(etag) from None
 
     def write(self, path: str, data: bytes) -> None:
-        """Put an object with one request."""
+        """Write an object with one request."""
         bucket, key = self._at(path)
         bucket.put(key, data, use_multipart=False)
 
     def put_file(self, local: str, path: str) -> None:
-        """Put a file of any size, a large one in parts."""
+        """Upload a file of any size, a large one in parts."""
         bucket, key = self._at(path)
         bucket.put(key, Path(local), chunk_size=_PART_BYTES, max_concurrency=_PARTS_IN_FLIGHT)
 
@@ -285,7 +285,7 @@ class ObjectStoreClient(Client):
 
 @contextmanager
 def _empty_where_missing() -> Iterator[None]:
-    """Find nothing where there is no bucket to list: then nothing is in it."""
+    """Treat a missing bucket as an empty listing."""
     try:
         yield
     except (FileNotFoundError, GenericError) as error:
@@ -294,9 +294,9 @@ def _empty_where_missing() -> Iterator[None]:
 
 
 def _version(meta: Any) -> FileVersion:
-    """Return what a listing or a HEAD says of an object: both must name the same version."""
+    """Return the version from a listing or a HEAD response: both must give the same version."""
     etag = meta["e_tag"]
     if etag is not None:
         etag = etag.removeprefix("W/").strip('"')
-    seconds = (meta["last_modified"] - _EPOCH).total_seconds()  # listings of S3 carry milliseconds, HEAD seconds
+    seconds = (meta["last_modified"] - _EPOCH).total_seconds()  # S3 listings have milliseconds, HEAD has seconds
     return FileVersion(meta["size"], int(seconds) * _SECOND, etag)

@@ -1,4 +1,4 @@
-"""The object stores by protocol; imported where one is read, since their clients take time to import."""
+"""The object stores by protocol; imported on demand, because their clients take time to import."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ObjectStore(NamedTuple):
     """A kind of store.
 
     Args:
-        family: fsspec's name of it.
-        choose: reads its options, and says which client serves it.
+        family: fsspec's name for it.
+        choose: reads its options, and chooses the client for them.
         bucket: opens a bucket.
     """
 

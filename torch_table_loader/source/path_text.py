@@ -1,4 +1,4 @@
-"""Paths as text: the folder above, what a glob spells out, and what several paths have in common."""
+"""Paths as text: the folder above, the fixed part of a glob, and what several paths have in common."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def parent_of(path: str) -> str:
-    """Return the folder that a path lies in; of a URL without its query."""
+    """Return the folder of a path; for a URL, without its query."""
     return path.partition("?")[0].rpartition("/")[0] if "://" in path else path.rpartition("/")[0]
 
 
@@ -19,7 +19,7 @@ def static_root(pattern: str) -> str:
 
 
 def is_shallow(relative: str) -> bool:
-    """Return whether a glob below its fixed part names one folder's files alone."""
+    """Return whether a glob, below its fixed part, matches files of a single folder only."""
     return "/" not in relative and "**" not in relative
 
 
@@ -32,7 +32,7 @@ def prefixes_of(name: str) -> Iterable[str]:
 
 
 def common_root(roots: Sequence[str]) -> str:
-    """Return the deepest directory that holds all roots.
+    """Return the deepest directory that contains all roots.
 
     >>> common_root(["/t/day=1", "/t/day=2"]), common_root(["/t", "/t/x"]), common_root(["/t/ab", "/t/a"])
     ('/t', '/t', '/t')

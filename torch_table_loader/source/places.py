@@ -1,4 +1,4 @@
-"""Where the files of a table may lie: in the table's own place, and in those that the caller named."""
+"""Where the files of a table may be: in the table's own place, and in those that the caller named."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _FAMILIES = {
     **dict.fromkeys(("abfs", "abfss", "az", "wasb", "wasbs"), "abfs"),
     "gcs": "gs",
 }
-"""Protocols that are other names of one kind of store."""
+"""Protocols that are other names for a kind of store."""
 
 _HEAD = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(arn:[^/]*/[^/]*|[^/]*)")
 _UNSOUND = re.compile(r"[?#\\\s\x00-\x1f\x7f]")
-"""Characters that no host has, and by which two parsers may come to see two hosts."""
+"""Characters that no host contains, and that could make two parsers see different hosts."""
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A host, bucket or container, of one kind of store.
+    """A host, bucket or container of one kind of store.
 
     Args:
-        family: the protocol, one name for all its spellings.
-        authority: the host, bucket or container, without login; empty on this machine.
+        family: the protocol, under one name for all its spellings.
+        authority: the host, bucket or container, without login; empty for this machine.
     """
 
     family: str
@@ -43,7 +43,7 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is this machine's file system."""
+        """Whether it is the local file system."""
         return self.family == LOCAL
 
     def __str__(self) -> str:
@@ -53,18 +53,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A place, or what lies below one of its folders.
+    """A whole place, or one of its folders.
 
     Args:
         place: the host, bucket or container.
-        folder: the folder, without a slash at its end; empty for all of the place.
+        folder: the folder, without a trailing slash; empty for the whole place.
     """
 
     place: Place
     folder: str = ""
 
     def has(self, place: Place, inner: str) -> bool:
-        """Whether a path of a place lies here; one that goes upwards does not lie below a folder."""
+        """Return whether a path in a place belongs to this area; a path with ".." does not belong to a folder."""
         if place != self.place:
             return False
         if not self.folder:
@@ -90,7 +90,7 @@ def _place(protocol: str, authority: str) -> Place:
 
 
 def locate(path: str) -> tuple[Place, str]:
-    """Return the place of a path or URL, and its path there, as the store's client will see both.
+    """Return the place of a path or URL, and its path there, as the store's client will interpret them.
 
     >>> locate("s3a://key:secret@bucket/a/b"), locate("/a"), locate("HTTPS://Host:443/a?b")[0].authority
     ((Place(family='s3', authority='bucket'), '/a/b'), (Place(family='file', authority=''), '/a'), 'host')
@@ -102,7 +102,7 @@ def locate(path: str) -> tuple[Place, str]:
 
 
 def local_path(path: str) -> str:
-    """Return a path without "file:"; the rest is a path, whatever characters it holds."""
+    """Return a path without "file:"; the rest is a path, whatever characters it contains."""
     protocol, colon, rest = path.partition(":")
     if not colon or protocol.lower() not in LOCAL_PROTOCOLS:
         return path
@@ -115,7 +115,7 @@ def read_areas(allow_locations: Sequence[str] | None) -> tuple[Area, ...]:
     """Check ``allow_locations``.
 
     Raises:
-        ConfigError: an entry is no URL with a host, nor a local path.
+        ConfigError: an entry is neither a URL with a host nor a local path.
 
     >>> read_areas(["s3://bucket", "/mnt/lake/"])[1]
     Area(place=Place(family='file', authority=''), folder='/mnt/lake')
@@ -143,7 +143,7 @@ def _area(entry: str) -> Area:
 
 
 def refusal(path: str, root: Place) -> TableError:
-    """Return the error of a path that the caller did not allow."""
+    """Return the error for a path that the caller did not allow."""
     place, inner = locate(path)
     allow = f"file://{inner.rpartition('/')[0] or '/'}" if place.is_local else shown_url(str(place))
     return TableError(
@@ -153,6 +153,6 @@ def refusal(path: str, root: Place) -> TableError:
 
 
 def areas_of(overrides: Iterable[tuple[str, str]]) -> tuple[Area, ...]:
-    """Return what a ``location_override`` says of where files are now."""
+    """Return the areas that a ``location_override`` maps to."""
     located = [locate(new) for _, new in overrides]
     return tuple(Area(place, inner.rpartition("/")[0]) for place, inner in located)

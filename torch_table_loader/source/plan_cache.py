@@ -1,4 +1,4 @@
-"""A directory that keeps what footers and counting passes said, so that ranks that share it read each once."""
+"""A directory that caches footers and counts, so that ranks that share it read each file once."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 
 _MOST_RETRY_SECONDS = 15.0
-"""Reading the footers again takes less time than waiting for long, and always works."""
+"""Reading the footers again takes less time than a long wait, and always works."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """What is known of one data file without opening it.
+    """What is known about one data file without opening it.
 
     Args:
         meta: its schema, row groups and footer.
-        counts: per count key the live rows of each row group. A key is the caller's digest of what was
-            counted (the filter): keys are stored as they are, and must hold nothing secret.
+        counts: the live rows of each row group, per count key. A key is the caller's digest of what was counted (the
+            filter). Keys are stored unchanged, and must contain nothing secret.
     """
 
     meta: FileMeta
@@ -55,19 +55,19 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class PlanCache:
-    """Entries of data files in a directory on any file system, each written whole.
+    """Entries of data files in a directory on any file system, each written atomically.
 
-    An entry is found under a hash of where the file is, its name, format, size, mtime and etag (of a file that the
-    table's format promises not to write again, size alone), and carries a checksum: a torn or foreign one is not used,
-    and is replaced when the file has been read again. So is one that this machine wrote of a local file with another
-    inode or ctime. A cache that does not answer costs time and is never an error;
-    this module's logger warns of it once. Beside the entries lie notes: bytes by a key of the caller's.
+    An entry is stored under a hash of the file's location, name, format, size, mtime and etag (size alone, if the
+    table's format promises that the file is never rewritten), and has a checksum. A damaged or unrelated entry is not
+    used, and is replaced when the file has been read again. So is an entry that this machine wrote for a local file
+    with a different inode or ctime. A cache that does not answer costs time and is never an error; this module's logger
+    warns of it once. The directory also holds notes: bytes under a key of the caller's.
 
     Args:
-        storage: the cache's.
-        root: its directory, as `storage` calls it.
-        scope: what else an entry depends on: the table's `FileStorage.place`, and for formats without types
-            of their own the caller's schema.
+        storage: the cache's storage.
+        root: its directory, as `storage` names it.
+        scope: what else an entry depends on: the table's `FileStorage.place` and, for formats without types of their
+            own, the caller's schema.
     """
 
     storage: FileStorage
@@ -83,12 +83,12 @@ class PlanCache:
         scope: str = "",
         retry_seconds: float = DEFAULT_RETRY_SECONDS,
     ) -> PlanCache:
-        """Return the cache of a directory, which need not exist. Connects to nothing. Raises as `open_storage`."""
+        """Return the cache in a directory, which need not exist. Connects to nothing. Raises as `open_storage`."""
         storage, root = open_storage(url, storage_options, min(retry_seconds, _MOST_RETRY_SECONDS))
         return cls(storage, root.rstrip("/"), scope)
 
     def get(self, file: DataFile) -> CacheEntry | None:
-        """Return what is known of a file; None if nothing is, or if its version cannot be told."""
+        """Return what is known about a file; None if nothing is, or if its version cannot be determined."""
         key = self._key(file)
         data = None if key is None else self._read(key)
         if key is None or data is None:
@@ -104,12 +104,12 @@ class PlanCache:
         return entry if all(map(same_local, locals_then, _locals(file))) else None
 
     def get_many(self, files: Sequence[DataFile]) -> list[CacheEntry | None]:
-        """Return what is known of each file, asking for several at once."""
+        """Return what is known about each file, with several requests in parallel."""
         with ThreadPoolExecutor(STAT_THREADS) as pool:
             return list(pool.map(self.get, files))
 
     def put(self, file: DataFile, entry: CacheEntry) -> None:
-        """Keep an entry, together with the counts that are already kept for the same version of the file."""
+        """Store an entry, merged with the counts that are already stored for the same version of the file."""
         key = self._key(file)
         if key is None:
             return
@@ -121,10 +121,10 @@ class PlanCache:
         self._write(key, _encode(entry, key, _locals(file)))
 
     def get_note(self, key: str) -> bytes | None:
-        """Return what `put_note` kept; None if there is nothing, or something torn.
+        """Return what `put_note` stored; None if there is nothing, or the note is damaged.
 
         Args:
-            key: says in full what the note depends on, except for where the table is.
+            key: contains everything that the note depends on, except the table's location.
         """
         digest = self._note_key(key)
         data = self._read(digest)
@@ -134,12 +134,12 @@ class PlanCache:
         return data[start:]
 
     def put_note(self, key: str, data: bytes) -> None:
-        """Keep bytes under a key; they may hold nothing secret."""
+        """Store bytes under a key; they must contain nothing secret."""
         digest = self._note_key(key)
         self._write(digest, _NOTE_MAGIC + hashlib.sha256(digest + data).digest() + data)
 
     def versions(self, files: Sequence[DataFile]) -> str | None:
-        """Hash what tells these files from any others, for the keys of notes; None where one cannot be told."""
+        """Hash what distinguishes these files from any others, for the keys of notes; None if a version is unknown."""
         keys = [self._key(file) for file in files]
         told = [key.hex() for key in keys if key is not None]
         if len(told) < len(keys):
@@ -154,7 +154,7 @@ class PlanCache:
             return None
         try:
             return self.storage.read_bytes(self._path(key))
-        except TableError:  # there is none
+        except TableError:  # no such file
             return None
         except StorageError as error:
             self._warn("read", f"the plan cache cannot be read and is not used: {error}")
@@ -169,18 +169,18 @@ class PlanCache:
             self._warn("write", f"the plan cache cannot be written and stays as it is: {error}")
 
     def _given_up(self, what: str) -> bool:
-        """Whether a store did not answer before: each entry would wait for it again."""
+        """Return whether the store failed to answer before: each entry would wait for it again."""
         return what in self._warned and not self.storage.is_local
 
     def _key(self, file: DataFile) -> bytes | None:
-        """Hash what tells this file from any other; a store that gives neither time nor tag cannot tell."""
+        """Hash what distinguishes this file from any other; None if the store gives neither time nor tag."""
         version = file.version
         for each in (version, *(sidecar.version for sidecar in file.sidecars)):
             if each.mtime_ns is None and each.etag is None and not each.immutable:
                 return None
-        # The full path (hashed) keeps two tables apart whose files have equal names, sizes and seconds.
+        # The full path (hashed) separates two tables whose files have equal names, sizes and seconds.
         identity = [self.scope, file.path.partition("?")[0], file.name, file.format]
-        if file.reader is not None:  # its settings are a part of what it says of a file
+        if file.reader is not None:  # its settings affect what it says about a file
             identity.append(hashlib.sha256(pickle.dumps(file.reader)).hexdigest())
         facts: list[Any] = [version.num_bytes, version.mtime_ns, version.etag]
         for beside in file.sidecars:
@@ -197,12 +197,12 @@ class PlanCache:
 
 
 def _locals(file: DataFile) -> list[LocalVersion | None]:
-    """Return what a local file system knows of a file, and of those beside it."""
+    """Return the local versions of a file and of its sidecars."""
     return [file.version.local, *(sidecar.version.local for sidecar in file.sidecars)]
 
 
 def _encode(entry: CacheEntry, key: bytes, local: Sequence[LocalVersion | None]) -> bytes:
-    """Write magic, checksum, then key, length of the JSON head, head, schema, footer."""
+    """Encode as magic, checksum, then key, length of the JSON head, head, schema, footer."""
     schema = entry.meta.schema.serialize().to_pybytes()
     head = json.dumps(
         {
@@ -222,7 +222,7 @@ def _encode(entry: CacheEntry, key: bytes, local: Sequence[LocalVersion | None])
 
 
 def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, list[LocalVersion | None]] | None:
-    """Read what `_encode` wrote; None if it is anything else. Behind the checksum nothing can be torn."""
+    """Read what `_encode` wrote; None if it is anything else. After the checksum matched, the data is intact."""
     start = len(_MAGIC) + _DIGEST_BYTES
     body = memoryview(data)[start:]
     if data[:start] != _MAGIC + hashlib.sha256(body).digest() or bytes(body[:_DIGEST_BYTES]) != key:
@@ -233,7 +233,7 @@ def _decode(data: bytes, key: bytes) -> tuple[CacheEntry, list[LocalVersion | No
     schema_stop = stop + head["schema"]
     schema = pa.ipc.read_schema(pa.py_buffer(bytes(body[stop:schema_stop])))
     footer = None if head["footer"] is None else bytes(body[schema_stop : schema_stop + head["footer"]])
-    # Older entries have none of the last four.
+    # Older entries lack the last four.
     ranges, opening, local = head.get("ranges"), head.get("opening", ()), head.get("local")
     places = None if ranges is None else tuple(map(tuple, ranges))
     meta = FileMeta(schema, tuple(head["rows"]), tuple(head["bytes"]), footer, places, tuple(map(tuple, opening)))

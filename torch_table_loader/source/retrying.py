@@ -1,4 +1,4 @@
-"""Asks a store again that does not serve a request: one policy, above whatever the store's client does by itself."""
+"""Retries failed requests to a store: one policy, on top of whatever the store's client does by itself."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ from torch_table_loader.source.traffic import TrafficCounter
 T = TypeVar("T")
 
 FIRST_WAIT_S = 0.1
-"""The most that is waited before the second try; twice as much before each further one."""
+"""The longest wait before the second try; it doubles before each further one."""
 
 LONGEST_WAIT_S = 8.0
 
 WARN_AFTER_S = 5.0
-"""The caller hears of a store that has served no request for so long."""
+"""The caller is warned of a store that has served no request for this long."""
 
 _SLICE_S = 0.1
-"""How soon a wait ends that nobody wants any more."""
+"""Seconds within which a wait ends once nobody needs the answer."""
 
 _LEAST_S = 0.001
-"""What is left of the time is not worth a try."""
+"""If less time remains, another try is not worthwhile."""
 
 _log = logging.getLogger(__name__)
-_random = random.SystemRandom()  # the caller's random numbers stay as they are, and ranks differ
+_random = random.SystemRandom()  # leaves the caller's random numbers alone, and differs between ranks
 
 
 class WrongLengthError(OSError):
-    """Another number of bytes came than was asked for.
+    """A response had the wrong number of bytes.
 
     Args:
-        start: the first byte that was asked for.
+        start: the first byte that was requested.
         stop: the byte after the last.
-        num_bytes: how many came.
+        num_bytes: bytes that arrived.
     """
 
     def __init__(self, start: int, stop: int, num_bytes: int) -> None:
-        """Say what came."""
+        """Describe the response."""
         super().__init__(
             f"bytes {start} to {stop} were asked for, and {num_bytes} bytes came; the server must answer requests for "
             "ranges, and the file must be as long as it was"
         )
-        # A server that ignores ranges will continue to do so; a body that was cut may come whole.
+        # A server that ignores ranges will continue to do so; a body that was cut may arrive whole.
         self.most_tries = 3 if num_bytes > stop - start else 10
 
 
 def of_length(data: Any, start: int, stop: int) -> Any:
-    """Return what came for a range.
+    """Return the response to a range request, after checking its length.
 
     Args:
         data: a buffer.
-        start: the first byte that was asked for.
+        start: the first byte that was requested.
         stop: the byte after the last.
 
     Raises:
-        WrongLengthError: it is not as long as the range.
+        WrongLengthError: the buffer is not as long as the range.
 
     >>> of_length(b"abc", 5, 8)
     b'abc'
@@ -75,15 +75,15 @@ def of_length(data: Any, start: int, stop: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long, and how often, a request is repeated that a store does not serve.
+    """How long, and how often, a failed request is repeated.
 
-    Waits are random and grow (exponential backoff with full jitter), so that many ranks do not come back at once.
+    Waits are random and grow (exponential backoff with full jitter), so that many ranks do not retry at the same time.
 
     Args:
-        retry_seconds: from the first failure of a request to the last time that it is sent.
-        now: tells the time.
+        retry_seconds: from the first failure of a request to the last time it is sent.
+        now: returns the time.
         sleep: waits.
-        fraction: a random number in [0, 1): how much of the longest wait is waited.
+        fraction: returns a random number in [0, 1): the share of the longest wait to wait.
     """
 
     retry_seconds: float = DEFAULT_RETRY_SECONDS
@@ -92,12 +92,12 @@ class RetryPolicy:
     fraction: Callable[[], float] = field(default=_random.random, repr=False, compare=False)
 
     def wait_after(self, tries: int, left: float) -> float:
-        """Return the seconds to wait after so many tries, of which `left` are left."""
+        """Return the seconds to wait after so many tries, when `left` seconds remain."""
         most = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(tries - 1, 30))
         return min(most * self.fraction(), left)
 
     def pause(self, seconds: float) -> bool:
-        """Wait, and return whether to continue: no longer once nobody wants the answer."""
+        """Wait, and return whether to continue: False once nobody needs the answer."""
         end = self.now() + seconds
         while not (over := cancelled()) and (left := end - self.now()) > 0:
             self.sleep(min(left, _SLICE_S))
@@ -110,13 +110,13 @@ class Attempts:
     def __init__(
         self, policy: RetryPolicy, counter: TrafficCounter, what: str, say: Callable[[BaseException], str]
     ) -> None:
-        """Try nothing yet.
+        """Start without a try.
 
         Args:
             policy: how long to try.
-            counter: of the store.
-            what: is asked for, as messages may show it.
-            say: what an error says, without secrets.
+            counter: the store's counter.
+            what: the object of the request, as messages may show it.
+            say: formats an error without secrets.
         """
         self._policy, self._counter, self._what, self._say = policy, counter, what, say
         self._tries = 0
@@ -126,18 +126,18 @@ class Attempts:
 
     @property
     def note(self) -> str:
-        """What was tried, for the message of an error."""
+        """A summary of the tries, for an error message."""
         return f"; tried {self._tries} times over {self._seconds:.0f} s" if self._tries > 1 else ""
 
     def make(self, ask: Callable[[], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
-        """Return what a request gives, which is repeated while its failure may pass.
+        """Send a request, repeat it while its failure may be temporary, and return its result.
 
         Args:
-            ask: sends it.
-            num_bytes: of an answer.
+            ask: sends the request.
+            num_bytes: returns the bytes of a result.
 
         Raises:
-            Exception: what the last try raised.
+            Exception: the error of the last try.
         """
         while True:
             began = self._policy.now()
@@ -155,7 +155,7 @@ class Attempts:
                 return answer
 
     def _goes_on(self, error: Exception, began: float) -> bool:
-        """Wait after a try that failed, and return whether there is another."""
+        """Wait after a failed try, and return whether there is another."""
         now = self._policy.now()
         self._failing_since = min(self._failing_since, now)
         self._seconds = now - self._failing_since

@@ -1,4 +1,4 @@
-"""S3: what callers write for its options, in the words of s3fs, pyarrow or obstore, and how to connect."""
+"""S3: its options, under the names of s3fs, pyarrow or obstore, and how to connect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _NAMES = {
     "request_payer": "requester_pays",
     "force_virtual_addressing": "virtual",
 }
-"""What is said of S3, by every name people write, to one name each."""
+"""Options of S3: every name that people write, and our name for it."""
 
 _LOST = frozenset(
     {
@@ -61,12 +61,12 @@ _LOST = frozenset(
         "retry_strategy",
     }
 )
-"""pyarrow's words for what this library does not do, or settles itself for all stores: they change nothing."""
+"""pyarrow's options that this library lacks, or handles itself for all stores: they have no effect."""
 
 _REFUSED = {"default_metadata": "no metadata is written with objects"}
 
 _REGION = "us-east-1"
-"""Where nothing says another: what stores that know no regions expect, too."""
+"""The default region: stores without regions expect it, too."""
 
 _S3FS = (
     ("access_key", "key"),
@@ -79,17 +79,17 @@ _S3FS = (
 _OBSTORE_ALONE = frozenset(
     {"role_arn", "session_name", "external_id", "virtual", "proxy", "ca_file", "connect_timeout", "read_timeout"}
 )
-"""Options that s3fs has no word for, or another one in another place."""
+"""Options that s3fs lacks, or expects elsewhere."""
 
 
 def choose_s3(options: Mapping[str, Any]) -> ClientChoice:
-    """Translate S3 options for obstore, or, where one of them has no equal there, for s3fs.
+    """Translate S3 options for obstore, or for s3fs if one of them has no equivalent there.
 
     Args:
-        options: as s3fs, pyarrow or obstore name them, `client_kwargs` and `config_kwargs` included.
+        options: as s3fs, pyarrow or obstore names them, including `client_kwargs` and `config_kwargs`.
 
     Raises:
-        ConfigError: two names of one option disagree, or two options are each for the other client.
+        ConfigError: two names of one option disagree, or two options each need a different client.
 
     >>> choose_s3({"key": "K", "secret": "S", "endpoint_url": "http://127.0.0.1:9000"}).options["endpoint"]
     'http://127.0.0.1:9000'
@@ -116,10 +116,10 @@ def choose_s3(options: Mapping[str, Any]) -> ClientChoice:
 
 
 def with_configured_endpoint(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the endpoint that the environment or ~/.aws names, where the options name none.
+    """Add the endpoint from the environment or ~/.aws, if the options have none.
 
-    It is added to the options, and not looked up where a client is made: it is part of where a table is, and goes
-    along to other machines.
+    It is added to the options, and not looked up when a client is made: it is part of the table's location, and travels
+    to other machines.
 
     Raises:
         ConfigError: as `choose_s3` and `configured_endpoint` do.
@@ -132,10 +132,10 @@ def with_configured_endpoint(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def s3_bucket(options: Mapping[str, Any]) -> Callable[[str], S3Store]:
-    """Return what opens a bucket by its name; of AWS, where nothing names a region, the bucket is asked for its own.
+    """Return a function that opens a bucket by its name; on AWS without a region, the bucket's own is looked up.
 
     Args:
-        options: as `choose_s3` gave them for obstore.
+        options: as returned by `choose_s3` for obstore.
 
     Raises:
         ConfigError: as `aws_login` does.
@@ -155,7 +155,7 @@ def s3_bucket(options: Mapping[str, Any]) -> Callable[[str], S3Store]:
         config: S3Config = {
             "region": region,
             "endpoint": url,
-            "aws_endpoint_url_s3": url,  # or the environment's wins, which may be switched off
+            "aws_endpoint_url_s3": url,  # otherwise the environment's takes precedence, which may be switched off
             "virtual_hosted_style_request": virtual,
             "skip_signature": login is None,
         }
@@ -167,7 +167,7 @@ def s3_bucket(options: Mapping[str, Any]) -> Callable[[str], S3Store]:
 
 
 def _address(bucket: str, region: str, options: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return where a bucket is, and whether the host names it: on AWS itself, and where the caller says so."""
+    """Return the URL of a bucket, and whether its host contains the name: on AWS itself, and if the caller says so."""
     if "endpoint" in options:
         scheme, _, host = options["endpoint"].partition("://")
         virtual = options.get("virtual", False)
@@ -179,7 +179,7 @@ def _address(bucket: str, region: str, options: Mapping[str, Any]) -> tuple[str,
 
 
 def _sorted_out(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part options into those that obstore can do, and those of s3fs alone."""
+    """Separate options into those that obstore supports and those that only s3fs supports."""
     flat = {name: value for name, value in options.items() if name not in {"client_kwargs", "config_kwargs", *_LOST}}
     for name, why in _REFUSED.items():
         if flat.get(name) is not None:
@@ -206,7 +206,7 @@ def _nested(name: str, value: object) -> None:
 
 
 def _config(config: Mapping[str, Any], known: dict[str, Any], s3fs: dict[str, Any]) -> None:
-    """Set what obstore can do of botocore's config; if anything remains, all of it goes to s3fs."""
+    """Set the supported part of botocore's config; if anything remains, all of it goes to s3fs."""
     timeouts = {"connect_timeout", "read_timeout"}
     style = config.get("s3", {}).get("addressing_style", "auto")
     style_known = style in {"auto", "virtual"} or (style == "path" and "endpoint" in known)
@@ -224,7 +224,7 @@ def _config(config: Mapping[str, Any], known: dict[str, Any], s3fs: dict[str, An
 
 
 def _endpoint(endpoint: str | None, scheme: str) -> str | None:
-    """Return the URL of the endpoint, if one is named, without a slash at its end."""
+    """Return the URL of the endpoint, if there is one, without a trailing slash."""
     if endpoint is None:
         return None
     if "://" not in endpoint:
@@ -248,6 +248,6 @@ def _for_s3fs(known: Mapping[str, Any], own: Mapping[str, Any], endpoint: str | 
 
 
 def _as_written(options: Mapping[str, Any], ours: frozenset[str] | set[str]) -> list[str]:
-    """Return the caller's names of options, for messages."""
+    """Return the options' names as the caller wrote them, for messages."""
     known = {name: next(iter(sort_options({name: value}, _NAMES)[0]), None) for name, value in options.items()}
     return sorted(name for name, meant in known.items() if meant in ours)

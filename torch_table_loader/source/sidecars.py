@@ -1,4 +1,4 @@
-"""Which files of a listing are data, and which stand beside them: for formats whose data files come with others."""
+"""Which files of a listing are data files and which are sidecars, for formats whose data files have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Paired(NamedTuple):
-    """A data file, and what was found beside it."""
+    """A data file and its sidecars."""
 
     data: Found
     sidecars: tuple[Found, ...] = ()
@@ -28,18 +28,18 @@ def pair(
 ) -> list[Paired]:
     """Return the data files among some files, each with its sidecars.
 
-    Where the reader knows its data files by name, others are left out. Else all that are not empty are data files; an
-    empty one says nothing, unless a sidecar says what it is.
+    If the reader identifies its data files by name, others are left out. Otherwise all non-empty files are data files;
+    an empty one is ignored, unless a sidecar describes it.
 
     Args:
-        storage: where they are.
+        storage: the storage of the files.
         found: the files that the caller chose.
-        listed: all files of the folders that those are in; empty where no folder was listed.
-        reader: of their format.
+        listed: all files of the folders that contain those; empty if no folder was listed.
+        reader: the reader of their format.
 
     Raises:
-        MissingFileError: a sidecar without which its data file cannot be read, or the data file of one.
-        TableError: there are files, and none is a data file by its name.
+        MissingFileError: a required sidecar is missing, or the data file of a sidecar.
+        TableError: there are files, but none of them is named like a data file.
     """
     if not isinstance(reader, SidecarReader):
         return [Paired(file) for file in found if has_bytes(file)]
@@ -80,16 +80,16 @@ class _Names:
         self._is_url = getattr(storage, "protocol", "") in HTTP_PROTOCOLS
 
     def stem(self, path: str, suffix: str | None = None) -> str | None:
-        """Return a path without its ending, which is that of data files; None where it ends otherwise."""
+        """Return a path without its suffix, that of data files by default; None if it has another suffix."""
         name, ending = self._split(path)[0], suffix or self._suffix
         return name[: -len(ending)] if name.endswith(ending) else None
 
     def beside(self, path: str, sidecar: Sidecar) -> str:
-        """Return where a sidecar of a data file is."""
+        """Return the path of a data file's sidecar."""
         return f"{self.stem(path)}{sidecar.suffix}{self._split(path)[1]}"
 
     def refuse_orphan(self, path: str, reader: SidecarReader, data: Collection[str]) -> None:
-        """Refuse a sidecar of a data file that is not among the chosen ones."""
+        """Refuse a sidecar whose data file is not among the chosen ones."""
         for sidecar in reader.sidecars:
             stem = self.stem(path, sidecar.suffix)
             if stem is not None and sidecar.required:
@@ -102,7 +102,7 @@ class _Names:
                     )
 
     def shown(self, path: str) -> str:
-        """Write a path as messages may show it."""
+        """Format a path as messages may show it."""
         show = getattr(self._storage, "shown", None)
         return path if show is None else str(show(path))
 
@@ -112,12 +112,12 @@ class _Names:
 
 
 def has_bytes(file: Found) -> bool:
-    """Return whether a file holds anything, or is not a file, which is refused later."""
+    """Return whether a file is not empty, or is not a file, which is refused later."""
     return bool(file.special) or (file.version is not None and file.version.num_bytes > 0)
 
 
 def _look(storage: Storage, path: str) -> Found | None:
-    """Ask for a file that may not be there."""
+    """Look up a file that may not exist."""
     try:
         return Found(path, storage.version(path))
     except TableError:

@@ -1,4 +1,4 @@
-"""What sources of tables with snapshots share."""
+"""Common base of the sources of tables with snapshots."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class SnapshotFiles:
     """A table at one snapshot, with its files planned (implements `contracts.SnapshotSource`).
 
     Args:
-        storage: where its files are.
+        storage: the storage of its files.
         files: the data files, oldest first, then by path.
-        schema: as the snapshot is read.
-        fingerprint: hash of the table's id and the snapshot's.
+        schema: the schema that the snapshot is read with.
+        fingerprint: a hash of the table's id and the snapshot's.
         snapshot_id: None for a table without a snapshot, which is empty.
         description: table and snapshot, in words.
-        notes: what planning has to say.
+        notes: notes from planning.
         partition_schema: the columns that the table's metadata gives.
         cache: keeps plans, footers and counts; or None.
         pinned: whether the caller chose the snapshot.
-        request: what the table was found by, to open it at another snapshot; None where it was not looked for.
-        start_snapshot_id: where only appended rows are read, the snapshot after which they came; else None.
-        changelog: whether the rows that went after it are read as well, with what happened to each.
+        request: how the table was found, to open it at another snapshot; None if it was not looked up.
+        start_snapshot_id: if only appended rows are read, the snapshot after which they were appended; else None.
+        changelog: whether rows deleted after it are read as well, with the kind of change of each row.
     """
 
     storage: TableStorage
@@ -52,5 +52,5 @@ class SnapshotFiles:
     """The argument that chooses a snapshot, for messages."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what opens the table again: catalogs need not pickle."""
+        """Leave out what reopens the table: catalogs may not be picklable."""
         return {**self.__dict__, "request": None}

@@ -1,4 +1,4 @@
-"""A place that holds files, as a value that pickles; each process opens its own client."""
+"""A place that holds files, as a picklable value; each process opens its own client."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _MEMORY_OF = uuid.uuid4().hex
 class FileStorage:
     """A file system with its options (implements `contracts.Storage`).
 
-    It holds no open handle that a fork could share: clients are kept by process id and left out of pickles.
+    It has no open handle that a fork could share: clients are stored by process id and left out of pickles.
 
     Args:
         protocol: "file", "s3", "memory", or any that fsspec knows.
-        options: storage options, logins from the URL included; never shown.
-        retry_seconds: how long to try a request that the store does not serve.
+        options: storage options, including logins from the URL; never shown.
+        retry_seconds: how long to retry a failed request.
     """
 
     protocol: str
@@ -73,7 +73,7 @@ class FileStorage:
 
     @property
     def is_local(self) -> bool:
-        """Whether files are on this machine's file system."""
+        """Whether files are on the local file system."""
         return self.protocol == "file"
 
     @property
@@ -83,7 +83,7 @@ class FileStorage:
 
     @property
     def client_name(self) -> str:
-        """Who does the requests: "local", "obstore", "s3fs", or the name of the fsspec protocol."""
+        """The client that sends requests: "local", "obstore", "s3fs", or the name of the fsspec protocol."""
         if self.is_local:
             return "local"
         choice = self._choice()
@@ -91,7 +91,7 @@ class FileStorage:
 
     @property
     def place(self) -> str:
-        """A name for the store without secrets: paths that are equal in two places are not one file."""
+        """A name for the store without secrets: equal paths in two places are different files."""
         options = {} if self.is_local else public_options(self.options)
         digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
         return f"{self.protocol}:{digest[:16]}"
@@ -100,15 +100,15 @@ class FileStorage:
         """Open for random access.
 
         Args:
-            path: as `open_storage` or a listing gave it.
+            path: as returned by `open_storage` or a listing.
 
         Raises:
-            TableError: the file is gone.
+            TableError: the file is missing.
             StorageError: the store refuses, or does not answer.
         """
         if not self._is_far:
             return self._ask(path, lambda client: _open(client, path))
-        # Of parts that a client reads by itself, nobody could check how much came.
+        # If a client read parts by itself, nobody could check how many bytes arrived.
         version = self.version(path)
         ranges = BufferedRanges(
             lambda start, stop: self.read_range(path, start, stop, version),
@@ -118,7 +118,7 @@ class FileStorage:
         return open_ranges(ranges.read, version.num_bytes)
 
     def version(self, path: str) -> FileVersion:
-        """Return size, time and tag as they are now. Raises as `open` does."""
+        """Return the current size, time and tag. Raises as `open` does."""
         found = self._ask(path, lambda client: client.stat(path))
         return found._replace(path=self.shown(path)).file_version()
 
@@ -127,10 +127,10 @@ class FileStorage:
         return self._ask(path, lambda client: _or_none(client.stat, path))
 
     def probe(self, path: str) -> Found | None:
-        """Return the same, at the cost of one request at most: whether a directory is there, `walk` will tell.
+        """Return the same with at most one request; `walk` will reveal whether a directory is there.
 
         Args:
-            path: which; one that ends with a slash names no file.
+            path: the path; one that ends with a slash names no file.
         """
         return self._ask(path, lambda client: _or_none(client.probe, path))
 
@@ -143,12 +143,12 @@ class FileStorage:
 
         Args:
             root: the directory.
-            recursive: all files below it; else its files and directories.
+            recursive: whether to list all files below it, rather than its files and directories.
         """
         return self._ask(root, lambda client: list(client.walk(root, recursive=recursive)))
 
     def read_bytes(self, path: str) -> bytes:
-        """Read a small file whole. Raises as `open` does."""
+        """Read a small file completely. Raises as `open` does."""
         return self._ask(path, lambda client: client.read(path), len)
 
     def write_bytes(self, path: str, data: bytes) -> None:
@@ -161,18 +161,18 @@ class FileStorage:
         return self._ask(path, lambda client: of_length(client.read_range(path, start, stop, etag), start, stop), len)
 
     def checks(self, version: FileVersion) -> bool:
-        """Whether a request for a range refuses a file that is no longer this version."""
+        """Return whether a request for a range fails if the file no longer has this version."""
         if version.etag is None:
             return False
         with self._own_errors("", None):
             return self._client("").checks_tags
 
     def put_file(self, local: str, path: str) -> None:
-        """Copy a file of this machine there.
+        """Copy a local file to the store.
 
         Raises:
-            ConfigError: the store takes no files.
-            StorageError: it refuses, or does not answer.
+            ConfigError: the store does not accept files.
+            StorageError: the store refuses, or does not answer.
         """
         self._ask(path, lambda client: client.put_file(local, path))
 
@@ -181,20 +181,20 @@ class FileStorage:
         self._clients.pop(os.getpid(), None)
 
     def traffic(self) -> Traffic:
-        """Return what this process asked of the store so far; nothing where no network is between."""
+        """Return this process's requests to the store so far; nothing for a store without a network."""
         return self._counter.total()
 
     @property
     def uri_prefix(self) -> str:
-        """What stands before a path to make it a URI: nothing before paths of this machine and URLs of http."""
+        """The prefix that makes a path a URI: empty for local paths and http URLs."""
         return "" if self.protocol in (*LOCAL_PROTOCOLS, *HTTP_PROTOCOLS) else f"{self.protocol}://"
 
     def shown(self, path: str) -> str:
-        """Write a path as messages may show it: with its protocol, without login or query."""
+        """Format a path as messages may show it: with its protocol, without login or query."""
         return shown(self.protocol, path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it takes to connect again; memory:// cannot leave its process."""
+        """Pickle what is needed to connect again; memory:// cannot leave its process."""
         if self.protocol != "memory":
             return _restore, (self.protocol, dict(self.options), None, self.retry_seconds)
         if get_spawning_popen() is not None:
@@ -230,12 +230,12 @@ class FileStorage:
         return client
 
     def _ask(self, path: str, ask: Callable[[Client], T], num_bytes: Callable[[T], int] = lambda _: 0) -> T:
-        """Return what the store gives, in the end or at once.
+        """Return the store's answer, with or without retries.
 
         Args:
-            path: which file, for messages.
+            path: the file, for messages.
             ask: does something that may be repeated.
-            num_bytes: of what came.
+            num_bytes: returns the bytes of an answer.
         """
         if not self._is_far:
             with self._own_errors(path, None):
@@ -258,24 +258,24 @@ class FileStorage:
                 "one; build the loader again on the table as it is now, and let writers add new files instead of "
                 "writing over old ones"
             ) from None
-        except TypeError as error:  # s3fs passes options on and finds out at its first request
+        except TypeError as error:  # s3fs passes options on and reports wrong ones at its first request
             raise self._misfit(error) from self._scrubbed(error, path)
         except Exception as error:  # noqa: BLE001 - botocore, aiohttp and others have roots of their own
             tried = "" if attempts is None else attempts.note
             raise self._failure(error, path, tried) from self._scrubbed(error, path)
 
     def _said(self, error: BaseException, path: str) -> str:
-        """Return the first line of what the client raised."""
+        """Return the first line of the client's error."""
         lines = self._scrub(str(error), path).splitlines()
         return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
     def _failure(self, error: Exception, path: str, tried: str) -> TableLoaderError:
-        """Return the error that fits what the client raised.
+        """Return the library's error for a client's error.
 
         Args:
-            error: that.
-            path: of which file.
-            tried: how often, if more than once.
+            error: the client's error.
+            path: the file's path.
+            tried: how often it was tried, if more than once.
         """
         shown, kind = self.shown(path), store_error_type(error)
         if kind is MissingFileError:
@@ -312,7 +312,7 @@ class FileStorage:
         return scrub(in_brief(text), (*secrets_of(self.options), query))
 
     def _scrubbed(self, error: BaseException, path: str) -> BaseException:
-        """Return the error itself, or, where it or what caused it shows a secret, a copy that does not."""
+        """Return the error itself or, if it or its causes show a secret, a copy without it."""
         link: BaseException | None = error
         while link is not None:
             if self._scrub(str(link), path) != str(link):
@@ -328,7 +328,7 @@ _MEMORY_STAYS = (
 
 
 def _open(client: Client, path: str) -> pa.NativeFile:
-    """Open a file of this machine; one of memory:// whole, since fsspec hands every reader the same position."""
+    """Open a local file; read one of memory:// completely, since fsspec gives every reader the same position."""
     return client.open(path) if isinstance(client, LocalClient) else pa.BufferReader(client.read(path))
 
 
@@ -350,13 +350,13 @@ def open_storage(
     storage_options: Mapping[str, Any] | None = None,
     retry_seconds: float = DEFAULT_RETRY_SECONDS,
 ) -> tuple[FileStorage, str]:
-    """Return which storage a path is on, and what the storage calls the path. Connects to nothing.
+    """Return the storage of a path, and the path as the storage names it. Connects to nothing.
 
     Args:
-        path_or_url: a local path or any fsspec URL; may hold glob characters.
-        storage_options: for the file system, as fsspec takes them (for S3 also as pyarrow names them); they win
-            over a login in the URL. Local paths need none and take none.
-        retry_seconds: how long to try a request that the store does not serve; 0: once.
+        path_or_url: a local path or any fsspec URL; may contain glob characters.
+        storage_options: for the file system, as fsspec takes them (for S3 also as pyarrow names them); they take
+            precedence over a login in the URL. Local paths need none and take none.
+        retry_seconds: how long to retry a failed request; 0 disables retries.
 
     Returns:
         The storage, and the path as its methods take it.
@@ -388,9 +388,9 @@ def connect(protocol: str, options: Mapping[str, Any], choice: ClientChoice | No
     """Open a client in this process.
 
     Args:
-        protocol: of the store.
-        options: for fsspec.
-        choice: of an object store, which client and its options.
+        protocol: the store's protocol.
+        options: options for fsspec.
+        choice: for an object store, the client and its options.
     """
     if protocol == "file":
         return LocalClient()

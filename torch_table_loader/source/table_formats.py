@@ -1,4 +1,4 @@
-"""Recognises a folder of another table format, whose files are not its rows."""
+"""Recognizes folders of other table formats, whose files are not simply their rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DELTA = re.compile(r"(?P<table>(?:.*/)?)_delta_log(?:/.*)?")
 _HUDI = re.compile(r"(?P<table>(?:.*/)?)(?:\.hoodie(?:/.*)?|\.hoodie_partition_metadata[^/]*)")
 
 _MARKS = ("metadata/", "_delta_log", ".hoodie")
-"""What one of the patterns needs: most names have none of them."""
+"""Text that every pattern requires: most names contain none of it."""
 
 _VERSION = re.compile(r"v?(\d+)")
 
@@ -27,19 +27,19 @@ _VERSION = re.compile(r"v?(\d+)")
 def look_around(
     pool: Executor, storage: FileStorage, roots: Iterable[str], walked: Iterable[str]
 ) -> list[Future[list[Found]]]:
-    """Look for the metadata of other table formats where no listing will see it, and continue meanwhile.
+    """Look for metadata of other table formats where no listing will see it, without waiting.
 
-    A path may be a table's ``data`` folder, a partition, or a file. So the look is into the table's folder and the one
-    above it. That costs a few requests for a table, not one for a file.
+    A path may be a table's ``data`` folder, a partition, or a file. So this looks into the table's folder and the one
+    above it, which costs a few requests for a table, not one for each file.
 
     Args:
-        pool: does it.
-        storage: where the files are.
-        roots: the directories that were given, or hold the files that were.
-        walked: those of them that are listed with all that is below.
+        pool: runs the look-ups.
+        storage: the storage of the files.
+        roots: the given directories, or the directories of the given files.
+        walked: those of them that are listed with everything below.
 
     Returns:
-        What `refuse_table_formats` takes, beside what is listed.
+        An argument of `refuse_table_formats`, in addition to the listing.
     """
     if storage.protocol in HTTP_PROTOCOLS:
         return []
@@ -54,15 +54,15 @@ def look_around(
 def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Collection[str]) -> None:
     """Raise if the files belong to a table of Iceberg, Delta Lake or Hudi.
 
-    Such a table says in its metadata which files are its own, and which of their rows are deleted.
+    The metadata of such a table says which files belong to it, and which of their rows are deleted.
 
     Args:
-        storage: where the files are.
-        seen: all that listing saw, hidden files too, and what `look_around` did.
-        files: the paths of the files that are to be read.
+        storage: the storage of the files.
+        seen: everything that the listing saw, including hidden files, and what `look_around` found.
+        files: the paths of the files to read.
 
     Raises:
-        ConfigError: names the table, its format, and the call that reads it.
+        ConfigError: the files belong to such a table; the message names the table, its format, and the call to use.
     """
     marks = [entry for entry in seen if any(mark in entry.path for mark in _MARKS)]
     for pattern, explain in ((_ICEBERG, _iceberg), (_DELTA, _delta), (_HUDI, _hudi)):
@@ -80,14 +80,14 @@ def refuse_table_formats(storage: FileStorage, seen: Iterable[Found], files: Col
 
 
 def format_of_folder(path: str, options: Mapping[str, Any] | None, retry_seconds: float) -> str | None:
-    """Return which table format a folder says that it is of: "delta", "iceberg", or None where it says none.
+    """Return the table format that a folder declares: "delta", "iceberg", or None if it declares none.
 
-    An Iceberg table says so by ``metadata/version-hint.text``, as those have that no catalog keeps.
+    An Iceberg table declares itself with ``metadata/version-hint.text``, which tables without a catalog have.
 
     Args:
         path: a local path or URL.
         options: for its file system.
-        retry_seconds: how long to try a request that the store does not serve.
+        retry_seconds: how long to retry a failed request.
     """
     protocol = parse_address(path).protocol
     if protocol in HTTP_PROTOCOLS or any(character in path for character in "*?["):
@@ -97,7 +97,7 @@ def format_of_folder(path: str, options: Mapping[str, Any] | None, retry_seconds
     try:
         if _folder(storage, f"{root}/_delta_log"):
             return "delta"
-        with suppress(AccessRefusedError):  # the caller may read the files and nothing beside them
+        with suppress(AccessRefusedError):  # the caller may be allowed to read only the files
             hint = storage.probe(f"{root}/metadata/version-hint.text")
             return None if hint is None or hint.is_dir else "iceberg"
     finally:
@@ -106,7 +106,7 @@ def format_of_folder(path: str, options: Mapping[str, Any] | None, retry_seconds
 
 
 def _above(root: str) -> Iterator[str]:
-    """Yield the folder that partitions lie in, and the one above it, which holds an Iceberg table's ``data``."""
+    """Yield the folder of the partitions, and the one above it, which contains an Iceberg table's ``data``."""
     base = root.rstrip("/")[: len(root.rstrip("/")) - len(hive_root(root)) or None].rstrip("/")
     yield base
     above, slash, _ = base.rpartition("/")
@@ -117,7 +117,7 @@ def _above(root: str) -> Iterator[str]:
 def _folder(storage: FileStorage, path: str) -> list[Found]:
     try:
         return [Found(path, None)] if storage.has_folder(path) else []
-    except AccessRefusedError:  # the caller may read the table and nothing beside it
+    except AccessRefusedError:  # the caller may be allowed to read only the table
         return []
 
 
@@ -152,7 +152,7 @@ def _hudi(_: FileStorage, table: str, __: list[Found]) -> str:
 
 
 def _age(metadata: Found) -> tuple[int, int, str]:
-    """Rank metadata files: by the number that their names begin with, then by time."""
+    """Return a sort key for metadata files: the number that their names begin with, then the time."""
     number = _VERSION.match(metadata.path.rpartition("/")[2])
     written = metadata.version.mtime_ns if metadata.version is not None else None
     return int(number[1]) if number else -1, written or 0, metadata.path

@@ -1,4 +1,4 @@
-"""Where a table's files are, which may be several stores, as a value that pickles."""
+"""The location of a table's files, which may be in several stores, as a picklable value."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _CLIENT_OPTIONS = {
     "client.role-arn": "s3.role-arn",
     "client.role-session-name": "s3.role-session-name",
 }
-"""Options for all of AWS's services, where the S3 ones say nothing."""
+"""Options for all of AWS's services, used if the S3 ones are not set."""
 
 EXPIRY = "s3.session-token-expires-at-ms"
-"""When credentials end, in milliseconds since the epoch: what catalogs that vend them say."""
+"""When credentials expire, in milliseconds since the epoch, according to catalogs that vend them."""
 
 RENEW_BEFORE_S = 300.0
-"""Credentials are renewed so many seconds before they end: a file that was just opened is read meanwhile."""
+"""Credentials are renewed this many seconds before they expire: a file that was just opened is read meanwhile."""
 
 _renewing = threading.Lock()
 
@@ -66,7 +66,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 Provider = Callable[[], Mapping[str, Any]]
-"""Gives fresh properties, as pyiceberg names them, with `EXPIRY` where they end; must pickle for worker processes."""
+"""Returns fresh properties, as pyiceberg names them, with `EXPIRY` if they expire; must be picklable for workers."""
 
 _TRUE = frozenset({"true", "1", "yes"})
 _REFUSALS = (
@@ -88,10 +88,10 @@ _NUMBERS = frozenset({"connect_timeout", "request_timeout"})
 
 
 def s3_options(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate what pyiceberg calls S3 options.
+    """Translate pyiceberg's names of S3 options.
 
     Args:
-        properties: of a catalog or table; others than S3 options are left out.
+        properties: properties of a catalog or table; all but S3 options are left out.
 
     >>> s3_options({"s3.endpoint": "http://127.0.0.1:9000", "s3.anonymous": "true", "uri": "sqlite://"})
     {'endpoint_url': 'http://127.0.0.1:9000', 'anon': True}
@@ -116,16 +116,16 @@ class TableStorage:
     """The stores of one table (implements `contracts.Storage`); paths are as its metadata writes them.
 
     Only the table's own place, which is that of its metadata file, and the areas that the caller named are opened:
-    metadata may be written by others than the caller, and must neither receive credentials nor read this machine.
+    others than the caller may have written the metadata, which must neither receive credentials nor read this machine.
 
     Args:
         location: the table's metadata file.
-        properties: of catalog and table, as pyiceberg names them; never shown.
-        options: the caller's ``storage_options``, which win; never shown.
-        overrides: prefixes that paths in the metadata begin with, and what replaces them.
-        provider: gives fresh properties where credentials end; or None.
-        allowed: where files may lie besides.
-        retry_seconds: how long to try a request that a store does not serve.
+        properties: properties of the catalog and table, as pyiceberg names them; never shown.
+        options: the caller's ``storage_options``, which take precedence; never shown.
+        overrides: prefixes of paths in the metadata, and their replacements.
+        provider: returns fresh properties when credentials expire; or None.
+        allowed: other areas that may contain files.
+        retry_seconds: how long to retry a failed request to a store.
     """
 
     location: str = field(repr=False)
@@ -141,7 +141,7 @@ class TableStorage:
 
     @property
     def is_local(self) -> bool:
-        """Whether all files are on this machine's file system."""
+        """Whether all files are on the local file system."""
         return self._root.is_local and all(area.place.is_local for area in self._areas)
 
     @property
@@ -159,7 +159,7 @@ class TableStorage:
         return self._renewing_once(path, FileStorage.open)
 
     def version(self, path: str) -> FileVersion:
-        """Return size, time and tag as they are now: see `Storage.version`."""
+        """Return the current size, time and tag: see `Storage.version`."""
         return self._renewing_once(path, FileStorage.version)
 
     def read_range(self, path: str, start: int, stop: int, version: FileVersion | None = None) -> Any:
@@ -167,31 +167,31 @@ class TableStorage:
         return self._renewing_once(path, lambda store, inner: store.read_range(inner, start, stop, version))
 
     def checks(self, version: FileVersion) -> bool:
-        """Whether a request for a range refuses a file that is no longer this version."""
+        """Return whether a request for a range fails if the file no longer has this version."""
         return version.immutable
 
     def close(self) -> None:
-        """Drop this process's clients."""
+        """Close this process's clients."""
         for store in self._stores.values():
             store.close()
 
     def traffic(self) -> Traffic:
-        """Return what this process asked of all stores so far."""
+        """Return this process's requests to all stores so far."""
         earlier = self._earlier.get(os.getpid(), Traffic())
         return sum((store.traffic() for store in list(self._stores.values())), start=earlier)
 
     def moved(self, path: str) -> str:
-        """Return where a path of the metadata is now."""
+        """Return the current location of a path in the metadata."""
         for old, new in self.overrides:
             if path.startswith(old):
                 return new + path[len(old) :]
         return path
 
     def require(self, paths: Iterable[str]) -> None:
-        """Refuse paths of the metadata that lie neither in the table's place nor where the caller allowed.
+        """Refuse paths in the metadata that are neither in the table's place nor allowed by the caller.
 
         Raises:
-            TableError: names the path, and what allows it.
+            TableError: a path is refused; the message names it, and what would allow it.
         """
         root, areas = self._root, self._areas
         for path in paths:
@@ -209,7 +209,7 @@ class TableStorage:
         return (*areas_of(self.overrides), *self.allowed)
 
     def _renewing_once(self, path: str, ask: Callable[[FileStorage, str], T]) -> T:
-        """Return what the store answers; where it refuses access, renew the credentials and ask once more."""
+        """Return the store's answer; if it refuses access, renew the credentials and try once more."""
         self._renew_in_time()
         known = self.known()
         store, inner = self._at(path)
@@ -221,7 +221,7 @@ class TableStorage:
             return ask(*self._at(path))
 
     def renew(self, error: BaseException) -> bool:
-        """Renew the credentials where the store refused: see `RenewingStorage.renew`."""
+        """Renew the credentials if the store refused them: see `RenewingStorage.renew`."""
         return self._renew_after(error, self.known())
 
     def _renew_after(self, error: BaseException, known: Mapping[str, Any]) -> bool:
@@ -231,7 +231,7 @@ class TableStorage:
         return True
 
     def known(self) -> dict[str, Any]:
-        """Return the properties as they are now: credentials may have been renewed."""
+        """Return the current properties: credentials may have been renewed."""
         return {**self.properties, **self._fresh}
 
     def _renew_in_time(self) -> None:
@@ -259,10 +259,10 @@ class TableStorage:
         return self._stores.setdefault(place, store), inner
 
     def _options_of(self, place: Place) -> dict[str, Any]:
-        """Return what a client of a place is given: S3 properties for S3 alone, the caller's options for the own.
+        """Return the options for a place's client: S3 properties for S3 only, the caller's for the table's place.
 
-        Another bucket of the table's kind of store, which the caller allowed, takes the same options; another host of
-        HTTP takes none. Beside a table on this machine, which takes no options, they can only be meant for others.
+        Another bucket in the table's kind of store, if the caller allowed it, gets the same options; another HTTP host
+        gets none. For a table on this machine, which takes no options, they can only be meant for other places.
         """
         known = s3_options(self.known()) if place.family == "s3" else {}
         root = self._root
@@ -271,7 +271,7 @@ class TableStorage:
         return {**known, **(self.options if own or alike else {})}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it takes to connect again."""
+        """Pickle what is needed to connect again."""
         return TableStorage, (
             self.location,
             self.known(),
@@ -284,20 +284,20 @@ class TableStorage:
 
 
 MOST_BYTES = 256 << 20
-"""What a file of the table's metadata may hold; it is read whole."""
+"""The most bytes of a metadata file, which is read completely."""
 
 
 def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> bytes:
     """Read a file of the table's metadata.
 
     Args:
-        storage: where it is.
-        path: which.
-        num_bytes: its size, where the metadata says it: far away, one request then brings it. Metadata that says a
-            wrong one costs more requests.
+        storage: the storage of the file.
+        path: its path.
+        num_bytes: its size, if the metadata gives it: for a remote file, one request is then enough. A wrong size costs
+            more requests.
 
     Raises:
-        TableError: there is none, or it is larger than any that is read.
+        TableError: the file is missing, or larger than the limit.
         StorageError: the store failed.
     """
 
@@ -318,7 +318,7 @@ def read_whole(storage: Storage, path: str, num_bytes: int | None = None) -> byt
 
 
 def too_large(path: str, got: str) -> TableError:
-    """Make the error of a metadata file that would take all memory."""
+    """Build the error for a metadata file that would take too much memory."""
     return TableError(
         f"{shown_url(path)} must be a file of the table's metadata, of at most {MOST_BYTES >> 20} MiB, got {got}; "
         "where it is sound, let the table's snapshots expire, or rewrite its manifests into smaller ones"
@@ -326,7 +326,7 @@ def too_large(path: str, got: str) -> TableError:
 
 
 def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Check a ``location_override``; the longest prefix comes first.
+    """Check a ``location_override``, and sort it by prefix, longest first.
 
     Raises:
         ConfigError: it is not a mapping of prefixes.
@@ -349,7 +349,7 @@ def read_overrides(overrides: Mapping[str, str] | None) -> tuple[tuple[str, str]
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether a store answered 401 or 403."""
+    """Return whether a store answered 401 or 403."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, PermissionError) or any(word in str(link) for word in _REFUSALS):

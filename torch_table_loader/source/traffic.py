@@ -1,4 +1,4 @@
-"""Counts what a process asks of a store, and knows since when the store has not served it."""
+"""Counts a process's requests to a store, and tracks since when they have failed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch_table_loader.records import Traffic
 
 
 class TrafficCounter:
-    """Counts of one storage in one process; threads share it."""
+    """Counts for one storage in one process; threads share it."""
 
     def __init__(self) -> None:
-        """Begin at nothing."""
+        """Start at zero."""
         self._lock = threading.Lock()
         self._total = Traffic()
         self._failing_since: float | None = None
@@ -25,23 +25,23 @@ class TrafficCounter:
         """Count a request.
 
         Args:
-            again: whether it repeats one that was not served.
+            again: whether it repeats a failed request.
         """
         self._add(Traffic(requests=1, retries=int(again)))
 
     def waited(self, seconds: float) -> None:
-        """Count time between two requests."""
+        """Count time spent waiting between two requests."""
         self._add(Traffic(seconds_waiting=seconds))
 
     def served(self, num_bytes: int, now: float) -> float | None:
         """Count an answer.
 
         Args:
-            num_bytes: that came.
+            num_bytes: bytes that arrived.
             now: the time.
 
         Returns:
-            Seconds since the first of the requests that failed before, where the caller was warned of them.
+            Seconds since the first of the failed requests before it, if the caller was warned of them.
         """
         self._add(Traffic(num_bytes=num_bytes))
         if self._failing_since is None:
@@ -52,15 +52,15 @@ class TrafficCounter:
         return now - since if warned and since is not None else None
 
     def failed(self, began: float, now: float, patience: float) -> float | None:
-        """Note a request that was not served.
+        """Record a failed request.
 
         Args:
             began: when it was sent.
             now: the time.
-            patience: seconds after which the caller is warned, once until a request is served.
+            patience: seconds after which the caller is warned, once until a request succeeds.
 
         Returns:
-            Seconds that no request has been served, where the caller should be warned now.
+            Seconds without a successful request, if the caller should be warned now.
         """
         with self._lock:
             if self._failing_since is None:

@@ -1,4 +1,4 @@
-"""Builds a store: threads, ranks and nodes that share its folder take chunks until all are there."""
+"""Builds a store: threads, ranks and nodes that share its folder take chunks until all are built."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from torch_table_loader.store.spec import (
 _log = logging.getLogger(__name__)
 
 Report = Callable[[int], None]
-"""Called with how many chunks are done, now and then."""
+"""Called from time to time with the number of finished chunks."""
 
 _LOOK_AGAIN = 0.1
-"""Seconds until a builder that waits for others looks again."""
+"""Seconds after which a builder that waits for others checks again."""
 
 _LOOKS_UNTIL_WARNING = 20
-"""Looks after which a builder that waits logs so."""
+"""Checks after which a waiting builder logs that it waits."""
 
 _TOO_LARGE = "the row store needs about {:,} bytes of memory"
 _SMALLER = (
@@ -55,7 +55,7 @@ _SMALLER = (
 )
 
 _SPARE = 0.02
-"""Share of a store's bytes that is wanted beside them."""
+"""Share of a store's bytes that must be free in addition to them."""
 
 
 def build_files(
@@ -67,20 +67,20 @@ def build_files(
     beat: float = BEAT,
     dead_after: float = DEAD_AFTER,
 ) -> None:
-    """Build a store in a folder, or help those who are at it, and return when it is whole.
+    """Build a store in a folder, or help other builders, and return when it is complete.
 
     Args:
         place: the store's folder.
-        spec: what it is to hold.
+        spec: what it should contain.
         read: reads a chunk's rows.
-        threads: how many read and write.
+        threads: number of threads that read and write.
         report: called while it works.
-        beat: seconds between two signs of life.
-        dead_after: seconds without one after which another builder's chunk is taken over.
+        beat: seconds between two heartbeats.
+        dead_after: seconds without a heartbeat after which another builder's chunk is taken over.
 
     Raises:
         StorageError: the disk is full, or has too little room to begin.
-        TableError: the table has other rows than were counted.
+        TableError: the table's rows differ from what was counted.
     """
     with naming_disk_errors(place):
         for folder in (place, place / PARTS, place / LEASES):
@@ -104,15 +104,15 @@ def build_memory(
     """Build a store in the memory of this process.
 
     Args:
-        spec: what it is to hold.
+        spec: what it should contain.
         read: reads a chunk's rows.
-        threads: how many read.
+        threads: number of threads that read.
         report: called while it works.
-        room: the bytes that it may take; None where nobody knows.
+        room: the bytes that it may use; None if unknown.
 
     Raises:
-        TableError: the table has other rows than were counted.
-        OutOfMemoryError: it does not fit.
+        TableError: the table's rows differ from what was counted.
+        OutOfMemoryError: the store does not fit in memory.
     """
     check_memory(spec.num_bytes, room)
     try:
@@ -165,21 +165,21 @@ def _lists_in_memory(sink: MemorySink, chunks: int) -> StoredLists:
 
 
 def check_memory(num_bytes: int, room: int | None) -> None:
-    """Refuse a store that does not fit memory.
+    """Refuse a store that does not fit in memory.
 
     Args:
-        num_bytes: that it needs.
-        room: that it may take; None where nobody knows.
+        num_bytes: bytes that it needs.
+        room: bytes that it may use; None if unknown.
 
     Raises:
-        OutOfMemoryError: with the remedy.
+        OutOfMemoryError: the store does not fit; the message has the remedy.
     """
     if room is not None and num_bytes > room:
         raise OutOfMemoryError(f"{_TOO_LARGE.format(num_bytes)}, and {room:,} are free for it; {_SMALLER}")
 
 
 class _Builder:
-    """One process at work: its threads take chunks that nobody is at."""
+    """One process's builder: its threads take chunks that no other builder works on."""
 
     def __init__(
         self, place: Path, spec: StoreSpec, read: ReadChunk, sink: FileSink, leases: Leases, report: Report | None
@@ -192,7 +192,7 @@ class _Builder:
         self._report = report
         self._failed = False
         self._chunks_left = 0
-        """How often a thread of ours has left a chunk, finished or not."""
+        """How often a thread of this process has released a chunk, finished or not."""
         self._changed = threading.Condition()
         self._looks = 0
         self._looking = threading.Lock()
@@ -219,7 +219,7 @@ class _Builder:
                     self._warn_of_waiting()
                     self._wait(left)
         except FileNotFoundError:
-            if read_manifest(self._place) is None:  # else another builder has finished, and taken its leases away
+            if read_manifest(self._place) is None:  # else another builder has finished, and removed its leases
                 self._fail()
                 raise
         except BaseException:
@@ -232,7 +232,7 @@ class _Builder:
             self._changed.notify_all()
 
     def _wait(self, left: int) -> None:
-        """Wait a while for other processes, or until another thread leaves a chunk, if none has since `left`."""
+        """Wait a while for other processes, or until another thread releases a chunk, if none has since `left`."""
         with self._changed:
             self._changed.wait_for(lambda: self._failed or self._chunks_left != left, _LOOK_AGAIN)
 
@@ -242,14 +242,14 @@ class _Builder:
             self._report(len(done))
         for chunk in range(len(self._spec.chunk_rows)):
             if chunk not in done and self._leases.claim(chunk):
-                if part_file(self._place, chunk).exists():  # finished between the two looks
+                if part_file(self._place, chunk).exists():  # finished between the two checks
                     self._leases.release(chunk)
                     continue
                 return chunk
         return None
 
     def _warn_of_waiting(self) -> None:
-        """Log once that other processes have all the chunks that are left, and have had them for a while."""
+        """Log once that other processes hold all remaining chunks, and have held them for a while."""
         with self._looking:
             if self._leases.holds_any:
                 return
@@ -286,7 +286,7 @@ class _Builder:
 
 @contextmanager
 def _unless_finished(place: Path) -> Iterator[None]:
-    """Forgive a folder that is gone because another builder has finished the store meanwhile."""
+    """Ignore a missing folder if another builder has finished the store meanwhile."""
     try:
         yield
     except FileNotFoundError:
@@ -302,12 +302,12 @@ def done_chunks(place: Path) -> set[int]:
 
 
 def _check_room(place: Path, spec: StoreSpec, known: Part | None = None) -> None:
-    """Refuse to begin, or to continue, where the disk has too little room.
+    """Refuse to begin or to continue if the disk has too little room.
 
     Args:
         place: the store's folder.
-        spec: what it is to hold.
-        known: a finished chunk, whose columns of variable width say more than the guess does.
+        spec: what it should contain.
+        known: a finished chunk, whose columns of variable width are a better guide than the estimate.
     """
     itemsize = spec.layout.value_dtype.itemsize
     of_known = 0 if known is None else known.heap_bytes + known.num_values * itemsize
@@ -331,7 +331,7 @@ def _bytes_there(place: Path) -> int:
 
 
 def _reserve(place: Path, spec: StoreSpec) -> None:
-    """Make the large files at their full length, and have their room set aside."""
+    """Create the large files at their full length, and allocate their disk space."""
     widths = {RECORDS: spec.layout.width, NULLS: spec.layout.null_width}
     if spec.keeps_ids:
         widths[IDS] = 8
@@ -349,7 +349,7 @@ def _reserve(place: Path, spec: StoreSpec) -> None:
 
 
 def _finish(place: Path, spec: StoreSpec) -> None:
-    """Write the manifest, unless another builder did."""
+    """Write the manifest, unless another builder already did."""
     try:
         parts = list(_read_parts(place, len(spec.chunk_rows)))
         lengths = _lengths(place, spec, parts)
@@ -366,7 +366,7 @@ def _finish(place: Path, spec: StoreSpec) -> None:
 
 
 def _lengths(place: Path, spec: StoreSpec, parts: Sequence[Part]) -> tuple[int, int] | None:
-    """Write the file of lengths, where the store keeps lists flat; see `Manifest.lengths`."""
+    """Write the file of lengths, if the store keeps lists flat; see `Manifest.lengths`."""
     if not spec.flat:
         return None
     wide = np.frombuffer(mapping(place / WIDE_LENGTHS) if spec.num_rows else b"", dtype="<u4")

@@ -1,4 +1,4 @@
-"""Writes chunks: each record at its own place in one file, or in memory."""
+"""Writes chunks: each record at its own position in one file, or in memory."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from torch_table_loader.store.record_layout import Encoded
 
 ReadChunk = Callable[[int], Iterable[pa.RecordBatch]]
-"""Reads the live rows of a chunk, in row order: the columns, then (where the store keeps ids) the column ``row_id``."""
+"""Reads the live rows of a chunk, in row order: the columns, then (if the store keeps ids) the column ``row_id``."""
 
 
 class Sink(ABC):
-    """Where the parts of a chunk go."""
+    """The destination of a chunk's parts."""
 
     checked: bool
-    """Whether checksums are wanted."""
+    """Whether checksums are computed."""
 
     @abstractmethod
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
-        """Write records from a row on; return the checksum that continues from `crc`, where it is wanted."""
+        """Write records from a row on; return the checksum continued from `crc`, if it is computed."""
 
     @abstractmethod
     def put(self, name: str, at: int, data: NDArray[np.uint8]) -> None:
-        """Write bytes at a place of one of the large files."""
+        """Write bytes at a position in one of the large files."""
 
     @abstractmethod
     def heap(self, chunk: int, schema: pa.Schema) -> Any:
@@ -57,13 +57,13 @@ def write_chunk(spec: StoreSpec, chunk: int, batches: Iterable[pa.RecordBatch], 
     """Write one chunk.
 
     Args:
-        spec: of the store.
+        spec: what the store should contain.
         chunk: its number.
         batches: its live rows.
-        sink: takes them.
+        sink: the destination.
 
     Raises:
-        TableError: there are other rows than were counted.
+        TableError: the rows differ from what was counted.
         StorageError: the disk is full.
     """
     writer = _ChunkWriter(spec, chunk, sink)
@@ -95,7 +95,7 @@ class _ChunkWriter:
         return file
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Write the rows that come next."""
+        """Write the next rows."""
         layout, count, crcs = self._layout, batch.num_rows, self._crcs
         _check_count(self._spec, self._chunk, self.rows + count, most=True)
         row = self._spec.chunk_starts[self._chunk] + self.rows
@@ -124,12 +124,12 @@ class _ChunkWriter:
         self._sink.put(name, row * data.shape[1], data)
 
     def close(self) -> None:
-        """Finish the chunk's own files if all its rows are there, else drop them."""
+        """Finish the chunk's own files if all its rows were written, else drop them."""
         self._open.close()
 
     @property
     def part(self) -> Part:
-        """What was written."""
+        """The description of what was written."""
         crcs, heap, values = self._crcs, self._heap, self._values
         return Part(
             self.rows,
@@ -159,10 +159,10 @@ class FileSink(Sink):
     checked = True
 
     def __init__(self, place: Path) -> None:
-        """Open nothing yet.
+        """Start without open files.
 
         Args:
-            place: the store's folder; its large files are there, at their full length.
+            place: the store's folder; it contains the large files, at their full length.
         """
         self._place = place
         self._files: dict[str, int] = {}
@@ -208,7 +208,7 @@ class FileSink(Sink):
 
 @contextmanager
 def naming_disk_errors(place: Path) -> Iterator[None]:
-    """Turn errors of the disk into ones that name the store's folder, and what can be done."""
+    """Turn disk errors into errors that name the store's folder and a remedy."""
     try:
         yield
     except StorageError:
@@ -226,7 +226,7 @@ def naming_disk_errors(place: Path) -> Iterator[None]:
 
 
 class _ChunkFile:
-    """A file of a chunk, which gets its name when it is whole."""
+    """A file of a chunk, which gets its name when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -236,7 +236,7 @@ class _ChunkFile:
             self._unfinished, self._file = self._open.enter_context(new_file(path))
 
     def write(self, data: Any) -> int:
-        """Write the bytes of an array, or of Arrow's writer."""
+        """Write the bytes of an array or of Arrow's writer."""
         view = data.view(np.uint8).data if isinstance(data, np.ndarray) else memoryview(data)
         with naming_disk_errors(self._path.parent):
             self._file.write(view)
@@ -258,7 +258,7 @@ class _ChunkFile:
                 self._open.close()
 
     def _finish(self) -> None:
-        """Write what comes behind the last."""
+        """Write the end of the file."""
 
 
 class _HeapFile(_ChunkFile):
@@ -271,7 +271,7 @@ class _HeapFile(_ChunkFile):
     closed = False
 
     def write(self, data: Any) -> int:
-        """Write a record batch of the store's, or bytes of Arrow's writer."""
+        """Write a record batch of the store, or bytes of Arrow's writer."""
         if not isinstance(data, pa.RecordBatch):
             return super().write(data)
         with naming_disk_errors(self._path.parent):
@@ -279,11 +279,11 @@ class _HeapFile(_ChunkFile):
         return 0
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the number of bytes written."""
         return self.num_bytes
 
     def flush(self) -> None:
-        """Arrow calls this."""
+        """Do nothing; Arrow calls this."""
         self._file.flush()
 
     def _finish(self) -> None:
@@ -291,7 +291,7 @@ class _HeapFile(_ChunkFile):
 
 
 class MemorySink(Sink):
-    """Keeps what it is given; threads may share it."""
+    """Keeps what is written in memory; threads may share it."""
 
     checked = False
 
@@ -299,7 +299,7 @@ class MemorySink(Sink):
         """Reserve memory for the records.
 
         Args:
-            spec: of the store.
+            spec: what the store should contain.
         """
         self.memory = np.empty((spec.num_rows, spec.layout.width), dtype=np.uint8)
         self.ids = np.empty(spec.num_rows if spec.keeps_ids else 0, dtype="<i8")
@@ -311,7 +311,7 @@ class MemorySink(Sink):
         self._null_bytes = spec.num_rows * spec.layout.null_width
 
     def records(self, row: int, encoded: Encoded, crc: int) -> int:
-        """Write records where they stay; see `Sink`."""
+        """Write records to their final place; see `Sink`."""
         encoded.fill(self.memory[row : row + encoded.num_rows])
         return crc
 
@@ -341,11 +341,11 @@ class _ChunkList:
         self._parts, self._form = parts, form
 
     def write(self, part: Any) -> None:
-        """Keep a record batch, or an array."""
+        """Keep a record batch or an array."""
         self._parts.append(part)
 
     def close(self, *, whole: bool) -> None:
-        """Bring what is whole to the form that it has in memory."""
+        """Convert complete content to its form in memory."""
         if whole:
             self._parts[:] = self._form(self._parts)
             self.num_bytes = sum(part.nbytes for part in self._parts)

@@ -1,4 +1,4 @@
-"""Columns of strings of which few differ, in memory: a code a row, and each distinct string once."""
+"""Columns of strings with few distinct values, in memory: a code for each row, and each distinct string once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _REPEATED = 2
-"""How often each string of a chunk must come, on average, for a code a row to pay."""
+"""How often each string of a chunk must occur, on average, for codes to pay."""
 
 _NULL = -1
 
@@ -29,10 +29,10 @@ class CodedStrings:
     """All rows of some columns of strings.
 
     Args:
-        columns: their numbers.
-        codes: int32 [rows, columns], places in the dictionaries; −1 where a row is null.
-        dictionaries: the distinct strings of each column, of its plain type.
-        nullable: which of them have a null.
+        columns: the numbers of the columns.
+        codes: int32 [rows, columns], indices into the dictionaries; −1 if a row is null.
+        dictionaries: the distinct strings of each column, in its plain type.
+        nullable: which of the columns contain a null.
     """
 
     columns: tuple[int, ...]
@@ -41,7 +41,7 @@ class CodedStrings:
     nullable: tuple[bool, ...]
 
     def gather(self, places: Ints) -> list[pa.DictionaryArray]:
-        """Return the rows at some places, one array a column, in new memory."""
+        """Return the rows at some places, one array for each column, in new memory."""
         width = 4 * len(self.columns)
         records = self.codes.reshape(-1).view(f"V{width}").take(places, mode="clip")
         by_column = new_array((len(self.columns), len(places)), np.int32)
@@ -56,7 +56,7 @@ class StringEncoder:
     """Encodes the strings of a store while it is built; threads may share it."""
 
     def __init__(self) -> None:
-        """Take every column of strings for one whose strings repeat, until a chunk shows another."""
+        """Assume that strings repeat in every column of strings, until a chunk shows otherwise."""
         self._differing: set[str] = set()
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -79,14 +79,14 @@ class StringEncoder:
     def finish(
         self, columns: Sequence[int], batches: Sequence[pa.RecordBatch]
     ) -> tuple[CodedStrings | None, list[pa.RecordBatch]]:
-        """Take the columns of codes out of all that was encoded.
+        """Separate the columns of codes from everything that was encoded.
 
         Args:
             columns: the numbers of the columns that the record batches have.
-            batches: in row order, as `encode` returned them.
+            batches: in row order, as returned by `encode`.
 
         Returns:
-            The columns of codes, None where there is none; and the others, which are plain again.
+            The columns of codes, None if there are none; and the other columns, plain again.
         """
         if not batches:
             return None, []
@@ -110,7 +110,7 @@ class StringEncoder:
 
 
 def _joined(parts: Sequence[pa.DictionaryArray], codes: NDArray[np.int32]) -> tuple[pa.Array, bool]:
-    """Write the codes of all rows; return the strings that they are places of, and whether a row is null."""
+    """Write the codes of all rows; return the strings that they refer to, and whether a row is null."""
     unified: Any = pa.chunked_array(parts).unify_dictionaries()
     row = 0
     for part in unified.chunks:

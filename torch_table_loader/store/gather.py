@@ -1,4 +1,4 @@
-"""Rows of a store by place, in any order: records are taken whole and transposed a block at a time."""
+"""Rows of a store by place, in any order: whole records are taken, then transposed a block at a time."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class StoredRows:
     Args:
         layout: of the records.
         records: opaque records [rows].
-        nulls: uint8 [rows, null_width]; None where no column has a null.
-        null_columns: the columns that have some.
-        row_ids: int64 [rows], rising; None where each row's id is its place.
-        heap: record batches of the columns that no record holds, in row order.
-        num_rows: how many.
-        read_ahead: asks the system for the pages that come next, where it cannot hold them all; or None.
-        lists: those that are kept flat, or at least the parts of them that were asked for; None where none is.
-        strings: columns that the heap lacks, since few of their strings differ; None where there is none.
+        nulls: uint8 [rows, null_width]; None if no column has a null.
+        null_columns: the columns that have nulls.
+        row_ids: int64 [rows], ascending; None if each row's id is its place.
+        heap: record batches of the columns that records do not hold, in row order.
+        num_rows: number of rows.
+        read_ahead: asks the system for the pages that are needed next, if it cannot hold them all; or None.
+        lists: the flat lists, or at least the requested parts of them; None if there are none.
+        strings: columns that the heap lacks, since they have few distinct strings; None if there are none.
     """
 
     layout: RecordLayout
@@ -65,7 +65,7 @@ class StoredRows:
     _heap_starts: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Derive where each batch of the heap begins."""
+        """Compute where each batch of the heap begins."""
         starts = np.zeros(len(self.heap) + 1, dtype=np.int64)
         np.cumsum([batch.num_rows for batch in self.heap], out=starts[1:])
         object.__setattr__(self, "_heap_starts", starts)
@@ -73,42 +73,42 @@ class StoredRows:
     def windows(
         self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None
     ) -> Iterator[tuple[StoredRows, Ints, T]]:
-        """Make ready the rows of blocks that come after each other.
+        """Make the rows of consecutive blocks available.
 
         Args:
-            blocks: the places of each, and a note of the caller's.
-            most_blocks: blocks that are made ready together at most.
+            blocks: the places of each block, and a note of the caller's.
+            most_blocks: the most blocks that are made available together.
 
         Yields:
-            The rows to gather from, the places of the block among them, and the note.
+            A store to gather the rows from, the places of the block in it, and the note.
         """
         for places, note in blocks if self.read_ahead is None else self.read_ahead.windows(blocks, most_blocks):
             yield self, places, note
 
     def ids(self, places: Ints) -> Ints:
-        """Return the row id at each place; a new array."""
+        """Return the row id at each place, as a new array."""
         return places.copy() if self.row_ids is None else self.row_ids.take(places)
 
     @property
     def lengths(self) -> DocumentLengths | None:
-        """Of all lists that are kept flat; None where none is."""
+        """The lengths of all flat lists; None if there are none."""
         return None if self.lists is None else self.lists.lengths
 
     def fetch(self, places: Ints, spans: Spans | None = None) -> tuple[StoredRows, Ints]:  # noqa: ARG002 all is here
-        """Return what has some rows, and where there; see `RemoteRows.fetch`."""
+        """Return a store that has some rows, and their places in it; see `RemoteRows.fetch`."""
         return self, places
 
     def gather(self, places: Ints) -> list[pa.Array]:
-        """Return the rows at some places: one array a column that is not kept flat, in new memory.
+        """Return the rows at some places: one array for each column that is not flat, in new memory.
 
         Args:
             places: int64[n], each in [0, num_rows).
 
         Returns:
-            Arrays of the plain types; strings may come as dictionaries of these.
+            Arrays of the plain types; strings may be dictionary-encoded.
 
         Raises:
-            OutOfMemoryError: there is too little memory for them.
+            OutOfMemoryError: there is too little memory for the arrays.
         """
         try:
             return self._gathered(places)
@@ -137,7 +137,7 @@ class StoredRows:
         return columns[self.layout.flat :]
 
     def _records(self, places: Ints) -> list[NDArray[Any]]:
-        """Return each slot's values: contiguous, one row of a group's rectangle."""
+        """Return each slot's values: contiguous, one row of its group's rectangle."""
         layout, rows = self.layout, len(places)
         out = self._rectangles(rows)
         if layout.width:
@@ -164,7 +164,7 @@ class StoredRows:
         return values
 
     def _rectangles(self, rows: int) -> list[NDArray[Any]]:
-        """Make room for each group, one row a column."""
+        """Allocate a rectangle for each group, with one row for each column."""
         groups = self.layout.groups
         arena = Arena(sum(aligned(group.count * rows * group.dtype.itemsize) for group in groups))
         return [arena.array((group.count, rows), group.dtype) for group in groups]
@@ -175,7 +175,7 @@ class StoredRows:
         return np.unpackbits(self.nulls.take(places, axis=0, mode="clip"), axis=1, bitorder="little")
 
     def _from_heap(self, places: Ints, wanted: Sequence[int]) -> list[pa.Array]:
-        """Return the rows of the columns that the heap has, in the order that was asked for."""
+        """Return the rows of the heap's columns, in the requested order."""
         if not wanted:
             return []
         if not len(places):
@@ -205,7 +205,7 @@ class StoredRows:
 
 
 def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) -> pa.Array:
-    """Make an Arrow array of the plain type over a column's values."""
+    """Build an Arrow array of the plain type from a column's values."""
     kind = slot.kind
     rows = len(values) // kind.count
     depth_nulls = _by_depth(kind, rows, nulls)
@@ -218,7 +218,7 @@ def _array(slot: Slot, values: NDArray[Any], nulls: NDArray[np.uint8] | None) ->
 
 
 def _by_depth(kind: FixedType, rows: int, nulls: NDArray[np.uint8] | None) -> list[NDArray[np.uint8] | None]:
-    """Split a row's null bits into those of the row, of the lists inside, and of the values; None where none is."""
+    """Split a row's null bits into those of the row, of the lists inside, and of the values; None if there are none."""
     found: list[NDArray[np.uint8] | None] = []
     at, count = 0, 1
     for size in (*kind.sizes, 1):

@@ -1,7 +1,7 @@
 """Who builds which chunk: a file with a heartbeat, so that several processes and nodes share the work.
 
-A lease only spares double work. Two builders of one chunk write the same bytes to the same place, so a builder that was
-taken for dead and continues does no harm.
+A lease only avoids duplicate work. Two builders of one chunk write the same bytes to the same place, so a builder that
+was presumed dead and continues does no harm.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ BEAT = 2.0
 """Seconds between two heartbeats."""
 
 DEAD_AFTER = 30.0
-"""Seconds without a heartbeat after which a builder is taken for dead."""
+"""Seconds without a heartbeat after which a builder is presumed dead."""
 
 
 class Leases:
     """The leases of one builder, kept alive by a thread while the block runs."""
 
     def __init__(self, folder: Path, *, beat: float = BEAT, dead_after: float = DEAD_AFTER) -> None:
-        """Hold no lease yet.
+        """Start without leases.
 
         Args:
-            folder: where all builders of the store keep theirs; it exists.
+            folder: an existing folder with the leases of all builders of the store.
             beat: seconds between two heartbeats.
-            dead_after: seconds without one after which another's lease is taken over.
+            dead_after: seconds without a heartbeat after which another builder's lease is taken over.
         """
         self._folder = folder
         self._beat = beat
@@ -62,11 +62,11 @@ class Leases:
 
     @property
     def holds_any(self) -> bool:
-        """Whether this builder is at a chunk itself."""
+        """Whether this builder is working on a chunk."""
         return bool(self._held)
 
     def claim(self, chunk: int) -> bool:
-        """Claim a chunk that no living builder has claimed; return whether that was possible.
+        """Claim a chunk that no living builder has claimed; return whether that succeeded.
 
         Args:
             chunk: its number.
@@ -98,7 +98,7 @@ class Leases:
         return True
 
     def _lives(self, path: Path) -> bool:
-        """Judge by the process where that can be seen from here, else by the heartbeat and the file system's clock."""
+        """Judge by the process if it is visible from here, else by the heartbeat and the file system's clock."""
         try:
             holder, beaten = read_regular(path), stat_regular(path).st_mtime
         except FileNotFoundError:
@@ -125,7 +125,7 @@ def _own_name() -> bytes:
 
 
 def _process_lives(holder: bytes) -> bool | None:
-    """Return whether a process of this machine lives; None where this cannot be known here or was never written."""
+    """Return whether a process of this machine is alive; None if that is unknown here or was not written."""
     try:
         machine, pid, started = json.loads(holder)
     except ValueError:
@@ -136,7 +136,7 @@ def _process_lives(holder: bytes) -> bool | None:
 
 
 def _machine() -> str:
-    """Identify this boot of this machine and its space of process numbers."""
+    """Identify this boot of this machine, and its namespace of process ids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         space = str(Path("/proc/self/ns/pid").readlink())
@@ -146,7 +146,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """Return when a process started, in the kernel's ticks; None if there is none, or it is a zombie."""
+    """Return when a process started, in the kernel's ticks; None if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""The lengths of a store's lists in one file, in the narrowest integers that have them.
+"""The lengths of a store's lists in one file, in the narrowest integers that can hold them.
 
-The file is the elements before each block of 64 lists (int64, and all of them at the end), then the lengths, by row,
-with zeros up to a whole block.
+The file has the number of elements before each block of 64 lists (int64, with the total at the end), then the lengths,
+by row, padded with zeros to a whole block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> tuple[int, int]:
-    """Write the file of a store whose chunks are finished.
+    """Write the file for a store whose chunks are finished.
 
     Args:
         place: the store's folder.
@@ -36,7 +36,7 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> tup
         The bytes of a length, and the CRC-32 of the file.
 
     Raises:
-        TableError: the lengths are not those of the chunks.
+        TableError: the lengths do not match the chunks.
     """
     row = 0
     for chunk, part in enumerate(parts):
@@ -60,16 +60,16 @@ def write_lengths(place: Path, wide: NDArray[Any], parts: Sequence[Part]) -> tup
 
 
 def lengths_of(data: Any, width: int, rows: int, name: str) -> DocumentLengths:
-    """Return the lengths that a file has.
+    """Return the lengths in a file.
 
     Args:
         data: its bytes.
-        width: of a length.
-        rows: of the store.
-        name: of the store, for the message.
+        width: bytes of a length.
+        rows: rows of the store.
+        name: the store's name, for the message.
 
     Raises:
-        TableError: it has not as many bytes as it must.
+        TableError: the file has the wrong number of bytes.
     """
     blocks = -(-rows // SUMMED)
     wanted, found = 8 * (blocks + 1) + width * SUMMED * blocks, memoryview(data).nbytes

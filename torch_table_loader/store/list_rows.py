@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 _LONG = 48
-"""From so many values a list on, a copy of each list costs less than the index of each value."""
+"""From this many values a list on, copying each list costs less than computing the index of each value."""
 
 _MOST_INDEX = 1 << 20
-"""Values whose indices are held at a time."""
+"""Values whose indices are in memory at a time."""
 
 
 class ListPart(NamedTuple):
     """Lists of one array.
 
     Args:
-        array: of a type that `copies_lists` takes.
-        places: int64[n] which of its rows.
-        rows: int64[n] where they come out.
+        array: an array of a type that `copies_lists` accepts.
+        places: int64[n] the rows to take.
+        rows: int64[n] their rows in the result.
     """
 
     array: pa.Array
@@ -39,7 +39,7 @@ class ListPart(NamedTuple):
 
 
 def copies_lists(kind: pa.DataType) -> bool:
-    """Return whether lists of a type are copied here: those of whole bytes a value.
+    """Return whether lists of a type are copied here: those with whole bytes for each value.
 
     >>> copies_lists(pa.list_(pa.int32())), copies_lists(pa.list_(pa.string())), copies_lists(pa.list_(pa.bool_()))
     (True, False, False)
@@ -54,12 +54,12 @@ def take_lists(kind: pa.DataType, parts: Sequence[ListPart], num_rows: int) -> p
     """Return the rows of some arrays in another order, in new memory.
 
     Args:
-        kind: theirs, which `copies_lists` takes; no value inside a list is null.
-        parts: the rows; together they fill all that come out.
-        num_rows: that come out.
+        kind: their type, which `copies_lists` accepts; no value inside a list is null.
+        parts: the rows; together they fill the result.
+        num_rows: rows of the result.
 
     Raises:
-        pa.ArrowInvalid: their values do not fit into one array.
+        pa.ArrowInvalid: the values do not fit in one array.
     """
     begins, lengths = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
     nulls: NDArray[np.bool_] | None = None
@@ -94,7 +94,7 @@ def take_lists(kind: pa.DataType, parts: Sequence[ListPart], num_rows: int) -> p
 
 
 def _copy(stored: NDArray[Any], values: NDArray[Any], sources: Ints, targets: Ints, lengths: Ints) -> None:
-    """Copy runs of values: so many each, from `sources` on to `targets` on."""
+    """Copy runs of values from positions `sources` to positions `targets`."""
     total = int(lengths.sum())
     if total >= _LONG * len(lengths):
         for source, target, length in zip(sources.tolist(), targets.tolist(), lengths.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Lists that a store keeps flat, such as tokens of documents: parts of them are taken without the rest."""
+"""Lists that a store keeps flat, such as tokens of documents: parts of them can be taken without the rest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Spans(NamedTuple):
-    """Parts of lists, as places among the elements of all rows; none crosses the end of a list.
+    """Parts of lists, as positions among the elements of all rows; none crosses the end of a list.
 
     Args:
         start: int64[n] the first element of each part.
-        stop: int64[n] the element behind its last.
+        stop: int64[n] the element after its last.
     """
 
     start: Ints
@@ -31,41 +31,41 @@ class Spans(NamedTuple):
 
 
 class ListValues:
-    """Values of the elements of lists, all of them or those of some stretches.
+    """Values of the elements of lists: all elements, or some stretches of them.
 
     Args:
-        starts: int64[stretches] the first element of each stretch, rising.
-        stretches: of each, a record of values an element.
+        starts: int64[stretches] the first element of each stretch, ascending.
+        stretches: for each stretch, an array with a record of values for each element.
     """
 
     def __init__(self, starts: Ints, stretches: Sequence[NDArray[Any]]) -> None:
-        """Look at nothing yet."""
+        """Store the stretches without looking at them."""
         self._starts = starts
         names = stretches[0].dtype.names or () if len(stretches) else ()
         self._values = [[stretch[name] for stretch in stretches] for name in names]
 
     @classmethod
     def behind_one_another(cls, stretches: Sequence[NDArray[Any]]) -> ListValues:
-        """Take stretches that are all elements of a store."""
+        """Build from consecutive stretches that together are all elements of a store."""
         some = [stretch for stretch in stretches if len(stretch)]
         ends = np.cumsum([0, *(len(stretch) for stretch in some)], dtype=np.int64)
         return cls(ends[:-1], some)
 
     def take(self, column: int, at: Ints, length: Ints, kind: Any) -> NDArray[Any]:
-        """Return parts of lists behind each other.
+        """Return parts of lists, concatenated.
 
         Args:
-            column: of those that are kept flat.
+            column: its number among the flat columns.
             at: int64[n] the first element of each part, no part crossing the end of a list.
-            length: int64[n] how many.
-            kind: numpy's type of what comes out; all values fit into it.
+            length: int64[n] its number of elements.
+            kind: numpy type of the result; all values fit in it.
         """
         total = int(length.sum())
         out = new_array((total,), kind)
         if not total:
             return out
         first = np.searchsorted(self._starts, at, side="right") - 1
-        # Parts that follow one another come as one.
+        # Consecutive parts are taken as one.
         breaks = np.flatnonzero((at[1:] != at[:-1] + length[:-1]) | (first[1:] != first[:-1])) + 1
         heads = np.concatenate(([0], breaks))
         tails = np.append(breaks, len(at)) - 1
@@ -85,8 +85,8 @@ class StoredLists:
     """The lists of all rows of a store.
 
     Args:
-        lengths: of all rows.
-        values: of their elements.
+        lengths: lengths of all rows' lists.
+        values: values of their elements.
     """
 
     lengths: DocumentLengths

@@ -1,4 +1,4 @@
-"""The manifest of a store, which is written last: it says that the store is whole, and of what it consists."""
+"""The manifest of a store, which is written last: it says that the store is complete, and what it consists of."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Manifest:
     """What a finished store consists of.
 
     Args:
-        name: the store's.
+        name: the store's name.
         schema: its columns.
         parts: its chunks, in row order.
-        files: length and time of the last change (ns) of each file when it was finished.
+        files: length and modification time (ns) of each file when the store was finished.
         table: fingerprint of the table.
         filtered: whether a row filter was applied.
-        made: seconds since the epoch when it was finished.
-        flat: columns, from the first on, whose lists are kept flat.
-        lengths: the bytes of the length of such a list, and the CRC-32 of the file of lengths; None without any.
+        made: when it was finished, in seconds since the epoch.
+        flat: number of leading columns whose lists are kept flat.
+        lengths: bytes of the length of such a list, and the CRC-32 of the file of lengths; None without flat lists.
     """
 
     name: str
@@ -69,36 +69,36 @@ class Manifest:
 
     @property
     def layout(self) -> RecordLayout:
-        """Of the records."""
+        """The layout of the records."""
         return RecordLayout(self.schema, self.flat)
 
     @property
     def value_starts(self) -> NDArray[np.int64]:
-        """int64[chunks + 1], the elements of lists before each chunk, and all of them."""
+        """int64[chunks + 1], the elements of lists before each chunk, and the total."""
         return np.cumsum([0, *(part.num_values for part in self.parts)], dtype=np.int64)
 
     @property
     def num_rows(self) -> int:
-        """All rows."""
+        """Number of rows."""
         return sum(part.rows for part in self.parts)
 
     @property
     def num_bytes(self) -> int:
-        """Of all its files."""
+        """Bytes of all its files."""
         return sum(length for length, _ in self.files.values())
 
     @property
     def null_columns(self) -> frozenset[int]:
-        """The columns in which something is null."""
+        """The columns that contain a null."""
         return frozenset(column for part in self.parts for column in part.null_columns)
 
 
 def write_manifest(place: Path, spec: StoreSpec, parts: Sequence[Part], lengths: tuple[int, int] | None = None) -> None:
-    """Write the manifest of a store that is whole.
+    """Write the manifest of a complete store.
 
     Args:
         place: its folder.
-        spec: what it holds.
+        spec: its specification.
         parts: its chunks.
         lengths: see `Manifest`.
     """
@@ -124,7 +124,7 @@ def read_manifest(place: Path) -> Manifest | None:
     """Read a store's manifest; None if there is none.
 
     Raises:
-        TableError: it is torn, or of another format.
+        TableError: the manifest is damaged, or of another format.
         StorageError: the store's folder or its manifest is a link, or something else that this library did not make.
     """
     try:
@@ -139,14 +139,14 @@ def read_manifest(place: Path) -> Manifest | None:
 
 
 def parse_manifest(text: bytes, name: str) -> Manifest:
-    """Read what `write_manifest` wrote.
+    """Parse the content that `write_manifest` wrote.
 
     Args:
         text: the file's content.
-        name: of the store, for messages.
+        name: the store's name, for messages.
 
     Raises:
-        TableError: it is torn, or of another format.
+        TableError: the manifest is damaged, or of another format.
     """
     try:
         whole = json.loads(text)
@@ -175,15 +175,15 @@ def parse_manifest(text: bytes, name: str) -> Manifest:
 
 
 def check_fits(manifest: Manifest, spec: StoreSpec, name: str) -> None:
-    """Compare a store with what is wanted.
+    """Check that a store is the one wanted.
 
     Args:
         manifest: the store's.
-        spec: what it must hold.
-        name: of its folder, for the message.
+        spec: what it must contain.
+        name: its folder's name, for the message.
 
     Raises:
-        TableError: it holds something else.
+        TableError: it contains something else.
     """
     if manifest.name != spec.name or tuple(part.rows for part in manifest.parts) != spec.chunk_rows:
         raise TableError(
@@ -211,15 +211,15 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
 
     Args:
         place: its folder.
-        manifest: what it says.
-        contents: read everything and compare checksums; else only where a file was written since.
-        threads: how many read.
+        manifest: its manifest.
+        contents: whether to read everything and compare checksums, rather than only if a file was written since.
+        threads: number of threads that read.
 
     Returns:
         Whether everything was read.
 
     Raises:
-        TableError: names the file and the chunk.
+        TableError: the store is damaged; the message names the file and the chunk.
     """
     changed = contents
     for name, (length, written) in manifest.files.items():
@@ -241,7 +241,7 @@ def check_store(place: Path, manifest: Manifest, *, contents: bool, threads: int
 
 
 def _parts(manifest: Manifest) -> list[tuple[str, str, int, int, int]]:
-    """List what has a checksum: what it is, the file, where it begins, its bytes, and the checksum."""
+    """List everything with a checksum: what it is, the file, its offset, its bytes, and the checksum."""
     layout, work, row = manifest.layout, [], 0
     if manifest.lengths is not None:
         work.append((LENGTHS, LENGTHS, 0, manifest.files[LENGTHS][0], manifest.lengths[1]))

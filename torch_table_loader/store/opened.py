@@ -1,4 +1,4 @@
-"""Opens a store that is whole."""
+"""Opens a complete store."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 
 def open_store(place: Path, spec: StoreSpec, threads: int, window_bytes: int | None = None) -> StoredRows | None:
-    """Map a store into memory, after its counts (and where a file was written since, its checksums) were compared.
+    """Map a store into memory after checking its counts, and its checksums if a file was written since.
 
     Args:
         place: its folder.
-        spec: what it must hold.
-        threads: how many compare checksums.
-        window_bytes: bytes of pages that a lane may ask the system for ahead; None where memory holds the store.
+        spec: what it must contain.
+        threads: number of threads that compute checksums.
+        window_bytes: bytes of pages that a lane may have the system read ahead; None if memory holds the store.
 
     Returns:
-        None if there is no store, or it is not whole yet.
+        None if there is no store, or it is not complete yet.
 
     Raises:
-        TableError: it is damaged, or holds something else.
+        TableError: the store is damaged, or contains something else.
     """
     manifest = read_manifest(place)
     if manifest is None:
         return None
     check_fits(manifest, spec, place.name)
     if check_store(place, manifest, contents=False, threads=threads):
-        with suppress(OSError):  # so that the next one need not read it all again; a folder may be read-only
+        with suppress(OSError):  # so that the next one need not read it all again; the folder may be read-only
             write_manifest(place, spec, manifest.parts, manifest.lengths)
     return _mapped(place, manifest, window_bytes)
 
@@ -81,7 +81,7 @@ def _lists(place: Path, manifest: Manifest, width: int) -> StoredLists:
 
 
 def _map(path: Path) -> NDArray[np.uint8]:
-    """Map a file, of which parts are read here and there."""
+    """Map a file for random access."""
     mapped = mapping(path)
     if hasattr(mmap, "MADV_RANDOM"):
         mapped.madvise(mmap.MADV_RANDOM)
@@ -89,7 +89,7 @@ def _map(path: Path) -> NDArray[np.uint8]:
 
 
 def mapping(path: Path) -> mmap.mmap:
-    """Map a file that is not empty, to be read.
+    """Map a non-empty file for reading.
 
     Raises:
         OutOfMemoryError: the address space has no room for it.

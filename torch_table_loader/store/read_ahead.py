@@ -1,7 +1,7 @@
-"""Asks the system for the pages of a store that come next, where the store is larger than memory.
+"""Asks the system for the pages of a store that are needed next, if the store is larger than memory.
 
-One page fault at a time keeps a disk waiting. So the pages of a window of the order are sorted, neighbours are joined,
-and all are asked for at once, while the window before is taken.
+One page fault at a time leaves a disk idle. So the pages of a window of the order are sorted, neighbors are joined, and
+all are requested at once, while the window before is being read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 PAGE = 4096
 GAP_PAGES = 4
-"""Pages that are read in vain between two rather than asking twice: 16 KiB."""
+"""Unneeded pages that are read to avoid a second request: 16 KiB."""
 REQUEST_PAGES = 1024
 LEAST_ROWS = 4096
 """Rows of a lane's first window."""
@@ -39,18 +39,18 @@ class ReadAhead:
         """Open the files.
 
         Args:
-            files: each file of records, and the bytes of a record.
+            files: each file of records, and the bytes of its records.
             window_bytes: bytes of pages that one lane's window may ask for.
         """
         self._files = [(open_regular(path), width) for path, width in files]
         self._window_rows = max(LEAST_ROWS, window_bytes // PAGE)
 
     def windows(self, blocks: Iterator[tuple[Ints, T]], most_blocks: int | None = None) -> Iterator[tuple[Ints, T]]:
-        """Pass blocks on; the pages of the next window are asked for while one is taken.
+        """Pass blocks on; while one window is read, the pages of the next are requested.
 
         Args:
-            blocks: the places of each, and a note of the caller's.
-            most_blocks: blocks that are made ready together at most.
+            blocks: the places of each block, and a note of the caller's.
+            most_blocks: the most blocks that are made available together.
         """
         current: list[tuple[Ints, T]] = []
         for window in in_windows(blocks, LEAST_ROWS, self._window_rows, most_blocks):
@@ -60,7 +60,7 @@ class ReadAhead:
         yield from current
 
     def expect(self, places: Ints) -> int:
-        """Ask for the pages of some rows; return how many requests that took."""
+        """Request the pages of some rows; return how many requests that took."""
         requests = 0
         for file, width in self._files:
             begin = places * width

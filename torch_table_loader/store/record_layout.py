@@ -1,10 +1,10 @@
-"""How a row lies in the store: fixed-width columns in one record, widest first, everything else in heaps.
+"""How a row is laid out in the store: fixed-width columns in one record, widest first, everything else in heaps.
 
-Lists that are equally long in each row, such as tokens of documents, may be kept flat instead: one record of values an
-element, behind one another, so that parts of lists are gathered too.
+Lists that are equally long in each row, such as tokens of documents, may be kept flat instead: one record of values for
+each element, one after another, so that parts of lists can be gathered too.
 
-Columns are stored in their plain types, all of which Arrow gathers by index: dictionaries and run-ends as what they
-encode, views as strings and lists, extension types as what is inside.
+Columns are stored in their plain types, all of which Arrow gathers by index: dictionaries and run-ends as the values
+they encode, views as strings and lists, extension types as their storage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FILL_BYTES = 1 << 19
 """Bytes of records that are filled at a time: with the same values by column they fit a core's second cache."""
 
 _LEAST_TOGETHER = 3
-"""Columns that are worth bringing together before they are transposed."""
+"""Number of columns from which on they are collected before they are transposed."""
 
 _LEAST_BLOCK = 64
 
@@ -53,7 +53,7 @@ class FixedType:
 
     Args:
         item: the Arrow type of one value.
-        sizes: of the fixed-size lists around it, outermost first.
+        sizes: sizes of the fixed-size lists around it, outermost first.
         width: bytes of one value in a record.
     """
 
@@ -68,19 +68,19 @@ class FixedType:
 
     @property
     def null_bits(self) -> int:
-        """Bits that say which parts of a row are null: one for the row, one for each list inside, one a value."""
+        """Bits that say which parts of a row are null: one for the row, each list inside, and each value."""
         return sum(prod(self.sizes[:depth]) for depth in range(len(self.sizes) + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One column's place in the record.
+    """One column's position in the record.
 
     Args:
         column: its number in the schema.
         kind: its plain type.
         offset: bytes from the record's start.
-        bit: the first of its bits in the record of nulls.
+        bit: its first bit in the record of nulls.
     """
 
     column: int
@@ -91,13 +91,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Neighbouring slots of one width, which are transposed together.
+    """Neighboring slots of one width, which are transposed together.
 
     Args:
         slots: their numbers.
-        dtype: of one value: unsigned of its width, or opaque bytes.
+        dtype: type of one value: unsigned integers of its width, or opaque bytes.
         offset: bytes from the record's start.
-        count: values of all of them in a row.
+        count: values of all the slots in a row.
     """
 
     slots: tuple[int, ...]
@@ -113,15 +113,15 @@ class RecordLayout:
         """Place the columns.
 
         Args:
-            schema: what record batches have.
-            flat: columns, from the first on, that are kept flat: large lists of numbers without nulls.
+            schema: schema of the record batches.
+            flat: number of leading columns that are kept flat: large lists of numbers without nulls.
         """
         self.schema = schema
         self.flat = flat
         self.value_dtype = np.dtype(
             [(entry.name, entry.type.value_type.to_pandas_dtype()) for entry in list(schema)[:flat]]
         ).newbyteorder("<")
-        """Of the values of one element of a row's lists."""
+        """The type of the values of one element of a row's lists."""
         kinds = [fixed_type(plain_type(entry.type)) for entry in schema]
         placed = sorted(
             ((column, kind) for column, kind in enumerate(kinds) if kind is not None),
@@ -142,12 +142,12 @@ class RecordLayout:
 
     @cached_property
     def heap_schema(self) -> pa.Schema:
-        """The columns that no record holds, as they are stored."""
+        """The columns that records do not hold, as they are stored."""
         return pa.schema([pa.field(f"c{column}", plain_type(self.schema.types[column])) for column in self.heap])
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Slots of one width next to each other."""
+        """Groups of adjacent slots of one width."""
         groups = []
         for width, run in groupby(range(len(self.slots)), key=lambda number: self.slots[number].kind.width):
             numbers = tuple(run)
@@ -174,13 +174,13 @@ class RecordLayout:
         return Encoded(self, batch.num_rows, tuple(values), packed, frozenset(found))
 
     def flat_of(self, batch: pa.RecordBatch) -> tuple[Bytes, NDArray[Any]]:
-        """Return the lists that are kept flat.
+        """Return the flat lists.
 
         Returns:
             uint8[rows, 4] the bytes of each row's length, and the values [all elements].
 
         Raises:
-            TableError: a list is too long for a length of four bytes.
+            TableError: a list is too long for a four-byte length.
         """
         lists = [batch.column(column) for column in range(self.flat)]
         offsets = lists[0].offsets.to_numpy()
@@ -197,21 +197,21 @@ class RecordLayout:
         return lengths.astype("<u4").view(np.uint8).reshape(-1, WIDE_BYTES), values
 
     def heap_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns that no record holds."""
+        """Return the columns that records do not hold."""
         columns = [plain(batch.column(column)) for column in self.heap]
         return pa.RecordBatch.from_arrays(columns, schema=self.heap_schema)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """Rows on their way into records; what is null is 0 there.
+    """Rows on their way into records; nulls are stored as 0.
 
     Args:
-        layout: of the records.
-        num_rows: how many rows.
-        values: of each slot, [rows, count].
-        nulls: uint8[rows, null_width], one bit a part of a row, set where it is null; None where nothing is.
-        null_columns: in which something is null.
+        layout: layout of the records.
+        num_rows: number of rows.
+        values: values of each slot, [rows, count].
+        nulls: uint8[rows, null_width], one bit for each part of a row, set if it is null; None if nothing is.
+        null_columns: columns that contain a null.
     """
 
     layout: RecordLayout
@@ -221,7 +221,7 @@ class Encoded:
     null_columns: frozenset[int]
 
     def blocks(self) -> Iterator[tuple[int, Bytes]]:
-        """Yield the first row and the records of each block: uint8[k, width], in memory that the next one reuses."""
+        """Yield the first row and the records of each block: uint8[k, width], in memory that the next block reuses."""
         rows = self._rows_of(_BLOCK_BYTES)
         buffer = np.zeros((min(rows, self.num_rows), self.layout.width), dtype=np.uint8)
         for start in range(0, self.num_rows, rows):
@@ -230,14 +230,14 @@ class Encoded:
             yield start, block
 
     def fill(self, records: Bytes) -> None:
-        """Write the records, uint8[num_rows, width]; bytes between columns stay what they are."""
+        """Write the records, uint8[num_rows, width]; bytes between columns are left unchanged."""
         self._fill(records, 0)
 
     def _fill(self, records: Bytes, first: int) -> None:
         """Write the records of the rows from one on.
 
-        Columns of one value a row and of one width are brought together first, and transposed at once: writing them
-        one by one fetches each line of the records again for each column.
+        Columns with one value for each row and the same width are collected first, and transposed together: writing
+        them one by one would fetch each cache line of the records again for each column.
         """
         rows = self._rows_of(_FILL_BYTES)
         together, alone = self._parts(records)
@@ -258,7 +258,7 @@ class Encoded:
         return max(num_bytes // max(self.layout.width, 1), _LEAST_BLOCK)
 
     def _parts(self, records: Bytes) -> tuple[list[_Together], list[_Alone]]:
-        """View the values in records: of neighbouring slots of one width and one value together, of others alone."""
+        """View the values in records: those of adjacent slots of one width and one value together, others alone."""
         together: list[_Together] = []
         alone: list[_Alone] = []
         slots = self.layout.slots
@@ -277,7 +277,7 @@ class Encoded:
 
 
 def fixed_type(kind: pa.DataType) -> FixedType | None:
-    """Describe a plain type of fixed width; None if its values have no fixed width.
+    """Describe a plain type of fixed width; None if its values vary in width.
 
     >>> fixed_type(pa.list_(pa.int16(), 3))
     FixedType(item=DataType(int16), sizes=(3,), width=2)
@@ -300,10 +300,10 @@ def fixed_type(kind: pa.DataType) -> FixedType | None:
 
 
 def check_storable(schema: pa.Schema) -> None:
-    """Refuse columns that the store could not give back.
+    """Refuse columns that the store could not return.
 
     Raises:
-        ConfigError: names the column and its type.
+        ConfigError: a column cannot be stored; the message names it and its type.
     """
     for entry in schema:
         try:
@@ -323,7 +323,7 @@ def check_storable(schema: pa.Schema) -> None:
 
 
 def _dtype_of(width: int) -> np.dtype[Any]:
-    """Return unsigned integers of a width, or opaque bytes where there are none."""
+    """Return unsigned integers of a width, or opaque bytes if there are none."""
     return np.dtype(f"u{width}" if width in (1, 2, 4, 8) else f"V{width}")
 
 

@@ -1,4 +1,4 @@
-"""A store behind a URL: the records of a window of the order are sorted, and neighbours come with one request."""
+"""A store at a URL: the records of a window of the order are sorted, and neighbors are read with one request."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OpenReader: TypeAlias = Callable[[], AbstractContextManager[PartsReader]]
-"""Opens what reads parts of a store's files, for as long as a block lasts."""
+"""Opens a reader of parts of a store's files, until the block ends."""
 
 _UPLOAD = "upload"
 _THREADS = 16
 _EXPECTED = 2
-"""Windows whose bytes are asked for beside the one that is gathered, or was."""
+"""Windows whose bytes are requested beside the one that is being gathered, or was."""
 
 
 class RemoteRows:
-    """All rows of a store behind a URL; what stays in memory is the rows of a window."""
+    """All rows of a store at a URL; only the rows of a window stay in memory."""
 
     def __init__(self, files: RemoteFiles, open_reader: OpenReader, least: int, most: int) -> None:
-        """Read nothing yet.
+        """Start without reading.
 
         Args:
-            files: of the store.
-            open_reader: for what is read outside of an epoch.
-            least: rows of the first window of a lane, where few come sooner than many.
+            files: the store's files.
+            open_reader: opens a reader for use outside an epoch.
+            least: rows of a lane's first window; few rows arrive sooner than many.
             most: rows of any window.
         """
         self._files = files
@@ -68,7 +68,7 @@ class RemoteRows:
 
     @cached_property
     def row_ids(self) -> Ints | None:
-        """int64[rows], rising; None where each row's id is its place."""
+        """int64[rows], ascending; None if each row's id is its place."""
         return self._ids(np.arange(self.num_rows)) if self._keeps_ids else None
 
     def ids(self, places: Ints) -> Ints:
@@ -80,10 +80,10 @@ class RemoteRows:
 
     @cached_property
     def lengths(self) -> DocumentLengths | None:
-        """Of all lists that are kept flat, fetched once; None where none is.
+        """The lengths of all flat lists, fetched once; None if there are none.
 
         Raises:
-            TableError: they are damaged.
+            TableError: the lengths are damaged.
         """
         manifest = self._files.manifest
         if manifest.lengths is None:
@@ -108,10 +108,10 @@ class RemoteRows:
 
         Args:
             places: int64[n], each in [0, num_rows).
-            spans: what is wanted of lists that are kept flat; None: nothing.
+            spans: the wanted parts of flat lists; None for nothing.
 
         Returns:
-            The rows, each once, and where among them each place's is.
+            The rows, without duplicates, and the place of each among them.
         """
         lengths = self.lengths
         with self._open_reader() as reader, closing(Window(self._files, places, reader, 0, spans)) as window:
@@ -133,13 +133,13 @@ class RemoteRows:
     ) -> Iterator[tuple[StoredRows, Ints, T]]:
         """Read the rows of blocks into memory; see `StoredRows.windows`.
 
-        While a window is taken, the next is gathered, and the bytes of the one after that are asked for.
+        While one window is consumed, the next is gathered, and the bytes of the one after that are requested.
 
         Args:
-            blocks: the places of each, and a note of the caller's.
-            most_blocks: blocks that are made ready together at most.
-            reader: of the epoch, which all lanes share; None for one of its own.
-            spans: returns what is wanted of lists that are kept flat for a block, by its note.
+            blocks: the places of each block, and a note of the caller's.
+            most_blocks: the most blocks that are made available together.
+            reader: the epoch's reader, which all lanes share; None to open one.
+            spans: returns the wanted parts of flat lists for a block, from its note.
         """
         if reader is None:
             with self._open_reader() as own:
@@ -178,7 +178,7 @@ class RemoteRows:
         reader: PartsReader,
         spans: Callable[[T], Spans] | None,
     ) -> Iterator[tuple[list[tuple[Ints, T]], Window]]:
-        """Yield windows of blocks, each when its bytes were asked for."""
+        """Yield windows of blocks, each after its bytes were requested."""
         row_bytes, value_bytes = row_width(self.layout), self.layout.value_dtype.itemsize
 
         def cost(places: Ints, note: T) -> int:
@@ -207,29 +207,29 @@ class RemoteRows:
 
 
 def row_width(layout: RecordLayout) -> int:
-    """Return the bytes of a row of fixed width that a window holds."""
+    """Return the bytes that a window holds for a row of fixed width."""
     return layout.width + layout.null_width + 8
 
 
 def open_remote(
     storage: PartStorage, root: str, spec: StoreSpec, open_reader: OpenReader, *, least: int, most: int
 ) -> RemoteRows | None:
-    """Open a store behind a URL, after the lengths of its files were compared.
+    """Open a store at a URL, after checking the lengths of its files.
 
     Args:
-        storage: where it is.
+        storage: its storage.
         root: its folder there.
-        spec: what it must hold.
-        open_reader: for what is read outside of an epoch.
-        least: rows of the first window of a lane, where few come sooner than many.
+        spec: what it must contain.
+        open_reader: opens a reader for use outside an epoch.
+        least: rows of a lane's first window; few rows arrive sooner than many.
         most: rows of any window.
 
     Returns:
-        None if there is no store, or it is not whole yet.
+        None if there is no store, or it is not complete yet.
 
     Raises:
-        TableError: it is damaged, or holds something else.
-        StorageError: the store refuses, or does not answer.
+        TableError: the store is damaged, or contains something else.
+        StorageError: the storage refuses, or does not answer.
     """
     manifest = _remote_manifest(storage, root, spec)
     if manifest is None:
@@ -248,18 +248,18 @@ def open_remote(
     with ThreadPoolExecutor(_THREADS, "table-loader-verify") as pool:
         versions = dict(zip(manifest.files, pool.map(checked, manifest.files.items()), strict=True))
     if manifest.files[RECORDS][0]:
-        storage.read_range(f"{root}/{RECORDS}", 0, 1)  # a server that knows no ranges says so here
+        storage.read_range(f"{root}/{RECORDS}", 0, 1)  # a server without range support fails here
     return RemoteRows(RemoteFiles(root, manifest, versions), open_reader, least, most)
 
 
 def upload_store(place: Path, storage: PartStorage, root: str, spec: StoreSpec) -> None:
-    """Copy a store that is whole to a URL, its manifest last, unless it is there, or another process is at it.
+    """Upload a complete store to a URL, its manifest last, unless it is there or another process is uploading it.
 
     Args:
         place: its folder on this machine.
-        storage: where it is to go.
+        storage: the destination.
         root: its folder there.
-        spec: what it holds.
+        spec: what it contains.
     """
     manifest = read_manifest(place)
     if manifest is None or _remote_manifest(storage, root, spec) is not None:
@@ -278,7 +278,7 @@ def _remote_manifest(storage: PartStorage, root: str, spec: StoreSpec) -> Manife
     path = f"{root}/{MANIFEST}"
     try:
         text = storage.read_bytes(path)
-    except TableError:  # there is none
+    except TableError:  # no such file
         return None
     manifest = parse_manifest(text, storage.shown(root))
     check_fits(manifest, spec, storage.shown(root))

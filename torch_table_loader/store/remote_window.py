@@ -1,4 +1,4 @@
-"""Rows of a store behind a URL that are wanted together: the bytes of all its files are asked for, then gathered."""
+"""Rows of a remote store that are wanted together: the bytes of all its files are requested, then gathered."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ if TYPE_CHECKING:
 
 
 class FileParts(Protocol):
-    """Parts of a file that were asked for, and are taken in their order."""
+    """Parts of a file that were requested, and are taken in order."""
 
     def read(self, start: int, stop: int) -> Any:
-        """Wait for bytes of the parts. Raises TableError or StorageError."""
+        """Wait for bytes of the parts, and return them. Raises TableError or StorageError."""
         ...
 
     def close(self) -> None:
-        """Give them back, and cancel what is still to come; `read` raises from now on."""
+        """Release them, and cancel pending requests; `read` raises from now on."""
         ...
 
 
 class PartsReader(Protocol):
-    """Asks for parts of the files of a store; threads share it."""
+    """Requests parts of the files of a store; threads share it."""
 
     def expect(self, needs: FileNeeds, rows_before: int) -> FileParts:
-        """Ask for parts of a file.
+        """Request parts of a file.
 
         Args:
-            needs: which; each of its groups has one range, which is one request.
-            rows_before: rows that are delivered before: what comes sooner is fetched sooner.
+            needs: the parts; each of its groups has one range, which is one request.
+            rows_before: rows that are delivered before them: earlier rows are fetched earlier.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteFiles:
-    """The files of a store behind a URL.
+    """The files of a store at a URL.
 
     Args:
-        root: its folder, as the storage calls it.
-        manifest: what it says of itself.
-        versions: of each file, when the store was opened.
+        root: its folder, as the storage names it.
+        manifest: its manifest.
+        versions: versions of its files when the store was opened.
     """
 
     root: str
@@ -68,7 +68,7 @@ class RemoteFiles:
     versions: Mapping[str, FileVersion]
 
     def come_whole(self, rows: int) -> bool:
-        """Whether so many rows here and there take nearly all of the store: then more of them cost no more."""
+        """Return whether so many scattered rows take nearly all of the store, so that more rows would cost no more."""
         layout = self.manifest.layout
         if layout.heap:
             return rows >= len(self.manifest.parts)
@@ -76,31 +76,31 @@ class RemoteFiles:
         return rows * GAP_BYTES >= max(self.manifest.files[RECORDS][0], values)
 
     def whole(self, reader: PartsReader, name: str) -> FileParts:
-        """Ask for all of a file, before all else."""
+        """Request a whole file, before everything else."""
         return self.expect(reader, name, _requests(0, self.manifest.files[name][0]), 0)
 
     def expect(self, reader: PartsReader, name: str, parts: Sequence[Range], rows_before: int) -> FileParts:
-        """Ask for parts of a file."""
+        """Request parts of a file."""
         path = f"{self.root}/{name}"
         file = DataFile(path, path, self.versions[name], "row store")
         return reader.expect(FileNeeds(file, tuple((part,) for part in parts)), rows_before)
 
 
 class Records:
-    """Records of one file that were asked for: neighbours with one request."""
+    """Requested records of one file; neighbors share a request."""
 
     def __init__(
         self, files: RemoteFiles, name: str, width: int, wanted: Ints, reader: PartsReader, before: int
     ) -> None:
-        """Ask for them.
+        """Request the records.
 
         Args:
-            files: of the store.
-            name: of the file.
+            files: the store's files.
+            name: the name of the file.
             width: bytes of a record.
-            wanted: int64[n], n ≥ 1, rising.
+            wanted: int64[n], n ≥ 1, ascending.
             reader: sends the requests.
-            before: rows that are delivered before.
+            before: rows that are delivered before them.
         """
         self._wanted, self._width = wanted, width
         self._ranges = coalesce(wanted, GAP_BYTES // width, max(1, REQUEST_BYTES // width))
@@ -109,7 +109,7 @@ class Records:
         self._parts = files.expect(reader, name, self._ends, before)
 
     def take(self) -> NDArray[np.uint8]:
-        """Wait for them, part by part, each of which is given back then: uint8[n, width]."""
+        """Wait for the records, part by part, and release each part: uint8[n, width]."""
         ranges = self._ranges
         out = np.empty((len(self._wanted), self._width), dtype=np.uint8)
         flat = out.view(f"V{self._width}").reshape(-1)
@@ -120,12 +120,12 @@ class Records:
         return out
 
     def close(self) -> None:
-        """Give them back."""
+        """Release them."""
         self._parts.close()
 
 
 class _Heap:
-    """Rows of a chunk's heap: all of its file is asked for, and what is wanted is kept."""
+    """Rows of a chunk's heap: the whole file is requested, and the wanted rows are kept."""
 
     def __init__(self, files: RemoteFiles, chunk: int, rows: Ints, reader: PartsReader, before: int) -> None:
         self._rows, self._size = rows, files.manifest.parts[chunk].heap_bytes
@@ -141,7 +141,7 @@ class _Heap:
 
 
 class _Values:
-    """Stretches of lists that are kept flat: those that are near each other come together."""
+    """Stretches of flat lists; stretches near each other share a request."""
 
     def __init__(self, files: RemoteFiles, spans: Spans, reader: PartsReader, before: int) -> None:
         self._dtype = files.manifest.layout.value_dtype
@@ -161,7 +161,7 @@ class _Values:
             self._parts += [parts] * (last - first)
 
     def take(self) -> ListValues:
-        """Wait for them."""
+        """Wait for the values."""
         with closing(self):
             found = [
                 np.frombuffer(parts.read(*ends), dtype=self._dtype).copy()
@@ -170,7 +170,7 @@ class _Values:
         return ListValues(self._first, found)
 
     def close(self) -> None:
-        """Give them back."""
+        """Release them."""
         for parts in self._parts:
             parts.close()
 
@@ -180,19 +180,19 @@ def _requests(start: int, stop: int) -> list[Range]:
 
 
 class Window:
-    """Rows whose bytes were asked for: of records, nulls, row ids, heaps and lists together."""
+    """Rows whose bytes were requested: records, nulls, row ids, heaps and lists together."""
 
     def __init__(
         self, files: RemoteFiles, places: Ints, reader: PartsReader, rows_before: int, spans: Spans | None = None
     ) -> None:
-        """Ask for them.
+        """Request the rows.
 
         Args:
-            files: of the store.
+            files: the store's files.
             places: int64[n]; a row may be wanted more than once.
             reader: sends the requests.
-            rows_before: rows that are delivered before.
-            spans: what is wanted of lists that are kept flat; None: nothing.
+            rows_before: rows that are delivered before them.
+            spans: the wanted parts of flat lists; None for nothing.
         """
         self._wanted, self.local = np.unique(places, return_inverse=True)
         """Where each place is among the rows that are gathered."""
@@ -215,13 +215,13 @@ class Window:
         self._values = None if spans is None else _Values(files, spans, reader, rows_before)
 
     def gather(self, lengths: DocumentLengths | None = None) -> StoredRows:
-        """Wait for the rows, and return each once, ordered by place.
+        """Wait for the rows, and return them without duplicates, ordered by place.
 
         Args:
-            lengths: of the lists of all rows of the store, where some were asked for.
+            lengths: the lengths of the lists of all rows of the store, if parts of lists were requested.
 
         Raises:
-            TableError: a file of the store is gone or changed.
+            TableError: a file of the store is missing or changed.
             StorageError: the store failed, or nobody wants the rows any more.
         """
         layout, files = self._layout, self._manifest.files
@@ -238,7 +238,7 @@ class Window:
         return StoredRows(layout, opaque, nulls, self._manifest.null_columns, ids, heap, rows, lists=lists)
 
     def close(self) -> None:
-        """Give back what is not gathered; `gather` raises StorageError then. Any thread may."""
+        """Release what is not gathered; `gather` then raises StorageError. Any thread may call it."""
         for records in self._records.values():
             records.close()
         for heap in self._heaps:

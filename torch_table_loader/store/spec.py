@@ -1,4 +1,4 @@
-"""What a store holds, as a value, and where its files are."""
+"""What a store should contain, as a value, and the names of its files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pyarrow as pa
 from torch_table_loader.store.record_layout import WIDE_BYTES, RecordLayout
 
 FORMAT = 1
-"""Raise it when the files' layout changes: names of stores carry it."""
+"""Increase it when the files' layout changes: names of stores contain it."""
 
 FLAT_FORMAT = 2
-"""The same of stores that keep lists flat, such as tokens of documents."""
+"""The same for stores that keep lists flat, such as tokens of documents."""
 
 MANIFEST = "manifest.json"
 RECORDS = "records.bin"
@@ -33,17 +33,17 @@ LEASES = "leases"
 
 @dataclass(frozen=True, eq=False)
 class StoreSpec:
-    """What a store is to hold.
+    """What a store should contain.
 
     Args:
         table: fingerprint of the table.
         filters: key of the row filter; None without one.
         schema: the columns, in order.
-        chunk_rows: live rows of each chunk, in row order; a chunk is what one builder makes at a time.
-        keeps_ids: whether row ids are kept, since they are not the places.
-        variable_bytes: what the columns of variable width are taken to need.
-        made: key of what was made of the rows before they were kept; None where they are the table's.
-        flat: columns, from the first on, whose lists are kept flat; see `RecordLayout`.
+        chunk_rows: live rows of each chunk, in row order; a builder makes one chunk at a time.
+        keeps_ids: whether row ids are stored, because they are not the places.
+        variable_bytes: estimated bytes of the columns of variable width.
+        made: key of what was made from the rows before they were stored; None if they are the table's rows.
+        flat: number of leading columns whose lists are kept flat; see `RecordLayout`.
     """
 
     table: str
@@ -57,17 +57,17 @@ class StoreSpec:
 
     @cached_property
     def layout(self) -> RecordLayout:
-        """Of the records."""
+        """The layout of the records."""
         return RecordLayout(self.schema, self.flat)
 
     @property
     def format(self) -> int:
-        """Of the files."""
+        """The version of the file format."""
         return FLAT_FORMAT if self.flat else FORMAT
 
     @cached_property
     def name(self) -> str:
-        """The store's folder: the same for every run of the same table, columns and filter."""
+        """The store's folder name: the same for every run over the same table, columns and filter."""
         made = () if self.made is None else (self.made,)
         flat = (self.flat,) if self.flat else ()
         kept = (encode_schema(self.schema), self.chunk_rows, self.keeps_ids)
@@ -81,22 +81,22 @@ class StoreSpec:
 
     @property
     def num_rows(self) -> int:
-        """All rows."""
+        """Number of rows."""
         return self.chunk_starts[-1]
 
     @property
     def num_bytes(self) -> int:
-        """What the store needs, where columns of variable width need what they are taken to."""
+        """Bytes that the store needs, with the estimate for columns of variable width."""
         return self.num_rows * (self.layout.width + 8 * self.keeps_ids) + self.variable_bytes
 
     @property
     def most_length_bytes(self) -> int:
-        """The most that the lengths of lists take which are kept flat, and the sums of their blocks."""
+        """The most bytes that the lengths of flat lists, and the sums of their blocks, may take."""
         return self.num_rows * (WIDE_BYTES + 1) if self.flat else 0
 
 
 def encode_schema(schema: pa.Schema) -> str:
-    """Write a schema as text, its metadata left out."""
+    """Write a schema as text, without its metadata."""
     return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode("ascii")
 
 
@@ -116,24 +116,24 @@ def values_file(chunk: int) -> str:
 
 
 def part_file(place: Path, chunk: int) -> Path:
-    """Return where a finished chunk is noted."""
+    """Return the path of the file that records a finished chunk."""
     return place / PARTS / f"{chunk:06}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A chunk that is finished.
+    """A finished chunk.
 
     Args:
-        rows: in it.
+        rows: number of its rows.
         records: CRC-32 of its records.
-        nulls: CRC-32 of its records of nulls; None where nothing in it is null.
-        ids: CRC-32 of its row ids; None where they are not kept.
-        heap: CRC-32 of its heap file; None where there is none.
-        heap_bytes: of that file.
-        null_columns: in which something is null.
-        values: CRC-32 of the values of its lists; None where none is kept flat.
-        num_values: of each of its lists, together.
+        nulls: CRC-32 of its records of nulls; None if it has no null.
+        ids: CRC-32 of its row ids; None if they are not stored.
+        heap: CRC-32 of its heap file; None if there is none.
+        heap_bytes: bytes of that file.
+        null_columns: columns that contain a null.
+        values: CRC-32 of the values of its lists; None if none is kept flat.
+        num_values: total values in its lists.
     """
 
     rows: int
@@ -161,6 +161,6 @@ class Part:
 
     @classmethod
     def from_json(cls, data: Any) -> Part:
-        """Read what `to_json` wrote. Raises ValueError or TypeError where it is something else."""
+        """Read what `to_json` wrote. Raises ValueError or TypeError if the data is malformed."""
         rows, records, nulls, ids, heap, heap_bytes, columns, *values = data
         return cls(rows, records, nulls, ids, heap, heap_bytes, tuple(columns), *values)

@@ -1,7 +1,7 @@
 """Sums of the rows' weights in a file beside the row stores: made once, mapped by all ranks of a machine.
 
-The file is the sums, int64 in this machine's order of bytes, and then the 16 bytes of their XXH3 hash. It gets its name
-when it is whole.
+The file is the sums, int64 in this machine's byte order, followed by the 16 bytes of their XXH3 hash. It gets its name
+when it is complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HASH_BYTES = 16
 _LOOK_AGAIN = 0.1
-"""Seconds until a rank that waits for another one's file looks again."""
+"""Seconds after which a rank that waits for another one's file checks again."""
 
 
 def digest_of(sums: Ints) -> str:
@@ -40,17 +40,17 @@ def digest_of(sums: Ints) -> str:
 
 
 def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
-    """Map a file of sums, and compare its hash.
+    """Map a file of sums, and check its hash.
 
     Args:
-        path: of the file.
-        rows: of the table, one less than there are sums.
+        path: the file's path.
+        rows: rows of the table, one less than there are sums.
 
     Returns:
         The sums, read-only, and their hash; None if there is no such file.
 
     Raises:
-        StorageError: it is damaged, or something else.
+        StorageError: the file is damaged, or something else.
     """
     wanted = 8 * (rows + 1) + _HASH_BYTES
     try:
@@ -58,7 +58,7 @@ def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
         if found != wanted:
             raise _damaged(path, f"it has {found:,} bytes instead of {wanted:,}")
         mapped = mapping(path)
-    except (FileNotFoundError, NotADirectoryError):  # whoever makes the folder says what is wrong with it
+    except (FileNotFoundError, NotADirectoryError):  # whoever creates the folder reports what is wrong with it
         return None
     sums = np.frombuffer(mapped, dtype=np.int64, count=rows + 1)
     digest = digest_of(sums)
@@ -70,15 +70,15 @@ def open_sums(path: Path, rows: int) -> tuple[Ints, str] | None:
 
 
 def build_sums(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:
-    """Make a file of sums, or wait for whoever is at it.
+    """Make a file of sums, or wait for another process that makes it.
 
     Args:
-        path: of the file.
-        rows: of the table.
+        path: the file's path.
+        rows: rows of the table.
         fill: writes the sums into an array of ``rows + 1`` zeros.
 
     Raises:
-        StorageError: the disk is full, or the folder cannot be written.
+        StorageError: the disk is full, or the folder is not writable.
     """
     leases_folder, number = path.parent / LEASES, int.from_bytes(hashlib.sha256(path.name.encode()).digest()[:6])
     with naming_disk_errors(path.parent):
@@ -90,7 +90,7 @@ def build_sums(path: Path, rows: int, fill: Callable[[Ints], None]) -> None:
                 time.sleep(_LOOK_AGAIN)
                 continue
             try:
-                if not path.exists():  # another one finished between the two looks
+                if not path.exists():  # another process finished between the two checks
                     _write(path, rows, fill)
             finally:
                 leases.release(number)

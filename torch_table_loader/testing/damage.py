@@ -1,4 +1,4 @@
-"""Storages that serve damaged files, the same damage each time."""
+"""Storages that serve damaged files, with the same damage each time."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from torch_table_loader.records import DataFile, FileVersion
 
 _SPOT = 16
-"""Bytes of the middle that "spot" overwrites."""
+"""Bytes in the middle that "spot" overwrites."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """Serves files that were cut in the middle, or overwritten with noise.
+    """Serves files that are cut in the middle, or overwritten with noise.
 
     Args:
-        inner: where the sound files are.
-        harm: "cut" keeps the first half; "noise" keeps the length alone; "spot" all but some bytes in the middle.
+        inner: the storage of the intact files.
+        harm: "cut" keeps the first half; "noise" keeps only the length; "spot" keeps all but some bytes in the middle.
     """
 
     inner: Storage
@@ -29,7 +29,7 @@ class Damaged:
 
     @property
     def is_local(self) -> bool:
-        """As the inner one says."""
+        """As the inner storage says."""
         return self.inner.is_local
 
     def open(self, path: str) -> pa.NativeFile:
@@ -45,21 +45,21 @@ class Damaged:
         return pa.BufferReader(harmed[self.harm])
 
     def listed(self, file: DataFile) -> DataFile:
-        """Return a file as it is listed where it has been damaged for long: what is cut is shorter."""
+        """Return a file as a listing shows it after the damage: a cut file is shorter."""
         num_bytes = file.version.num_bytes // 2 if self.harm == "cut" else file.version.num_bytes
         return replace(file, version=replace(file.version, num_bytes=num_bytes))
 
     def version(self, path: str) -> FileVersion:
-        """As the inner one says: the harm is in the bytes alone."""
+        """As the inner storage says: only the bytes are damaged."""
         return self.inner.version(path)
 
     def close(self) -> None:
-        """Close the inner one."""
+        """Close the inner storage."""
         self.inner.close()
 
 
 def _noise(length: int) -> bytes:
-    """Bytes of a fixed generator (Lehmer's, modulo 2**31 − 1), the same in each run."""
+    """Return bytes of a fixed generator (Lehmer's, modulo 2**31 − 1), the same in each run."""
     state, noise = 1, bytearray()
     for _ in range(length):
         state = state * 48271 % 0x7FFFFFFF

@@ -36,28 +36,28 @@ if TYPE_CHECKING:
 _MAX_ROWS = 7
 _PROBED_COLUMNS = 16
 _ORDERED = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_string, pa.types.is_temporal)
-"""Types that pyarrow compares; half floats it does not."""
+"""Types that pyarrow can compare; half floats are not among them."""
 
 
 def check_format_reader(
     reader: FormatReader, storage: Storage, files: Sequence[DataFile], schema: pa.Schema | None = None
 ) -> None:
-    """Check a format reader by files of its format, reading them whole, several times.
+    """Check a format reader with files of its format, by reading them completely, several times.
 
-    It must pickle; say metadata that is true of what it reads; read any row groups, columns and batch sizes alike;
-    never prune a row group that holds a passing row; name null columns that do hold a null; open without reading
-    the footer again; and answer a missing, cut or damaged file with a TableError that names it. With `settle` it must
-    give a column one type in all files, and read it so; with `salvage` it must leave out what is damaged, and no more
-    than it says.
+    It must be picklable; return metadata that is true of what it reads; read any row groups, columns and batch sizes
+    alike; never prune a row group that contains a passing row; name null columns that do contain a null; open without
+    reading the footer again; and answer a missing, cut or damaged file with a TableError that names it. With `settle`
+    it must give a column one type in all files, and read it so; with `salvage` it must leave out what is damaged, and
+    no more than it says.
 
     Args:
         reader: the reader.
-        storage: where the files are.
-        files: small files, best of several row groups, with nulls, and of all types that the format has.
-        schema: for a format without types of its own.
+        storage: the storage of the files.
+        files: small files, ideally with several row groups, with nulls, and with all types that the format has.
+        schema: the schema, for a format without types of its own.
 
     Raises:
-        ContractError: names the rule, the file, and the row group or column.
+        ContractError: a rule is broken; the message names the rule, the file, and the row group or column.
     """
     who = type(reader).__name__
     require(isinstance(reader.name, str) and reader.name, f"{who} must have a name, got {reader.name!r}")
@@ -95,11 +95,11 @@ def stored_files(
     path: str | os.PathLike[str],
     format: str | FormatReader,  # noqa: A002 the name that callers of a dataset write
 ) -> tuple[Storage, Sequence[DataFile]]:
-    """Return the storage and the files that a table's path has, for `check_format_reader`.
+    """Return the storage and the files of a table's path, for `check_format_reader`.
 
     Args:
         path: a directory, a glob, or a file.
-        format: the format reader or its name; a `SidecarReader` of your own as it is.
+        format: the format reader or its name; your own `SidecarReader` as an object.
     """
     if not isinstance(format, str):
         source = PathSource.open(path, format.name, reader=format, naming=format)
@@ -139,7 +139,7 @@ def _check_traits(where: str, reader: FormatReader, file: DataFile, meta: FileMe
 
 
 def _check_batches(where: str, reader: FormatReader, storage: Storage, file: DataFile, meta: FileMeta) -> pa.Table:
-    """Read the file in every way, and give it whole."""
+    """Read the file in every way, and return its rows."""
     everything, names = range(len(meta.group_rows)), meta.schema.names
 
     def read(what: str, groups: range, columns: Sequence[str], max_rows: int = 1 << 20) -> pa.Table:
@@ -205,7 +205,7 @@ def _groups(table: pa.Table, meta: FileMeta) -> list[pa.Table]:
 def _check_pruning(
     where: str, reader: FormatReader, file: DataFile, meta: FileMeta, groups: Sequence[pa.Table]
 ) -> None:
-    """Filter by values that are there: a row group with a passing row must be kept."""
+    """Filter by existing values: a row group with a passing row must be kept."""
     constants = dict(file.partition)
     fields = [pa.field(name, pa.scalar(value).type) for name, value in constants.items()]
     schema = pa.schema([*meta.schema, *fields])
@@ -250,7 +250,7 @@ def _comparisons(field: pc.Expression, value: pa.Scalar) -> list[pc.Expression]:
 
 
 def _ends(column: pa.ChunkedArray) -> list[pa.Scalar]:
-    """The first, least and greatest value."""
+    """Return the first, least and greatest value."""
     known = column.drop_null()
     if not len(known):
         return []
@@ -259,7 +259,7 @@ def _ends(column: pa.ChunkedArray) -> list[pa.Scalar]:
 
 
 def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups: Sequence[pa.Table]) -> None:
-    """Check that nulls that are claimed are there, and that columns without nulls have none."""
+    """Check that claimed nulls exist, and that columns without claimed nulls have none."""
     names = meta.schema.names
     marks = [[True] * len(groups), [False] * len(groups)]
     marks += [[at == only for at in range(len(groups))] for only in range(len(groups))]
@@ -282,7 +282,7 @@ def _check_null_columns(where: str, reader: FormatReader, meta: FileMeta, groups
 
 
 def _check_bounds(where: str, reader: FormatReader, meta: FileMeta, groups: Sequence[pa.Table]) -> None:
-    """Check that what is said of integers is what decoding gives."""
+    """Check that claims about integers match the decoded values."""
     if not isinstance(reader, BoundsReader):
         return
     whole = pa.concat_tables(groups) if groups else meta.schema.empty_table()
@@ -307,8 +307,8 @@ def _check_footer_is_not_read_again(
             pass
     with storage.open(file.path) as handle:
         end, begins = handle.size(), bytes(handle.read(len(meta.footer))) == meta.footer
-    # A footer is at the end of a file, unless it is what the file begins with, stands in a sidecar, or was found by
-    # reading rows, which then continue to the end.
+    # A footer is at the end of a file, unless the file begins with it, it is in a sidecar, or it was found by reading
+    # rows, which then continues to the end.
     elsewhere = bool(file.sidecars) or any(stop == end for _, stop in meta.group_ranges or ())
     first, last = (0, len(meta.footer)) if begins else (end, end) if elsewhere else (end - 1, end)
     again = [(start, stop) for start, stop in watched.reads if start < last and stop > first]
@@ -352,10 +352,10 @@ def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Serves files as they are and notes what is read.
+    """Serves files unchanged and records what is read.
 
     Args:
-        inner: where the files are.
+        inner: the storage of the files.
     """
 
     inner: Storage
@@ -364,20 +364,20 @@ class Watched:
 
     @property
     def is_local(self) -> bool:
-        """As the inner one says."""
+        """As the inner storage says."""
         return self.inner.is_local
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file whose reads are noted."""
+        """Open a file and record its reads."""
         with self.inner.open(path) as handle:
             return pa.PythonFile(_Noting(bytes(handle.read()), self.reads), mode="r")
 
     def version(self, path: str) -> FileVersion:
-        """As the inner one says."""
+        """As the inner storage says."""
         return self.inner.version(path)
 
     def close(self) -> None:
-        """Close the inner one."""
+        """Close the inner storage."""
         self.inner.close()
 
 

@@ -1,4 +1,4 @@
-"""The contract of what a format reader may do beyond: one type a column, encoded strings, damage that is left out."""
+"""The contract of a format reader's optional parts: one type a column, encoded strings, leaving out damage."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def check_settling(
     found: Sequence[tuple[DataFile, FileMeta]],
     read: ReadWhole,
 ) -> None:
-    """Check that files of one table get one type a column, and can be read with it.
+    """Check that files of one table get one type for each column, and can be read with it.
 
     Args:
         who: the reader's name.
-        readers: the reader, and what pickling made of it.
-        storage: where the files are.
-        found: the files, with what `inspect` said.
-        read: checks what is read of a file.
+        readers: the reader, and its pickled copy.
+        storage: the storage of the files.
+        found: the files, each with the result of `inspect`.
+        read: checks the rows read from a file.
     """
     metas = [meta for _, meta in found]
     with contract_errors(who, "settle raised"):
@@ -69,15 +69,15 @@ def check_settling(
 def check_encoding(
     where: str, readers: Sequence[EncodingReader], storage: Storage, file: DataFile, meta: FileMeta, rows: pa.Table
 ) -> None:
-    """Check that strings that come as dictionaries are the same strings.
+    """Check that strings read as dictionaries are the same strings.
 
     Args:
         where: reader and file.
-        readers: the reader, and what pickling made of it.
-        storage: where the file is.
-        file: which.
-        meta: what `inspect` said of it.
-        rows: of the whole file, of plain types.
+        readers: the reader, and its pickled copy.
+        storage: the storage of the file.
+        file: the file.
+        meta: the result of `inspect` for it.
+        rows: all rows of the file, with plain types.
     """
     names = [field.name for field in meta.schema if kinds.is_string(field.type)]
     for reader in readers if names else ():
@@ -103,16 +103,16 @@ def check_salvaging(
     schema: pa.Schema | None,
     read: ReadWhole,
 ) -> None:
-    """Check that nothing of a sound file is left out, and of a damaged one what is damaged, so that the rest is read.
+    """Check that nothing is left out of an intact file, and only what is damaged out of a damaged one.
 
     Args:
         where: reader and file.
-        readers: the reader, and what pickling made of it.
-        storage: where the file is.
-        file: a sound one.
-        sound: what `inspect` said of it.
-        schema: for a format without types of its own.
-        read: checks what is read of a file.
+        readers: the reader, and its pickled copy.
+        storage: the storage of the file.
+        file: an intact file.
+        sound: the result of `inspect` for it.
+        schema: the schema, for a format without types of its own.
+        read: checks the rows read from a file.
     """
     for reader in readers:
         with contract_errors(where, "salvage of a sound file raised"):
@@ -165,7 +165,7 @@ def _check_damaged(
 def _said(
     where: str, file: DataFile, ask: Callable[[], tuple[FileMeta, Sequence[LeftOut]]]
 ) -> tuple[FileMeta, tuple[LeftOut, ...]] | None:
-    """Return an answer, None where it is a TableError that names the file."""
+    """Return an answer; None if it is a TableError that names the file."""
     try:
         meta, left_out = ask()
     except TableError as error:

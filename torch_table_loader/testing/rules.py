@@ -1,4 +1,4 @@
-"""What a check raises, and the few lines that all checks share."""
+"""The error that checks raise, and the helpers that all checks share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ContractError(TableLoaderError, AssertionError):
-    """A plug-in breaks a rule of its socket. An AssertionError, so that test runners report a failure."""
+    """A plug-in breaks a rule of its socket. It is an AssertionError, so that test runners report a failure."""
 
 
 def require(holds: object, rule: str) -> None:
@@ -31,7 +31,7 @@ def require(holds: object, rule: str) -> None:
 
 @contextmanager
 def contract_errors(who: str, doing: str) -> Iterator[None]:
-    """Turn whatever the plug-in raises inside the block into a ContractError that says what it was doing."""
+    """Turn any error that the plug-in raises in the block into a ContractError that says what it was doing."""
     try:
         yield
     except ContractError:
@@ -42,12 +42,12 @@ def contract_errors(who: str, doing: str) -> Iterator[None]:
 
 @contextmanager
 def expecting_table_error(who: str, doing: str, naming: str) -> Iterator[None]:
-    """Refuse anything but a TableError that names the file.
+    """Expect a TableError that names the file, and refuse anything else.
 
     Args:
         who: the plug-in.
-        doing: what it is asked to do, such as "inspect of a file that is gone".
-        naming: what the message must hold.
+        doing: the request, such as "inspect of a file that is gone".
+        naming: text that the message must contain.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def expecting_table_error(who: str, doing: str, naming: str) -> Iterator[None]:
 
 
 def pickled(value: T, who: str) -> T:
-    """Send a plug-in through pickle, as it travels to worker processes."""
+    """Pickle and unpickle a plug-in, as on its way to worker processes."""
     try:
         copy: T = pickle.loads(pickle.dumps(value))  # noqa: S301 - our own bytes
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The contract of sources: a table's files, and where to open them."""
+"""The contract of sources: a table's files, and the storage to open them in."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 def check_source(source: Source, *, opened: int = 16) -> None:
     """Check a source.
 
-    It must pickle, list files in an order that stays, under names that are unique and relative, with the version that
-    its storage says, and give each file exactly the partition columns of its schema, of their types; a source of
-    snapshots, whose partitioning may have changed since a file was written, some of them. Its formats must be known.
-    A source that can open other snapshots must open its own alike, and one with a history must say nothing of what
-    happened since its own, and something of one that is not an ancestor.
+    It must be picklable; list files in a stable order, under unique relative names, with the version that its storage
+    reports; and give each file exactly the partition columns of its schema, with their types. A source of snapshots,
+    whose partitioning may have changed since a file was written, may give only some of them. Its formats must be known.
+    A source that can open other snapshots must open its own alike. A source with a history must report no changes since
+    its own snapshot, and some change since one that is not an ancestor.
 
     Args:
-        source: the source, of a table that nobody changes meanwhile.
-        opened: how many files to look up in the storage.
+        source: the source, of a table that does not change meanwhile.
+        opened: number of files to look up in the storage.
 
     Raises:
-        ContractError: names the rule and the file.
+        ContractError: a rule is broken; the message names the rule and the file.
     """
     who = type(source).__name__
     with contract_errors(who, "must list its files, but raised"):
@@ -59,7 +59,7 @@ def check_source(source: Source, *, opened: int = 16) -> None:
 
 
 def _check_snapshot(who: str, source: SnapshotSource, files: list[DataFile]) -> None:
-    """Check what identifies a snapshot, and that a source which can open others opens its own alike."""
+    """Check the identity of a snapshot, and that a source that can open others opens its own alike."""
     require(
         re.fullmatch("[0-9a-f]{64}", str(source.fingerprint)),
         f"{who} must have a fingerprint of 64 hexadecimal digits, got {source.fingerprint!r}",
@@ -75,7 +75,7 @@ def _check_snapshot(who: str, source: SnapshotSource, files: list[DataFile]) -> 
 
 
 def _check_history(who: str, source: HistorySource, own: int) -> None:
-    """Check what is said of the commits since a snapshot: since its own, and since one that nobody made."""
+    """Check the reported commits since a snapshot: since its own, and since one that does not exist."""
     start = getattr(source, "start_snapshot_id", None)
     require(
         start is None or (isinstance(start, int) and start != own),

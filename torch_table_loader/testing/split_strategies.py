@@ -32,7 +32,7 @@ _CHILD_SECONDS = 300
 
 
 class World(NamedTuple):
-    """What a generator is asked for."""
+    """The arguments that a generator is called with."""
 
     num_ranks: int
     num_workers: int
@@ -51,23 +51,23 @@ def check_split_strategy(
 ) -> None:
     """Check a split strategy of either form.
 
-    It must have a form, pickle, leave its input alone, name shards in ``[0, num_workers)``, count rows right where
-    it counts, cover each row once unless its `coverage` is "any", and give the same answer each time: called again, in
-    another order, after pickling, and in a process where ``hash()`` of strings differs.
+    It must have a valid form, be picklable, leave its input unchanged, name shards in ``[0, num_workers)``, report
+    correct row counts if any, cover each row once unless its `coverage` is "any", and give the same answer each time:
+    called again, in another order, after pickling, and in a process with another ``hash()`` of strings.
 
     Args:
         strategy: the object, or the name under which it is installed.
-        files: a table of your own; None for all those of `zoo`.
-        arguments: what the caller of a loader may choose for a strategy found by name: shuffle, seed, target_bytes,
-            target_rows.
-        ranks: numbers of ranks.
-        workers: numbers of workers of a rank.
-        epochs: epochs.
-        other_process: whether to ask a fresh Python too (seconds).
+        files: a table of your own; None for all tables of `zoo`.
+        arguments: options that the caller of a loader may set for a strategy found by name: shuffle, seed,
+            target_bytes, target_rows.
+        ranks: numbers of ranks to check.
+        workers: numbers of workers of a rank to check.
+        epochs: epochs to check.
+        other_process: whether to check in a fresh Python too (takes seconds).
 
     Raises:
-        ContractError: names the rule, the table, and the ranks, workers and epoch.
-        ConfigError: no such form, or no strategy installed under the name.
+        ContractError: a rule is broken; the message names the rule, the table, and the ranks, workers and epoch.
+        ConfigError: the object has no valid form, or no strategy is installed under the name.
 
     >>> from torch_table_loader import TargetSizeStrategy
     >>> check_split_strategy(TargetSizeStrategy(target_rows=7), other_process=False)
@@ -92,7 +92,7 @@ def check_split_strategy(
 
 
 def _answers(strategy: Strategy, tables: Tables, worlds: Sequence[World]) -> dict[str, Answer]:
-    """Return all answers, each by the place that a message names."""
+    """Return all answers, each under the location that a message names."""
     answers: dict[str, Answer] = {}
     for table, files in tables.items():
         layout = as_layout(list(files))
@@ -165,7 +165,7 @@ def _check_same(strategy: Strategy, expected: dict[str, Answer], found: dict[str
 
 
 def _answers_elsewhere(strategy: Strategy, tables: Tables, worlds: Sequence[World]) -> dict[str, Answer]:
-    """Return what a fresh Python answers, in which strings hash otherwise."""
+    """Return the answers of a fresh Python, in which strings have other hashes."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     environment["PYTHONHASHSEED"] = "1" if environment.get("PYTHONHASHSEED") == "0" else "0"

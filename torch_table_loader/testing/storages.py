@@ -17,17 +17,17 @@ _THREADS = 4
 
 
 def check_storage(storage: Storage, path: str) -> None:
-    """Check a storage by one of its files.
+    """Check a storage with one of its files.
 
-    It must pickle, open files for random access (several at once, from several threads), say a size and a version
-    that stay, raise TableError for what is not there, and open again after `close`.
+    It must be picklable, open files for random access (several at once, from several threads), report a stable size and
+    version, raise TableError for a missing file, and open again after `close`.
 
     Args:
         storage: the storage.
-        path: a file of at least two bytes in it, which nobody changes meanwhile.
+        path: a file of at least two bytes, which does not change meanwhile.
 
     Raises:
-        ContractError: names the rule and the path.
+        ContractError: a rule is broken; the message names the rule and the path.
     """
     who = f"{type(storage).__name__} at {path!r}"
     require(isinstance(storage.is_local, bool), f"{who} must say is_local as a bool, got {storage.is_local!r}")

@@ -24,7 +24,7 @@ def data_file(
         path: relative to the table's root.
         rows: rows of each row group.
         partition: partition values by column.
-        pruned: the row groups that statistics rule out.
+        pruned: the row groups that statistics prune.
         row_bytes: bytes of a row, before compression.
 
     >>> data_file("a.parquet", [3, 4]).record_count
@@ -35,7 +35,7 @@ def data_file(
 
 
 def zoo() -> dict[str, list[DataFileInfo]]:
-    """Return fresh tables by name: as few files, rows and row groups as there can be, and many.
+    """Return fresh tables by name, from the fewest possible files, rows and row groups to many.
 
     >>> ", ".join(sorted(zoo())[:3])
     'empty files, empty row groups, hive partitions'
@@ -57,7 +57,7 @@ def zoo() -> dict[str, list[DataFileInfo]]:
 
 
 def _partitioned() -> list[DataFileInfo]:
-    """Two columns, interleaved, with nulls."""
+    """Return files partitioned by two columns, interleaved, with nulls."""
     first = dt.date(2024, 2, 27)
     days = [None if at == 3 else first + dt.timedelta(days=at) for at in range(5)]
     regions = ("eu", None, "us")

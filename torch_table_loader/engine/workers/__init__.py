@@ -1,1 +1,1 @@
-"""Who makes the batches: the caller's thread, threads or processes, and how results cross to the trainer."""
+"""The executors that make the batches: the caller's thread, threads or processes; and how results are transferred."""

@@ -1,4 +1,4 @@
-"""Who makes the batches of a rank, and how worker processes start."""
+"""Choice of a rank's executor, and of how worker processes start."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneExecutor:
-    """Return what makes the batches of a rank's work.
+    """Return the executor that makes the batches of a rank's work.
 
     Args:
         job: the rank's share.
-        work: of an epoch.
-        start: steps taken before.
-        pool: whose threads are used.
+        work: the work of an epoch.
+        start: steps that were taken before.
+        pool: the pool of threads to use.
     """
     options = job.options
     if options.num_workers == 0:
@@ -38,7 +38,7 @@ def executor_of(job: Job, work: LaneWork, start: int, pool: ThreadPool) -> LaneE
 
 
 def _context(job: Job) -> Any:
-    """Choose how worker processes start: never by fork where planning started threads that a fork breaks."""
+    """Choose how worker processes start: never by fork if planning started threads that a fork breaks."""
     given = job.options.multiprocessing_context
     if job.fork_safe:
         return given
@@ -52,7 +52,7 @@ def _context(job: Job) -> Any:
 
 
 def check_processes(job: Job) -> None:
-    """Refuse a start method that the store cannot bear, and functions that cannot cross to a new process."""
+    """Refuse a start method that the store does not support, and functions that cannot be pickled."""
     given, options = _context(job), job.options
     given = given if given is not None else get_start_method(allow_none=True) or get_all_start_methods()[0]
     method = given if isinstance(given, str) else given.get_start_method()

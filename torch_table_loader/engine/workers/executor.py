@@ -1,4 +1,4 @@
-"""Who makes the batches of lanes: the base of all executors, and the one that has the caller's own thread alone."""
+"""Executors of lanes: the base class, and the executor that uses only the caller's own thread."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ class LaneExecutor(ABC):
     @property
     @abstractmethod
     def clocks(self) -> Sequence[LaneClock]:
-        """What each lane has done so far."""
+        """Statistics of each lane so far."""
 
     @property
     def fetched(self) -> FetchStats:
-        """What was fetched for the lanes so far; the object continues counting."""
+        """Statistics of fetching for the lanes so far; the object continues to count."""
         return _NOTHING_FETCHED
 
     @abstractmethod
     def take(self, lane: int) -> SizedBatches | None:
-        """Return a lane's next block of batches; None when the lane is done. Raises what the lane raised."""
+        """Return a lane's next block of batches; None when the lane is done. Raises the lane's error, if any."""
 
     @abstractmethod
     def rest(self, lane: int) -> Rows | None:
-        """Return the rows that a lane which is done left over; only where rows are not counted."""
+        """Return the rows left over by a finished lane; only if rows are not counted."""
 
     @abstractmethod
     def close(self, *, is_over: bool = False) -> None:
         """End every thread and process and close every file. May be called more than once.
 
         Args:
-            is_over: nothing is left to take, so that threads may wait for the next epoch.
+            is_over: whether nothing is left to take, so that threads may wait for the next epoch.
         """
 
 
 class CallerExecutor(LaneExecutor):
-    """Reads a lane when its batch is asked for, in the thread that asks."""
+    """Reads a lane when its batch is requested, in the requesting thread."""
 
     def __init__(self, work: LaneWork, start: int, prefetch: int | None) -> None:
         """Prepare the lanes.
 
         Args:
-            work: the rank's.
-            start: steps taken before.
-            prefetch: batches that are finished together at most; None for those of a decoded run of rows.
+            work: the rank's work.
+            start: steps that were taken before.
+            prefetch: the most batches that are finished together; None for those of a decoded run of rows.
         """
         self._work = work
         self._joins = work.joins_tails(start)
@@ -66,16 +66,16 @@ class CallerExecutor(LaneExecutor):
 
     @property
     def clocks(self) -> list[LaneClock]:
-        """What each lane has done so far."""
+        """Statistics of each lane so far."""
         return [lane.clock for lane in self._lanes]
 
     @property
     def fetched(self) -> FetchStats:
-        """What was fetched for the lanes so far."""
+        """Statistics of fetching for the lanes so far."""
         return super().fetched if self._ahead is None else self._ahead.stats
 
     def take(self, lane: int) -> SizedBatches | None:
-        """Read the lane on to its next block; when all lanes are done, their tails make the last batches."""
+        """Read the lane on to its next block; when all lanes are done, build the last batches from their tails."""
         block = self._lanes[lane].next_block(self._prefetch)
         if block is not None or not self._joins:
             return block
@@ -84,7 +84,7 @@ class CallerExecutor(LaneExecutor):
         return self._lanes[lane].next_block(self._prefetch)
 
     def rest(self, lane: int) -> Rows | None:
-        """Return the rows that a lane which is done left over."""
+        """Return the rows left over by a finished lane."""
         return self._lanes[lane].rest
 
     def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 there is no thread to keep
@@ -96,10 +96,10 @@ class CallerExecutor(LaneExecutor):
 
 
 def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], Fetcher | None]:
-    """Begin every lane where the plan is after `start` steps; where rows are not counted, at the lanes' start.
+    """Start every lane at the plan's position after `start` steps; if rows are not counted, at the lanes' start.
 
     Returns:
-        The lanes, and what fetches their bytes, which must be closed after them; None where nothing is far away.
+        The lanes, and the fetcher of their bytes, which must be closed after them; None if no file is remote.
     """
     joins = work.joins_tails(start)
     begun = dict(enumerate(work.begun(start)))
@@ -108,7 +108,7 @@ def begin_lanes(work: LaneWork, start: int) -> tuple[list[LaneBatches], Fetcher 
 
 
 def join_tails(work: LaneWork, lanes: Sequence[LaneBatches]) -> None:
-    """Make the rank's last batches of what all lanes left over, and let each lane continue with its own of them."""
+    """Build the rank's last batches from the rows left over by all lanes; each lane continues with its own of them."""
     for lane in lanes:
         while lane.next_block() is not None:
             msg = "a lane made a full batch after the plan's last"

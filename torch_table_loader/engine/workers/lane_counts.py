@@ -1,4 +1,4 @@
-"""What the lanes of a caller's own DataLoader have done, in memory that its worker processes share."""
+"""Statistics of the lanes of a caller's own DataLoader, in memory shared with its worker processes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MOST = 1024
-"""Workers that are counted; the memory is set aside before anyone knows how many there will be."""
+"""The most workers that are counted; the memory is allocated before their number is known."""
 
 
 class LaneCounts:
-    """One row a lane: how many lanes there are, and what its clock says. Each is written by one process alone."""
+    """A row for each lane: the number of lanes, and the lane's clock. Each row is written by one process only."""
 
     def __init__(self) -> None:
-        """Begin without lanes, in memory that forked workers share; nothing of it is taken before one writes to it."""
+        """Start without lanes, in memory that forked workers share; its pages are allocated when one writes to them."""
         self._rows: NDArray[np.float64] = np.frombuffer(mmap.mmap(-1, _MOST * 6 * 8), np.float64).reshape(_MOST, 6)
         self._shared: torch.Tensor | None = None
-        """The same where a worker was spawned, which inherits nothing."""
+        """The same for a spawned worker, which inherits nothing."""
 
     def __getstate__(self) -> torch.Tensor | None:
-        """Give memory to a worker that is spawned; a copy of any other kind counts by itself."""
+        """Pass the memory to a spawned worker; any other kind of copy counts by itself."""
         if get_spawning_popen() is None:
             return None
         if self._shared is None:
@@ -41,27 +41,27 @@ class LaneCounts:
         return self._shared
 
     def __setstate__(self, shared: torch.Tensor | None) -> None:
-        """Share the memory that was given."""
+        """Use the memory that was passed."""
         LaneCounts.__init__(self)
         if shared is not None:
             self._rows, self._shared = shared.numpy().view(np.float64).reshape(_MOST, 6), shared
 
     def note(self, lane: int, lanes: int, clock: LaneClock) -> None:
-        """Keep what a lane has done since its iterator began.
+        """Record what a lane has done since its iterator began.
 
         Args:
-            lane: which.
-            lanes: of the DataLoader.
+            lane: the lane.
+            lanes: number of lanes of the DataLoader.
             clock: what it has done.
         """
         if lane < _MOST:
             self._rows[lane] = lanes, clock.rows, clock.batches, clock.num_bytes, clock.working, clock.collating
 
     def read(self) -> list[LaneClock]:
-        """Return what each lane of the newest iterator has done; nothing where none has begun.
+        """Return the statistics of each lane of the newest iterator; nothing if none has begun.
 
         Raises:
-            ConfigError: there are more lanes than are counted.
+            ConfigError: there are more lanes than can be counted.
         """
         rows = self._rows.copy()
         lanes = int(rows[0, 0])
@@ -70,7 +70,9 @@ class LaneCounts:
                 f"worker_metrics: at most {_MOST:,} workers of a DataLoader of your own are counted, and there are "
                 f"{lanes:,}; make the loader with create_dataloader(...)"
             )
-        known = [row if row[0] == lanes else [0] * 6 for row in rows[:lanes].tolist()]  # others are an older iterator's
+        known = [
+            row if row[0] == lanes else [0] * 6 for row in rows[:lanes].tolist()
+        ]  # others are of an older iterator
         return [
             LaneClock(int(count), int(batches), int(num_bytes), working, collating)
             for _, count, batches, num_bytes, working, collating in known

@@ -1,4 +1,4 @@
-"""A lane for the caller's own DataLoader; torchdata's StatefulDataLoader can save it and continue from there."""
+"""A lane for the caller's own DataLoader; torchdata's StatefulDataLoader can save and restore it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Taken:
-    """How far an iterator has come.
+    """The progress of an iterator.
 
     Args:
         position: where it began.
-        batches: of its lane that were given, those before it included.
+        batches: batches of its lane that were yielded, including those before it.
     """
 
     position: Position
@@ -31,16 +31,16 @@ class Taken:
 
 
 class LaneIterator(Iterator[Any]):
-    """All batches of a lane; where rows are not counted, what it left over is its own last batch."""
+    """All batches of a lane; if rows are not counted, its remaining rows are its own last batch."""
 
     def __init__(self, work: LaneWork, lane: int, taken: Taken, counts: LaneCounts) -> None:
-        """Begin a lane.
+        """Start a lane.
 
         Args:
-            work: the rank's.
-            lane: which.
-            taken: where it begins; counts what is given.
-            counts: where the process that made the dataset looks.
+            work: the rank's work.
+            lane: the lane.
+            taken: where it begins; counts the batches that are yielded.
+            counts: where the process that made the dataset reads its statistics.
         """
         self._work = work
         self._lane = lane
@@ -74,7 +74,7 @@ class LaneIterator(Iterator[Any]):
             self._counts.note(self._lane, self._work.lanes, self._clock)
 
     def _refill(self, source: LaneBatches) -> None:
-        """Make the next batches; at the end those of what is left over."""
+        """Build the next batches; at the end, those of the remaining rows."""
         block = source.next_block()
         if block is None:
             block = self._last(source)
@@ -95,10 +95,10 @@ def _close(source: LaneBatches, ahead: Fetcher | None) -> None:
 
 
 class WorkersLane(LaneIterator):
-    """A lane in a worker process, with a state; in the process of the caller the dataset has it."""
+    """A lane in a worker process, with its own state; in the caller's process the dataset has the state."""
 
     def state_dict(self) -> dict[str, int]:
-        """Return how many batches of the lane were given."""
+        """Return how many batches of the lane were yielded."""
         return {
             "worker": self._lane,
             "workers": self._work.lanes,
@@ -107,13 +107,13 @@ class WorkersLane(LaneIterator):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a lane stood.
+        """Continue from a saved state of a lane.
 
         Args:
             state: what `state_dict` returned.
 
         Raises:
-            ResumeError: it is of another lane or epoch.
+            ResumeError: the state belongs to another lane or epoch.
         """
         own = self.state_dict()
         if different := [name for name in ("worker", "workers", "epoch") if state.get(name) != own[name]]:

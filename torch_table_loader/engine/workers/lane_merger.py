@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 Made: TypeAlias = "tuple[Any, PackCounts | None]"
-"""A batch, and what packing made it of; None where rows are not packed."""
+"""A batch and its statistics of packing; None if rows are not packed."""
 
 
 @dataclass(slots=True)
 class ConsumerStats:
-    """What the consumer counted.
+    """Statistics of the consumer.
 
     Args:
         waited: seconds that it waited for a block.
-        short: rows that the last batch lacks, once it is taken; where rows are counted the plan knows, and this is 0.
-        taken: batches, by the trainer or by what copies them to a device ahead of it.
-        packed: what packing made those batches of; None where rows are not packed.
+        short: rows missing from the last batch, once it is taken; 0 if rows are counted, since the plan knows then.
+        taken: batches taken by the trainer, or by what copies them to a device ahead of it.
+        packed: statistics of packing for those batches; None if rows are not packed.
     """
 
     waited: float = 0.0
@@ -47,12 +47,12 @@ class LaneMerger(Iterator[Any]):
     """
 
     def __init__(self, work: LaneWork, executor: LaneExecutor, start: int = 0) -> None:
-        """Begin to take.
+        """Start without a batch taken.
 
         Args:
-            work: the rank's.
-            executor: which begins after `start` steps of the plan; where rows are not counted, at the first.
-            start: steps taken before.
+            work: the rank's work.
+            executor: it begins after `start` steps of the plan or, if rows are not counted, at the first.
+            start: steps that were taken before.
         """
         self.stats = ConsumerStats()
         self._short_at_end = 0
@@ -63,10 +63,10 @@ class LaneMerger(Iterator[Any]):
         self._open = deque(range(work.lanes))
         self._joined: deque[Made] | None = None
         self._left_of_joined: int | None = None
-        """Batches that come after the newest one, where it is of what all lanes left over."""
+        """Batches that come after the newest one, if that is of the rows left over by all lanes."""
         self._is_closed = False
         self._schedule = work.plan.schedule(start) if work.plan.counted else None
-        # No generator of ours may hold self: in a cycle it would wait for the collector, and so would the workers.
+        # No generator of ours may hold self: in a cycle it, and the workers, would wait for the garbage collector.
         self._close = weakref.finalize(self, executor.close)
         for _ in range(0 if work.plan.counted else start):
             next(self, None)
@@ -74,16 +74,16 @@ class LaneMerger(Iterator[Any]):
 
     @property
     def clocks(self) -> Sequence[LaneClock]:
-        """What each lane has done so far."""
+        """Statistics of each lane so far."""
         return self._executor.clocks
 
     @property
     def fetched(self) -> FetchStats:
-        """What was fetched for the lanes so far."""
+        """Statistics of fetching for the lanes so far."""
         return self._executor.fetched
 
     def __next__(self) -> Any:
-        """Return the next batch; an error of a lane comes where its batch would have, and ends the epoch."""
+        """Return the next batch; a lane's error is raised where its batch would have come, and ends the epoch."""
         if self._schedule is None:
             made = self._rotated()
         elif (lane := next(self._schedule, None)) is None or self._is_closed:
@@ -105,7 +105,7 @@ class LaneMerger(Iterator[Any]):
         return batch
 
     def _last(self, batch: Any, left: int) -> Any:
-        """Finish a batch of what all lanes left over; `left` come after it."""
+        """Finish a batch of the rows left over by all lanes; `left` batches come after it."""
         try:
             batch = self._work.collated(batch, None, self._num_joined - left - 1)
         except BaseException:
@@ -116,13 +116,13 @@ class LaneMerger(Iterator[Any]):
         return batch
 
     def close(self) -> None:
-        """End the executor; what was not taken is gone. Any thread may, while another one takes."""
+        """Close the executor, and drop what was not taken. Any thread may call it, even while another one takes."""
         self._is_closed = True
         self._close()
         self._ready = [iter(()) for _ in self._ready]
 
     def _promised(self, lane: int) -> Made | None:
-        """Wait for a lane whose turn it is by the plan; None where the iterator was closed meanwhile."""
+        """Wait for the lane whose turn it is in the plan; None if the iterator was closed meanwhile."""
         made = self._refilled(lane)
         if made is None and self._close.alive:
             self.close()
@@ -133,7 +133,7 @@ class LaneMerger(Iterator[Any]):
         return made
 
     def _rotated(self) -> Made | None:
-        """Take lanes in turn until each is done; then join what they left over."""
+        """Take lanes in turn until each is done; then join the rows that they left over."""
         while self._open and not self._is_closed:
             lane = self._open[0]
             made = next(self._ready[lane], None) or self._refilled(lane)
@@ -158,7 +158,7 @@ class LaneMerger(Iterator[Any]):
         return made
 
     def _refilled(self, lane: int) -> Made | None:
-        """Wait for a lane's next block, and return its first batch; None where the lane is done."""
+        """Wait for a lane's next block, and return its first batch; None if the lane is done."""
         began = time.perf_counter()
         try:
             block = self._executor.take(lane)

@@ -1,4 +1,4 @@
-"""What is pickled to cross from a worker process: results of the caller's functions, and errors, of their own type."""
+"""Pickling of results of the caller's functions, and of errors with their type, to send them from a worker process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch_table_loader.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """A value that was pickled where it was made, lest a failure to pickle be lost in torch's queue.
+    """A value that was pickled where it was made, because torch's queue would lose a failure to pickle.
 
-    It comes out of the queue as the value itself.
+    It leaves the queue as the value itself.
 
     Args:
         data: the pickle.
@@ -25,13 +25,13 @@ class Pickled:
     data: bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as what makes the value."""
+        """Pickle as a call that restores the value."""
         return pickle.loads, (self.data,)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An error in parts, out of which it is made again without a call of its `__init__`."""
+    """The parts of an error, from which it is rebuilt without calling its `__init__`."""
 
     kind: type[BaseException]
     args: tuple[Any, ...]
@@ -42,10 +42,10 @@ class _Parts:
 
 
 def pickled_batch(batch: Any) -> Pickled:
-    """Pickle what a `collate_fn`, or functions of columns, made.
+    """Pickle the result of a `collate_fn` or of column functions.
 
     Raises:
-        ConfigError: it does not pickle.
+        ConfigError: the result cannot be pickled.
     """
     try:
         return Pickled(bytes(ForkingPickler.dumps(batch)))
@@ -58,9 +58,9 @@ def pickled_batch(batch: Any) -> Pickled:
 
 
 def pickled_error(error: BaseException) -> Pickled:
-    """Pickle an error with its type, arguments and notes; its traceback comes as a note.
+    """Pickle an error with its type, arguments and notes; its traceback becomes a note.
 
-    One whose type does not pickle is a RuntimeError in the other process.
+    An error whose type cannot be pickled becomes a RuntimeError in the other process.
     """
     text = "".join(traceback.format_exception(error)).rstrip()
     error.add_note(f"in a worker process:\n{text}")
@@ -81,7 +81,7 @@ def _pickled(value: Any) -> bytes | None:
 
 
 def _is_same(data: bytes, error: BaseException) -> bool:
-    """Look whether an error comes out as it went in; many take other arguments than they hand on."""
+    """Return whether an error survives pickling; many take other arguments than they pass to their base."""
     try:
         found = pickle.loads(data)  # noqa: S301 our own
     except Exception:  # noqa: BLE001 as an __init__ of the caller's may raise anything
@@ -90,14 +90,14 @@ def _is_same(data: bytes, error: BaseException) -> bool:
 
 
 def twin_of(error: BaseException) -> BaseException:
-    """Return another error like this one, without its traceback, for another thread to raise."""
+    """Return a copy of an error, without its traceback, for another thread to raise."""
     twin = _rebuilt(type(error), _args_of(error), vars(error))
     twin.__cause__ = error.__cause__
     return twin
 
 
 def _rebuilt(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
-    """Make an error without a call of an `__init__` that is not Python's own."""
+    """Build an error without calling an `__init__` that is not Python's own."""
     error = kind.__new__(kind, *args)
     if isinstance(error, OSError):
         OSError.__init__(error, *args)
@@ -110,6 +110,6 @@ def _rebuilt(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[
 
 
 def _args_of(error: BaseException) -> tuple[Any, ...]:
-    """Return what the error was made of; an OSError hides its file name from `args`."""
+    """Return the arguments of an error; an OSError hides its file name from `args`."""
     made_of: Any = OSError.__reduce__(error)[1] if isinstance(error, OSError) else error.args
     return tuple(made_of)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Message:
-    """What crosses from a worker: rows of a lane, a batch that was collated, an error, or the lane's end."""
+    """A message from a worker: rows of a lane, a collated batch, an error, or the end of a lane."""
 
     lane: int
     clock: LaneClock
@@ -47,13 +47,13 @@ class _Message:
     done: bool = False
     worker: int = 0
     fetched: FetchStats | None = None
-    """What its worker has fetched so far, where files are far away."""
+    """What its worker has fetched so far, if files are remote."""
     counts: Sequence[PackCounts] = ()
-    """What packing made the batches of, where rows are packed."""
+    """Statistics of packing for the batches, if rows are packed."""
 
 
 class _WorkerLanes(IterableDataset[_Message | None]):
-    """The lanes of one worker process, one message a lane in each round, so that no lane runs far ahead."""
+    """The lanes of one worker process, one message from each lane in a round, so that no lane runs far ahead."""
 
     def __init__(self, work: LaneWork, begun: Sequence[int], marks: torch.Tensor) -> None:
         self._work = work
@@ -95,9 +95,9 @@ class _WorkerLanes(IterableDataset[_Message | None]):
                 yield message
 
     def _messages(self, lane: int, ahead: Fetcher | None) -> Iterator[_Message]:
-        """With functions of the caller's each result crosses alone; else several batches cross as one shared block.
+        """Yield a lane's messages: with the caller's functions one result each, else several batches in a shared block.
 
-        All blocks are of one size, so that no lane runs ahead.
+        All blocks have one size, so that no lane runs ahead.
         """
         work = self._work
         if work.calls_functions:
@@ -119,7 +119,7 @@ class _WorkerLanes(IterableDataset[_Message | None]):
 
 
 def _take_environment(environment: dict[str, str], _worker: int) -> None:
-    """Take the environment of the process that trains: that of a fork server is as old as the server."""
+    """Take over the environment of the training process: that of a fork server is as old as the server."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
@@ -130,15 +130,15 @@ def _as_is(message: Any) -> Any:
 
 
 class ProcessExecutor(LaneExecutor):
-    """Worker processes that read the lanes; the consumer cuts their blocks."""
+    """An executor whose worker processes read the lanes; the consumer cuts their blocks into batches."""
 
     def __init__(self, work: LaneWork, start: int, processes: int, context: Any) -> None:
         """Start the processes.
 
         Args:
-            work: the rank's; it crosses to each worker.
-            start: steps taken before.
-            processes: how many serve the lanes.
+            work: the rank's work; it is sent to each worker.
+            start: steps that were taken before.
+            processes: number of processes.
             context: the name of a start method, a multiprocessing context, or None for the platform's default.
         """
         self._work = work
@@ -165,16 +165,16 @@ class ProcessExecutor(LaneExecutor):
 
     @property
     def clocks(self) -> list[LaneClock]:
-        """What each lane had done when its newest message left."""
+        """Statistics of each lane when its newest message was sent."""
         return self._clocks
 
     @property
     def fetched(self) -> FetchStats:
-        """What the workers had fetched when their newest messages left."""
+        """Statistics of the workers' fetching when their newest messages were sent."""
         return self._fetched
 
     def take(self, lane: int) -> SizedBatches | None:
-        """Take messages until one is for the lane."""
+        """Receive messages until one is for the lane."""
         ready = self._ready[lane]
         while not ready:
             messages = self._messages
@@ -185,7 +185,7 @@ class ProcessExecutor(LaneExecutor):
             except StopIteration:
                 return None
             except (OSError, EOFError, RuntimeError, UnpicklingError, AssertionError) as error:
-                if self._messages is None:  # closed meanwhile, by another thread
+                if self._messages is None:  # another thread closed it meanwhile
                     return None
                 if isinstance(error, WorkerError | AssertionError):
                     raise
@@ -199,11 +199,11 @@ class ProcessExecutor(LaneExecutor):
         return came if isinstance(came, list) else batches_of([came], self._work.plan.batch_size)
 
     def rest(self, lane: int) -> Rows | None:
-        """Return the rows that a lane which is done left over."""
+        """Return the rows left over by a finished lane."""
         return self._rest[lane]
 
     def close(self, *, is_over: bool = False) -> None:  # noqa: ARG002 they hold the epoch that they began with
-        """End every process."""
+        """End all worker processes."""
         messages, self._messages = self._messages, None
         if messages is not None:
             messages._shutdown_workers()

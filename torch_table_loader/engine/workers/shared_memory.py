@@ -1,9 +1,8 @@
-"""How rows cross from a worker process: through shared memory that is used again, since fresh pages are dear.
+"""Transfer of rows from a worker process through shared memory that is reused, because new pages are expensive.
 
-The worker writes into a slot that is free. The consumer lends the slot to the trainer's batches, and frees it once
-nothing refers to them. Where too many slots are lent, as where batches are kept, the consumer copies the slot out, so
-that what is kept takes no shared memory. On a virtual machine a fresh shared page costs several times what copying it
-does.
+The worker writes into a free slot. The consumer lends the slot to the trainer's batches, and frees it once nothing
+refers to them. If too many slots are lent, for example because batches are kept, the consumer copies the slot, so that
+kept batches use no shared memory. On a virtual machine a new shared page costs several times as much as copying it.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
 
 
 FREE, FILLED, LENT = range(3)
-"""What a slot is: the worker may write into it, it waits for the consumer, or the trainer's batches lie in it."""
+"""States of a slot: the worker may write to it, it waits for the consumer, or the trainer's batches are in it."""
 
 
 @dataclass(slots=True)
 class SharedBlock:
-    """A block on its way.
+    """A block in transit.
 
     Args:
         worker: the process that sent it.
-        slot: where it lies among the worker's; −1 for memory of its own.
-        memory: flat uint8, where the consumer does not have the slot's memory yet; else None.
+        slot: its number among the worker's slots; −1 for separate memory.
+        memory: flat uint8, if the consumer does not have the slot's memory yet; else None.
         num_rows: its rows.
         sizes: see `Block`.
     """
@@ -53,14 +52,14 @@ class SharedBlock:
 
 
 def new_slots(workers: int, waiting: int) -> torch.Tensor:
-    """Make the marks of which slots are in use.
+    """Create the marks that say which slots are in use.
 
     Args:
-        workers: processes.
-        waiting: blocks of a process that may wait to be taken.
+        workers: number of processes.
+        waiting: blocks of one process that may wait to be taken.
 
     Returns:
-        uint8[workers, slots] in shared memory, `FREE` each.
+        uint8[workers, slots] in shared memory, all `FREE`.
     """
     marks = torch.zeros((workers, waiting + SPARE_SLOTS), dtype=torch.uint8)
     with shared_memory_named():
@@ -68,21 +67,21 @@ def new_slots(workers: int, waiting: int) -> torch.Tensor:
 
 
 class SharedMemorySender:
-    """A worker's side."""
+    """The worker's side."""
 
     def __init__(self, worker: int, marks: torch.Tensor) -> None:
         """Use the slots of one worker.
 
         Args:
             worker: its number.
-            marks: as `new_slots` made them.
+            marks: marks from `new_slots`.
         """
         self._worker = worker
         self._marks = marks[worker].numpy()
         self._memory: list[torch.Tensor | None] = [None] * len(self._marks)
 
     def pack(self, codec: RowsCodec[Any], *parts: Rows) -> SharedBlock:
-        """Write runs of rows, as one, into a free slot; where there is none, into memory of their own."""
+        """Write consecutive runs of rows into a free slot or, if there is none, into separate memory."""
         slot = next((number for number, used in enumerate(self._marks.tolist()) if used == FREE), -1)
         known = self._memory[slot] if slot >= 0 else None
         fresh: list[torch.Tensor] = []
@@ -104,16 +103,16 @@ class SharedMemoryReceiver:
     """The consumer's side."""
 
     def __init__(self, marks: torch.Tensor) -> None:
-        """Begin without the memory of any slot.
+        """Start without the memory of any slot.
 
         Args:
-            marks: as `new_slots` made them.
+            marks: marks from `new_slots`.
         """
         self._marks = marks.numpy()
         self._memory: dict[tuple[int, int], torch.Tensor] = {}
 
     def unpack(self, codec: RowsCodec[Any], block: SharedBlock) -> Any:
-        """View a block as rows, which are the trainer's alone."""
+        """Return a view of a block as rows, which belong to the trainer alone."""
         place = block.worker, block.slot
         if block.memory is not None:
             self._memory[place] = block.memory
@@ -130,7 +129,7 @@ class SharedMemoryReceiver:
         return codec.unpack(Block(torch.from_numpy(data), block.num_rows, block.sizes))
 
     def _lent(self, place: tuple[int, int], memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """View a slot; it is free again once nothing refers to a part of it."""
+        """Return a view of a slot; the slot is free again once nothing refers to a part of it."""
         self._marks[place] = LENT
         owner: Any = np.frombuffer(memory, np.uint8)
         weakref.finalize(owner, self._marks.__setitem__, place, FREE).atexit = False
@@ -145,7 +144,7 @@ def _copied(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def shared_bytes(num_bytes: int) -> torch.Tensor:
-    """Allocate flat shared memory, which crosses to another process without a copy."""
+    """Allocate flat shared memory, which is sent to another process without a copy."""
     with shared_memory_named():
         memory = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch.uint8).set_(memory)
@@ -153,9 +152,9 @@ def shared_bytes(num_bytes: int) -> torch.Tensor:
 
 @contextmanager
 def shared_memory_named() -> Iterator[None]:
-    """Turn what the system says of shared memory that is not there into an error of ours.
+    """Turn the system's errors about missing shared memory into the library's own.
 
-    torch has room set aside for what it shares, so that too little of it raises here and is no SIGBUS later.
+    torch allocates the memory that it shares in advance, so that a shortage raises here and is no SIGBUS later.
     """
     try:
         yield

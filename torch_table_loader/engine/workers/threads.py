@@ -1,7 +1,7 @@
 """Lanes on threads of this process, which outlive an epoch.
 
-An allocator keeps memory for each thread: a new one begins with none, and what an old one had is found again late.
-New threads for each epoch cost a few percent of a short one, and let memory grow over many.
+An allocator keeps memory for each thread: a new thread begins with none, and that of an ended one is reused late. New
+threads for each epoch would cost a few percent of a short epoch, and let memory grow over many.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ThreadPool:
-    """Keeps threads that have nothing to do, for whoever wants them next; they end with it."""
+    """Keeps idle threads for reuse; the threads end together with the pool."""
 
     def __init__(self) -> None:
         """Begin without threads."""
@@ -39,14 +39,14 @@ class ThreadPool:
         return ThreadPool, ()
 
     def begin(self, job: Callable[[], None]) -> Callable[[], None]:
-        """Do something in a thread.
+        """Run a job in a thread.
 
         Args:
-            job: should raise nothing, since only `threading.excepthook` sees it.
+            job: should not raise, since only `threading.excepthook` would see the error.
 
         Returns:
-            Waits until the job is over and its thread may be wanted again; called in that thread, or where a fork
-            left the thread behind, it does not wait.
+            A function that waits until the job is over and its thread may be reused. It does not wait if called in that
+            thread, or if a fork left the thread behind.
         """
         worker, over = self._worker(), threading.Event()
         worker.jobs.put((job, over))
@@ -58,11 +58,11 @@ class ThreadPool:
         return wait
 
     def shut_down(self) -> None:
-        """End the threads that have nothing to do."""
+        """End the idle threads."""
         _shut_down(self._idle)
 
     def _worker(self) -> _Worker:
-        """Return an idle thread that lives (a fork leaves none to the child), or start one."""
+        """Return a live idle thread (a fork leaves none to the child), or start one."""
         while self._idle:
             worker = self._idle.pop()
             if worker.thread.is_alive():
@@ -71,7 +71,7 @@ class ThreadPool:
 
 
 class _Worker:
-    """A thread, and the queue of its jobs."""
+    """A thread and its queue of jobs."""
 
     __slots__ = ("jobs", "thread")
 
@@ -86,7 +86,7 @@ class _Worker:
             try:
                 job()
                 idle.append(self)
-            finally:  # an error ends the thread, and is reported as that of any thread; nobody waits for it in vain
+            finally:  # an error ends the thread, and is reported like that of any thread; nobody waits for it in vain
                 del given, job  # what it holds must not live until the next one comes
                 over.set()
 
@@ -97,7 +97,7 @@ def _shut_down(idle: list[_Worker]) -> None:
         ended.append(idle.pop())
         ended[-1].jobs.put(None)
     for worker in ended:
-        if worker.thread is not threading.current_thread():  # the collector runs where it likes
+        if worker.thread is not threading.current_thread():  # the garbage collector may run in any thread
             worker.thread.join()
 
 
@@ -112,15 +112,15 @@ class _Lane:
         self.waiting = 0
         self.busy = False
         self.read = False
-        """Nothing is left to read; its part of the tails may be missing still."""
+        """Nothing is left to read; its part of the tails may still be missing."""
         self.done = False
         self.error: BaseException | None = None
 
 
 class ThreadExecutor(LaneExecutor):
-    """Threads that always work on the lane whose batches are needed first.
+    """An executor whose threads always work on the lane whose batches are needed first.
 
-    A lane pauses while finished batches of it wait: `prefetch` of them, or, where the caller left that open, those of
+    A lane pauses while finished batches of it wait: `prefetch` of them or, if the caller left that open, those of
     `BLOCKS_AHEAD` decoded runs of rows (with a `collate_fn`, so many batches).
     """
 
@@ -128,15 +128,15 @@ class ThreadExecutor(LaneExecutor):
         """Start the threads.
 
         Args:
-            work: the rank's.
-            start: steps taken before.
-            pool: has the threads; it keeps none of an epoch that was left early.
-            threads: how many serve the lanes.
-            prefetch: finished batches of a lane that may wait; None for `BLOCKS_AHEAD` blocks of them.
+            work: the rank's work.
+            start: steps that were taken before.
+            pool: the pool of threads; threads of an epoch that was abandoned do not return to it.
+            threads: number of threads.
+            prefetch: finished batches of a lane that may wait; None for those of `BLOCKS_AHEAD` blocks.
         """
         self._work = work
         self._joins = work.joins_tails(start)
-        """Whether the tails of the lanes are still to be joined."""
+        """Whether the tails of the lanes still have to be joined."""
         batches_of_lanes, self._ahead = begin_lanes(work, start)
         self._lanes = [_Lane(batches) for batches in batches_of_lanes]
         self._prefetch = BLOCKS_AHEAD if prefetch is None and work.calls_functions else prefetch
@@ -150,12 +150,12 @@ class ThreadExecutor(LaneExecutor):
 
     @property
     def clocks(self) -> list[LaneClock]:
-        """What each lane has done so far."""
+        """Statistics of each lane so far."""
         return [lane.batches.clock for lane in self._lanes]
 
     @property
     def fetched(self) -> FetchStats:
-        """What was fetched for the lanes so far."""
+        """Statistics of fetching for the lanes so far."""
         return super().fetched if self._ahead is None else self._ahead.stats
 
     def take(self, lane: int) -> SizedBatches | None:
@@ -174,16 +174,16 @@ class ThreadExecutor(LaneExecutor):
             return block
 
     def rest(self, lane: int) -> Rows | None:
-        """Return the rows that a lane which is done left over."""
+        """Return the rows left over by a finished lane."""
         return self._lanes[lane].batches.rest
 
     def close(self, *, is_over: bool = False) -> None:
-        """Close every file, and end every thread that nobody else works with, unless the next epoch may want it."""
+        """Close every file, and end every thread that has no other work, unless the next epoch may need it."""
         with self._lock:
             self._stopped = True
             self._work_wanted.notify_all()
             self._block_ready.notify_all()
-        if self._ahead is not None:  # a thread may wait for bytes
+        if self._ahead is not None:  # a thread may be waiting for bytes
             self._ahead.close()
         for wait in self._waits:
             wait()
@@ -193,13 +193,13 @@ class ThreadExecutor(LaneExecutor):
             self._pool.shut_down()
 
     def _error_of(self, lane: _Lane) -> BaseException | None:
-        """Return a lane's own error; where it waits for its part of the tails, that of any lane."""
+        """Return a lane's own error; if it waits for its part of the tails, the error of any lane."""
         if lane.error is not None or lane.done or not lane.read:
             return lane.error
         return next((other.error for other in self._lanes if other.error is not None), None)
 
     def _run(self) -> None:
-        """Work until nothing is left to do; the last to end closes the files, even where it was the one to close us."""
+        """Work until nothing is left to do; the last thread to end closes the files, even if it closed the executor."""
         while (job := self._next_job()) is not None:
             job()
         with self._lock:
@@ -210,7 +210,7 @@ class ThreadExecutor(LaneExecutor):
                 lane.batches.close()
 
     def _next_job(self) -> Callable[[], None] | None:
-        """Wait for something to do; None when there will be nothing."""
+        """Wait for something to do; None when there is nothing left."""
         with self._lock:
             while not self._stopped:
                 to_read = [lane for lane in self._lanes if not (lane.read or lane.error)]

@@ -1,7 +1,7 @@
-"""torch's iterator over worker processes, which says at once that a worker ended before its work did.
+"""torch's iterator over worker processes, extended to report at once that a worker ended too early.
 
-torch itself says so by a RuntimeError that its handler of SIGCHLD raises wherever the main thread is, or after some
-seconds; a worker that is killed while it writes makes torch wait for the rest of its message forever.
+torch itself reports that by a RuntimeError that its handler of SIGCHLD raises wherever the main thread is, or only
+after some seconds. If a worker is killed while it writes, torch waits for the rest of its message forever.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         except BaseException:
             self._end_what_began()
             raise
-        torch._C._remove_worker_pids(id(self))  # torch's handler of SIGCHLD would raise where the main thread is
+        torch._C._remove_worker_pids(id(self))  # torch's handler of SIGCHLD would raise wherever the main thread is
         self._worker_pids_set = False
         self._watch: _Watch | None = None
         if os.name == "posix":
@@ -79,7 +79,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
 
     def death(self) -> WorkerError | None:
-        """Return how a worker ended before its work did, where one did; an error may come a moment before its end."""
+        """Return how a worker ended too early, if one did; its error message may arrive a moment before its end."""
         workers = getattr(self, "_workers", [])
         working = getattr(self, "_workers_status", [True for _ in workers])
         ended = wait([worker.sentinel for worker, works in zip(workers, working, strict=False) if works], timeout=1)
@@ -89,7 +89,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
         return None
 
     def _end_what_began(self) -> None:
-        """End the workers of a start that failed; torch would trip over what it has not made yet."""
+        """End the workers after a failed start; torch itself would fail on attributes that are not set yet."""
         self._shutdown = True
         if getattr(self, "_worker_pids_set", False):
             torch._C._remove_worker_pids(id(self))
@@ -100,7 +100,7 @@ class WatchedWorkers(_MultiProcessingDataLoaderIter):
 
 
 class _Watch:
-    """Waits for what workers write, and notices where one ended before its work did."""
+    """Waits for data from workers, and notices if one ended too early."""
 
     def __init__(self, pipe: int, workers: Sequence[Any], working: Sequence[bool]) -> None:
         self._pipe = pipe
@@ -112,7 +112,7 @@ class _Watch:
             self._poll.register(handle, select.POLLIN)
 
     def wait(self) -> None:
-        """Return where there is something to read; WorkerError where a worker ended, EOFError where all did."""
+        """Return when there is something to read; raise WorkerError if a worker ended early, EOFError if all ended."""
         while True:
             ready = [handle for handle, _ in self._poll.poll()]
             if self._pipe in ready:

@@ -1,4 +1,4 @@
-"""What the commits between two snapshots appended."""
+"""The files that the commits between two snapshots appended."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _APPEND, REPLACE = "append", "replace"
 
 
 class Commit(NamedTuple):
-    """What made a snapshot.
+    """The commit that created a snapshot.
 
     Args:
-        id: of the snapshot.
-        parent: the snapshot before; None of a first one.
-        operation: as its summary says; "" where that says none.
+        id: the snapshot's id.
+        parent: the previous snapshot; None for the first.
+        operation: the operation in its summary; "" if there is none.
     """
 
     id: int
@@ -35,12 +35,12 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
     """Return the commits that lead from one snapshot to another, oldest first.
 
     Args:
-        metadata: the table's.
+        metadata: the table's metadata.
         start: the older snapshot, whose own commit is left out.
-        end: the newer snapshot; None of a table that has none.
+        end: the newer snapshot; None for a table without snapshots.
 
     Raises:
-        ConfigError: the older one is not an ancestor of the newer one, or has expired.
+        ConfigError: the older snapshot is not an ancestor of the newer one, or has expired.
     """
     commits = {raw["snapshot-id"]: _commit(raw) for raw in metadata.raw.get("snapshots") or []}
     if start not in commits:
@@ -65,7 +65,7 @@ def commits_since(metadata: TableMetadata, start: int, end: int | None) -> list[
 
 
 def changes_since(metadata: TableMetadata, start: int, end: int) -> list[str]:
-    """Return which commits between two snapshots did more than to append files, in words."""
+    """Describe which commits between two snapshots did more than append files."""
     try:
         commits = commits_since(metadata, start, end)
     except ConfigError:
@@ -76,21 +76,21 @@ def changes_since(metadata: TableMetadata, start: int, end: int) -> list[str]:
 def appended_entries(
     storage: TableStorage, metadata: TableMetadata, start: int, end: int | None, pruner: Pruner | None
 ) -> tuple[list[Entry], tuple[str, ...]]:
-    """Return the data files that were appended after one snapshot, up to and with another.
+    """Return the data files that were appended after one snapshot, up to and including another.
 
-    A commit that replaces files by others with the same rows is passed over: what was appended before it is read from
-    the files that it was appended with.
+    A commit that replaces files by others with the same rows is skipped: rows appended before it are read from the
+    files with which they were appended.
 
     Args:
-        storage: where manifests are.
-        metadata: the table's.
+        storage: the storage of the manifests.
+        metadata: the table's metadata.
         start: the older snapshot.
-        end: the newer snapshot; None of a table that has none.
+        end: the newer snapshot; None for a table without snapshots.
         pruner: leaves files out; or None.
 
     Raises:
-        ConfigError: a commit in between deleted or overwrote rows, or the snapshots are not of one history.
-        TableError: a commit that says that it appends did more.
+        ConfigError: a commit in between deleted or overwrote rows, or the snapshots do not share a history.
+        TableError: a commit that claims only to append did more.
     """
     commits = commits_since(metadata, start, end)
     for commit in commits:
@@ -126,7 +126,7 @@ def _commit(raw: Mapping[str, object]) -> Commit:
 
 
 def _runs(start: int, commits: Sequence[Commit]) -> list[tuple[int, int]]:
-    """Return runs of appends: the snapshot before each, and its last."""
+    """Return runs of appends: the snapshot before each run, and its last snapshot."""
     runs: list[tuple[int, int]] = []
     before = start
     for commit in commits:
@@ -141,10 +141,10 @@ def _runs(start: int, commits: Sequence[Commit]) -> list[tuple[int, int]]:
 def _difference(
     storage: TableStorage, metadata: TableMetadata, first: int, last: int, pruner: Pruner | None, pruned: set[str]
 ) -> list[Entry]:
-    """Return the files that a snapshot has and an older one has not, where nothing but appending happened between.
+    """Return the files of a snapshot that an older one lacks, if only appends happened in between.
 
-    The paths of those that the filter leaves out go into `pruned`: manifests that were merged may have lost statistics,
-    so that files are compared first.
+    Paths that the filter leaves out are added to `pruned`: merged manifests may have lost statistics, so files are
+    compared first.
     """
     before, after = (manifests_of(storage, metadata, number) for number in (first, last))
     old = _entries(storage, [each for path, each in before.items() if path not in after], lambda *_: True)
@@ -169,12 +169,12 @@ def _difference(
 
 
 def same_entry(entry: Entry) -> Hashable:
-    """Return what a file has in common with itself in another snapshot alone."""
+    """Return a key that a file shares only with itself in other snapshots."""
     return entry.content, entry.path, entry.deletes
 
 
 def manifests_of(storage: TableStorage, metadata: TableMetadata, number: int) -> dict[str, Manifest]:
-    """Return the manifests of a snapshot by their paths."""
+    """Return the manifests of a snapshot, by their paths."""
     snapshot = metadata.snapshot(snapshot_id=number)
     storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
     return {manifest.path: manifest for manifest in list_manifests(storage, snapshot)}

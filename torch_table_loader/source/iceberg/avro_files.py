@@ -1,4 +1,4 @@
-"""Reads the Avro files of a table's metadata, in bounded memory whatever they hold."""
+"""Read the Avro files of a table's metadata, in bounded memory whatever they contain."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ REMEDY = "restore it, or read a snapshot that does not need it"
 
 _SYNC_BYTES = 16
 _MOST_BLOCK_BYTES = 64 << 20
-"""What a block may hold. Writers begin a new one after some 64 KiB."""
+"""The most bytes of a block. Writers begin a new one after some 64 KiB."""
 
 _MOST_RATIO = {"deflate": 1032, "null": 1}
-"""What a codec can make of a byte; the others have no such bound."""
+"""The most bytes that a codec can expand a byte to; other codecs have no such bound."""
 
 
 def read_records(
     storage: Storage, path: str, what: str, num_bytes: int | None = None
 ) -> tuple[Iterator[dict[str, Any]], Mapping[str, str], int]:
-    """Read an Avro file; its records are decoded as they are asked for.
+    """Read an Avro file; its records are decoded lazily.
 
     Args:
-        storage: where it is.
-        path: which.
-        what: what the file is to the table, for messages.
-        num_bytes: its size, where the metadata says it.
+        storage: the storage of the file.
+        path: the file's path.
+        what: the role of the file in the table, for messages.
+        num_bytes: its size, if the metadata gives it.
 
     Returns:
         The records, the entries of the header, and the size of the file in bytes.
 
     Raises:
-        TableError: the file is gone, or is not an Avro file of records.
+        TableError: the file is missing, or is not an Avro file of records.
         StorageError: the store failed.
     """
     shown = shown_url(path)
@@ -62,10 +62,10 @@ def read_records(
 
     try:
         reader = _reader_of(data)
-    except Exception as error:  # fastavro raises errors of many kinds for bytes that are not Avro
+    except Exception as error:  # fastavro raises many kinds of errors for bytes that are not Avro
         if num_bytes is None or storage.version(path).num_bytes == len(data):
             raise broken(error) from error
-        return read_records(storage, path, what)  # what rewrote the file may have left its old size in the list
+        return read_records(storage, path, what)  # a rewrite of the file may have left its old size in the list
 
     def records() -> Iterator[dict[str, Any]]:
         try:
@@ -87,12 +87,12 @@ def _reader_of(data: bytes) -> Any:
 
 
 def _check_blocks(data: bytes, start: int, codec: str) -> None:
-    """Refuse blocks that end beyond the file, or hold more than memory should.
+    """Refuse blocks that extend beyond the file, or decompress to more than memory allows.
 
     Args:
         data: the file.
         start: where its first block begins.
-        codec: of the blocks.
+        codec: the codec of the blocks.
     """
     sync = data[start - _SYNC_BYTES : start]
     at = start
@@ -109,7 +109,7 @@ def _check_blocks(data: bytes, start: int, codec: str) -> None:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Read a number as Avro writes it (zigzag, seven bits in a byte); also gives where it ends."""
+    """Read a number in Avro's encoding (zigzag, seven bits a byte); return it and where it ends."""
     value = shift = 0
     while shift < 70:
         byte = data[at]
@@ -121,7 +121,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _holds(block: bytes, codec: str) -> int:
-    """Return the bytes of a block, decompressed; counting ends soon after what is allowed."""
+    """Return the decompressed bytes of a block; counting stops soon after the allowed number."""
     if codec == "snappy":
         value = shift = 0
         for byte in block[:5]:
@@ -141,7 +141,7 @@ def _holds(block: bytes, codec: str) -> int:
 
 
 def _zstd() -> Any:
-    """What fastavro decompresses with, too; without it fastavro names the package that is missing."""
+    """Return the module that fastavro also decompresses with; if it is missing, fastavro names the package."""
     for module in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(module).ZstdDecompressor()

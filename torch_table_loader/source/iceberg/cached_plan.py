@@ -1,4 +1,4 @@
-"""The files of a snapshot that a filter leaves, as bytes: what a plan cache keeps, so that manifests are read once."""
+"""The files of a snapshot left by a filter, as bytes for a plan cache, so that manifests are read once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_plan(entries: Sequence[Entry], notes: Sequence[str]) -> bytes:
 
     Args:
         entries: data and delete files.
-        notes: what planning had to say.
+        notes: notes from planning.
     """
     rows = {name: [getattr(entry, name) for entry in entries] for name in _SCHEMA.names}
     rows["partition"] = [_text(entry.partition) for entry in entries]
@@ -95,7 +95,7 @@ def _value(text: str) -> Any:
 
 
 def _tagged(value: Any) -> Any:
-    r"""Return a value as JSON has it, with the type of what JSON has not: tuples become lists, which are not values.
+    r"""Return a value as JSON, tagged with its type if JSON lacks it: tuples become lists, which are not values.
 
     >>> _untagged(_tagged((1, None, b"\0", dt.date(2020, 1, 1), Decimal("1.50"))))
     (1, None, b'\x00', datetime.date(2020, 1, 1), Decimal('1.50'))

@@ -1,4 +1,4 @@
-"""From a catalog's configuration, or a bare metadata file, to a table's metadata and where its files are."""
+"""From a catalog's configuration, or a bare metadata file, to a table's metadata and storage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SHORT = {
     "aws_region": ("glue.region", "s3.region"),
     "endpoint_url": ("s3.endpoint",),
 }
-"""What people write, and what pyiceberg reads: it ignores other names without a word."""
+"""Names that people write, and the names that pyiceberg reads: it silently ignores all others."""
 
 _KNOWN = frozenset(
     [
@@ -90,18 +90,18 @@ _KNOWN_PREFIXES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableAddress:
-    """Which table, and how it is reached; checked when it is opened.
+    """A table, and how to reach it; checked when it is opened.
 
     Args:
         table: its name with two or more parts ("db.table"), or a pyiceberg Table.
-        catalog_config: what pyiceberg's ``load_catalog`` takes; or the name of a catalog of ``.pyiceberg.yaml``; or a
+        catalog_config: arguments for pyiceberg's ``load_catalog``, the name of a catalog in ``.pyiceberg.yaml``, or a
             pyiceberg Catalog.
-        metadata_location: a metadata.json, or a folder that has a version hint, instead of a catalog.
-        location_override: prefixes of the metadata's paths, and what replaces them.
-        storage_options: for the file system; they win over the catalog's.
-        credentials: gives fresh storage properties, as pyiceberg names them, wherever the known ones end.
-        allow_locations: URLs of other places where the table's files may lie.
-        retry_seconds: how long to try a request that the catalog or a store does not serve.
+        metadata_location: a metadata.json, or a folder with a version hint, instead of a catalog.
+        location_override: prefixes of the metadata's paths, and their replacements.
+        storage_options: for the file system; they take precedence over the catalog's.
+        credentials: returns fresh storage properties, as pyiceberg names them, whenever the current ones expire.
+        allow_locations: URLs of other places where the table's files may be.
+        retry_seconds: how long to retry a failed request to the catalog or a store.
     """
 
     table: Any = None
@@ -119,9 +119,9 @@ class OpenTable:
     """A table that was found.
 
     Args:
-        name: what messages call it.
-        metadata: of its version when it was found.
-        storage: where its files are.
+        name: its name in messages.
+        metadata: its metadata at the time.
+        storage: the storage of its files.
     """
 
     name: str
@@ -133,10 +133,10 @@ def open_table(at: TableAddress) -> OpenTable:
     """Return the table at an address.
 
     Args:
-        at: where.
+        at: the address.
 
     Raises:
-        ConfigError: no such catalog, namespace or table (the nearest are named), or arguments that do not fit.
+        ConfigError: there is no such catalog, namespace or table (the nearest are named), or arguments do not fit.
         StorageError: the catalog does not answer.
     """
     overrides = read_overrides(at.location_override)
@@ -157,7 +157,7 @@ def open_table(at: TableAddress) -> OpenTable:
         name = table if isinstance(table, str) else shown_url(metadata.location).rpartition("/")[2]
         return OpenTable(name, metadata, storage)
     found = table if isinstance(table, Table) else _from_catalog(table, catalog_config, at.retry_seconds)
-    # pyiceberg reads metadata of version 3, and refuses to write it: its base class does.
+    # pyiceberg reads metadata of version 3 but refuses to write it; its base class can write it.
     raw = json.loads(IcebergBaseModel.model_dump_json(found.metadata, by_alias=True))
     metadata = TableMetadata(raw, shown_url(found.metadata_location))
     provider = credentials or _reloading(table, catalog_config, at.retry_seconds)
@@ -168,7 +168,7 @@ def open_table(at: TableAddress) -> OpenTable:
 
 
 def as_it_is_now(at: TableAddress) -> TableAddress:
-    """Load a pyiceberg Table again, where it has a catalog; a name stays a name."""
+    """Reload a pyiceberg Table if it has a catalog; a name stays a name."""
     table = at.table
     known = isinstance(table, Table) and not isinstance(table, StaticTable)
     return replace(at, table=_from_catalog(table.name(), table.catalog, at.retry_seconds)) if known else at
@@ -176,7 +176,7 @@ def as_it_is_now(at: TableAddress) -> TableAddress:
 
 @dataclass(frozen=True, slots=True)
 class _Reloading:
-    """Asks a catalog for a table again, and so for fresh credentials."""
+    """Reloads a table from its catalog, and so fetches fresh credentials."""
 
     table: Any
     catalog_config: Any = field(repr=False)
@@ -195,8 +195,9 @@ def _reloading(table: Any, catalog_config: Any, retry_seconds: float) -> _Reload
 def _storage_properties(found: Table) -> dict[str, Any]:
     """Return the properties for a table's files, without those that its metadata file sets.
 
-    pyiceberg lets them win over the catalog's: whoever writes the metadata could name the endpoint to which requests
-    go. What a REST catalog answers is its own word, and what a static table holds is the caller's.
+    pyiceberg lets them take precedence over the catalog's: whoever writes the metadata could name the endpoint to
+    which requests go. A REST catalog's answer comes from the catalog itself, and a static table's properties from the
+    caller.
     """
     merged = dict(found.io.properties)
     if isinstance(found.catalog, RestCatalog) or isinstance(found, StaticTable):
@@ -220,7 +221,7 @@ def _from_catalog(table: Any, catalog_config: Any, retry_seconds: float) -> Tabl
     name = tuple(table.split(".")) if isinstance(table, str) else table
     if len(name) < 2:
         raise ConfigError(f'a table has a name of two or more parts, such as "db.table", got {table!r}')
-    # A catalog that is made here is closed again, and with it its connections.
+    # A catalog that is created here is closed again, together with its connections.
     given = isinstance(catalog_config, Catalog)
     with nullcontext(catalog_config) if given else closing(_made(catalog_config, retry_seconds)) as catalog:
         return _loaded_table(catalog, name, retry_seconds)
@@ -273,10 +274,10 @@ def _attempts(properties: Mapping[str, Any], retry_seconds: float) -> Attempts:
 
 def _made(config: Any, retry_seconds: float) -> Catalog:
     if isinstance(config, str):
-        own = Config()  # as file and environment are now: pyiceberg keeps what they were when it was imported
+        own = Config()  # the file and environment as they are now: pyiceberg keeps what they were when it was imported
         known = own.get_known_catalogs()
         if config.lower() not in known:
-            # What resembles no name may be no name at all, but a secret.
+            # Text that resembles no name may be a secret instead of a name.
             named = repr(config) if did_you_mean(config, known) else "of that name"
             near = the_nearest(config, sorted(known))
             raise ConfigError(f"neither .pyiceberg.yaml nor the environment has a catalog {named}; {near}")
@@ -316,7 +317,7 @@ def _loaded(name: str, properties: Mapping[str, Any], retry_seconds: float) -> C
 
 
 def _properties(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate short names, and name in a warning what nobody will read."""
+    """Translate short names, and warn of options that nothing will read."""
     properties: dict[str, Any] = {}
     unknown: list[str] = []
     for name, value in config.items():
@@ -372,7 +373,7 @@ def _is_view(catalog: Catalog, parts: tuple[str, ...]) -> bool:
 
 
 def _error_text(error: BaseException, properties: Mapping[str, Any]) -> str:
-    """Return what an error of a catalog says, without secrets; a pydantic one quotes the catalog's answer at length."""
+    """Return an error of a catalog as text without secrets; a pydantic error quotes the catalog's answer at length."""
     if isinstance(error, ValidationError):
         faults = error.errors(include_url=False, include_context=False, include_input=False)
         text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)

@@ -1,6 +1,6 @@
-"""Checks of values that table metadata holds. Each raises a ValueError that says what was expected, and what came.
+"""Checks of values in table metadata. Each raises a ValueError that says what was expected, and what came.
 
-Whoever reads a file turns these errors into a `TableError` that names the file: see `torn`.
+The reader of a file turns these errors into a `TableError` that names the file: see `torn`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOWN = 80
 
 
 def shown(value: Any) -> str:
-    """Write a value for a message, cut where it is long.
+    """Format a value for a message, truncated if it is long.
 
     >>> shown("x" * 100)
     "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…"
@@ -31,7 +31,7 @@ def shown(value: Any) -> str:
 
 
 def unfit(place: str, expected: str, value: Any) -> ValueError:
-    """Make the error of a value that is not what it must be."""
+    """Build the error for a value that does not fit."""
     return ValueError(f"{place} must be {expected}, got {shown(value)}")
 
 
@@ -49,7 +49,7 @@ def whole(value: Any, place: str, least: int = -_LONG, most: int = _LONG - 1) ->
 
 
 def text(value: Any, place: str) -> str:
-    """Check a text that is not empty, and that a file system and a message can hold."""
+    """Check a non-empty text that a file system and a message can hold."""
     if not isinstance(value, str) or not value:
         raise unfit(place, "a text that is not empty", value)
     if not value.isascii():
@@ -58,7 +58,7 @@ def text(value: Any, place: str) -> str:
 
 
 def flag(value: Any, place: str) -> bool:
-    """Check true or false."""
+    """Check a boolean."""
     if not isinstance(value, bool):
         raise unfit(place, "true or false", value)
     return value
@@ -70,14 +70,14 @@ def anything(value: Any, _: str) -> Any:
 
 
 def mapping(value: Any, place: str) -> Mapping[str, Any]:
-    """Check an object of JSON, or a record."""
+    """Check a JSON object or a record."""
     if not isinstance(value, dict):
         raise unfit(place, "an object", value)
     return value
 
 
 def many(check: Check) -> Check:
-    """Make the check of a list whose values pass another check."""
+    """Build a check of a list whose values pass another check."""
 
     def check_all(value: Any, place: str) -> Any:
         if not isinstance(value, list):
@@ -90,7 +90,7 @@ def many(check: Check) -> Check:
 
 
 def named(check: Check) -> Check:
-    """Make the check of an object whose values pass another check, whatever their names."""
+    """Build a check of an object whose values pass another check, whatever their names."""
 
     def check_all(value: Any, place: str) -> Any:
         for name, each in mapping(value, place).items():
@@ -101,11 +101,11 @@ def named(check: Check) -> Check:
 
 
 def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Make the check of an object by the names of its values.
+    """Build a check of an object by the names of its values.
 
     Args:
-        required: what must be there.
-        optional: what may be missing, or null.
+        required: values that must be there.
+        optional: values that may be missing or null.
     """
 
     def check_all(value: Any, place: str) -> Any:
@@ -124,12 +124,12 @@ def record(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
 
 
 def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = shown) -> None:
-    """Refuse two values that are equal.
+    """Refuse duplicate values.
 
     Args:
-        values: which.
-        place: where in the file they are.
-        show: writes one for a message.
+        values: the values.
+        place: their position in the file.
+        show: formats a value for a message.
 
     >>> unlike([1, 2], "snapshot-id")
     """
@@ -141,18 +141,18 @@ def unlike(values: Iterable[Hashable], place: str, show: Callable[[Any], str] = 
 
 
 def deeper(depth: int, place: str) -> int:
-    """Return the next depth of nested types. Refuses what no schema needs."""
+    """Return the next depth of nested types; refuse more than any schema needs."""
     if depth >= _MOST_DEPTH:
         raise ValueError(f"{place[:_SHOWN]}… must be a type at most {_MOST_DEPTH} deep, got a deeper one")
     return depth + 1
 
 
 def torn(what: str, error: Exception, remedy: str) -> TableError:
-    """Make the error of a metadata file that cannot be used.
+    """Build the error for an unusable metadata file.
 
     Args:
-        what: the file, and what it must be.
-        error: what decoding or checking it raised.
+        what: the file, and what it should be.
+        error: the error from decoding or checking it.
         remedy: what to do.
     """
     details = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"

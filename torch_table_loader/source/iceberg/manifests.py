@@ -29,10 +29,10 @@ _MOST = 1 << 46
 """No file has more rows or bytes."""
 
 _FAR_REQUESTS = 32
-"""Manifests that are asked for at once where the store is far away."""
+"""Manifests that are requested in parallel from a remote store."""
 
 _UNKNOWN_ROWS = -1
-"""What older versions of Spark's migration write of Avro files."""
+"""Names that older versions of Spark's migration use for Avro files."""
 
 _VERSIONS = ("1", "2", "3")
 _PARTITION_VALUES = (type(None), bool, int, float, str, bytes, Decimal, UUID, dt.date, dt.time)
@@ -40,19 +40,19 @@ _PARTITION_VALUES = (type(None), bool, int, float, str, bytes, Decimal, UUID, dt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
-    """A manifest, as its list says.
+    """A manifest, as described in the manifest list.
 
     Args:
-        path: where it is.
+        path: its path.
         spec_id: the partition spec of its files.
         deletes: whether it lists delete files.
-        sequence_number: of the commit that added it.
-        partitions: what its partition values lie between, one summary a field of the spec; empty if unknown.
-        first_row_id: from which rows of its files are counted (v3).
-        counts: files and rows of its entries of each status (existing, added, deleted); None where the list does not
-            say them.
-        num_bytes: its size, if the list says it.
-        listed: False where nothing but its path is known (v1).
+        sequence_number: that of the commit that added it.
+        partitions: the bounds of its partition values, one summary for each field of the spec; empty if unknown.
+        first_row_id: the row id at which its files' rows begin (v3).
+        counts: files and rows of its entries of each status (existing, added, deleted); None if the list does not have
+            them.
+        num_bytes: its size, if the list has it.
+        listed: False if only its path is known (v1).
     """
 
     path: str
@@ -68,23 +68,23 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A data or delete file that is part of a snapshot: what planning needs of the manifest's ``data_file``.
+    """A data or delete file of a snapshot: the parts of the manifest's ``data_file`` that planning needs.
 
-    Of the statistics only those of key columns are part of it: a table of many files would not fit in memory.
+    Of the statistics it has only those of key columns: otherwise a table of many files would not fit in memory.
 
     Args:
         path: as the metadata writes it.
         content: `DATA`, `POSITION_DELETES` or `EQUALITY_DELETES`.
-        format: in capitals.
+        format: the file format, in capitals.
         spec_id: its partition spec.
         partition: its partition values, in the order of the spec's fields.
         sequence_number: the data sequence number.
-        first_row_id: of its first row, if rows are counted.
-        num_rows: its rows; None where the manifest does not know.
-        num_bytes: its size in the store.
-        split_offsets: where row groups begin, in bytes, if the writer recorded them.
-        deletes: further facts of a delete file; None of a data file.
-        spans: of key columns, where there are deletes by keys.
+        first_row_id: the id of its first row, if rows have ids.
+        num_rows: its rows; None if the manifest does not have them.
+        num_bytes: its stored size.
+        split_offsets: byte offsets of its row groups, if the writer recorded them.
+        deletes: more about a delete file; None for a data file.
+        spans: spans of key columns, if there are equality deletes.
     """
 
     path: str
@@ -102,14 +102,14 @@ class Entry:
 
 
 class Span(NamedTuple):
-    """What a file's statistics say of a column.
+    """A file's statistics of a column.
 
     Args:
-        field_id: of the column.
-        low: no value is lower; None if not known.
-        high: no value is higher; None if not known.
+        field_id: the column's id.
+        low: a lower bound of the values; None if unknown.
+        high: an upper bound of the values; None if unknown.
         nulls: whether there may be nulls.
-        values: whether there may be anything else.
+        values: whether there may be values other than null.
     """
 
     field_id: int
@@ -121,13 +121,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeletesInfo:
-    """What a manifest says of a delete file.
+    """What a manifest says about a delete file.
 
     Args:
-        key_ids: of an equality delete, the columns of its keys.
+        key_ids: for an equality delete, the columns of its keys.
         target: the one data file whose rows it deletes, if known.
-        blob: of a deletion vector offset and length in its file, in bytes, if known.
-        paths: of a position delete, between which paths of data files lie: lowest and highest, each None if unknown.
+        blob: for a deletion vector, the offset and length in its file, in bytes, if known.
+        paths: for a position delete, the lowest and highest path of its data files; each None if unknown.
     """
 
     key_ids: tuple[int, ...]
@@ -137,7 +137,7 @@ class DeletesInfo:
 
 
 Raw = Mapping[str, Any]
-"""A manifest's ``data_file``, as its Avro says it."""
+"""A manifest's ``data_file``, as read from Avro."""
 
 
 def by_id(raw: Raw, name: str) -> dict[int, Any]:
@@ -146,7 +146,7 @@ def by_id(raw: Raw, name: str) -> dict[int, Any]:
 
 
 def partition_key(values: tuple[Any, ...]) -> Hashable:
-    """Return a key that differs between partition values that are equal and not the same.
+    """Return a key that distinguishes partition values that compare equal but are not the same.
 
     >>> partition_key((0.0,)) == partition_key((-0.0,)), partition_key((1, "a"))
     (False, (1, 'a'))
@@ -158,11 +158,11 @@ def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
     """Read the manifest list of a snapshot.
 
     Args:
-        storage: where it is.
-        snapshot: which.
+        storage: the storage of the list.
+        snapshot: the snapshot.
 
     Raises:
-        TableError: it is gone, or does not parse.
+        TableError: the list is missing, or does not parse.
     """
     if snapshot.id is None:
         return []
@@ -184,7 +184,7 @@ def list_manifests(storage: Storage, snapshot: Snapshot) -> list[Manifest]:
 def _check_list(manifests: Sequence[Manifest], snapshot: Snapshot) -> None:
     """Refuse a manifest that is listed twice, and a list that ends before its first manifest.
 
-    Writers count the files of snapshots wrongly, so that the count cannot be checked otherwise.
+    Writers miscount the files of snapshots, so the count cannot be checked further.
     """
     unlike((manifest.path for manifest in manifests), "manifest_path", shown_url)
     if not manifests and snapshot.num_files:
@@ -206,7 +206,7 @@ def _manifest(row: Mapping[str, Any]) -> Manifest:
 
 
 def _count(row: Mapping[str, Any], name: str) -> int | None:
-    """Read a count, which some writers call otherwise."""
+    """Read a count, which some writers name differently."""
     name = name if name in row else name.replace("_files_", "_data_files_")
     return None if row.get(name) is None else whole(row[name], name)
 
@@ -222,20 +222,20 @@ def read_manifests(
     seen: list[int] | None = None,
     spans: Callable[[Raw], tuple[Span, ...]] = lambda _: (),
 ) -> list[list[Entry]]:
-    """Read manifests, several at once; of each only its compressed bytes and what is kept are in memory.
+    """Read manifests in parallel; each needs memory only for its compressed bytes and what is kept.
 
     Args:
-        storage: where they are.
-        manifests: which.
+        storage: the storage of the manifests.
+        manifests: the manifests.
         keep: whether an entry stays in memory; None keeps all.
-        seen: where to note how many files each manifest lists; or None.
-        spans: reads those of key columns.
+        seen: receives the number of files that each manifest lists; or None.
+        spans: reads the spans of key columns.
 
     Returns:
-        For each manifest the files that are live in it.
+        The live files of each manifest.
 
     Raises:
-        TableError: one is gone, or does not parse.
+        TableError: a manifest is missing, or does not parse.
     """
 
     def read(number: int) -> list[Entry]:
@@ -287,7 +287,7 @@ class _Reading:
         self._rows = [0, 0, 0]
 
     def open(self, header: Mapping[str, str]) -> None:
-        """Compare what the header of the file says with what the list does."""
+        """Compare the header of the file with the manifest list."""
         version, content, spec_id = (header.get(name) for name in ("format-version", "content", "partition-spec-id"))
         if version is not None and version not in _VERSIONS:
             raise unfit("format-version", "one of 1, 2 and 3", version)
@@ -300,7 +300,7 @@ class _Reading:
             raise unfit("partition-spec-id", f"{self._spec_id}, as its manifest list says", spec_id)
 
     def entry(self, row: Mapping[str, Any]) -> tuple[Entry, Raw] | None:
-        """Read a record; None of a file that is deleted."""
+        """Read a record; None if its file is deleted."""
         status = whole(row.get("status"), "status", _EXISTING, _DELETED)
         raw = mapping(row.get("data_file"), "data_file")
         num_rows = whole(raw.get("record_count"), "record_count", _UNKNOWN_ROWS, _MOST)
@@ -335,7 +335,7 @@ class _Reading:
     def close(self, num_bytes: int) -> None:
         """Refuse a manifest that ends too early.
 
-        Tables exist whose lists count fewer entries than there are, so that a larger count is not an error.
+        There are tables whose lists count too few entries, so a larger count is not an error.
         """
         counts = self._manifest.counts
         for status, (files, rows) in enumerate(counts):

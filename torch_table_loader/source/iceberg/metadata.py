@@ -1,4 +1,4 @@
-"""A table's metadata, as its JSON says it: schemas, partition specs, snapshots and refs."""
+"""A table's metadata, from its JSON: schemas, partition specs, snapshots and refs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Snapshot:
     """A state of a table.
 
     Args:
-        id: its id; None for a table that has none: it is empty.
+        id: its id; None for an empty table without snapshots.
         timestamp_ms: when it was made, in milliseconds since the epoch.
         schema_id: the schema to read it as.
-        manifest_list: where its manifests are listed; None where `manifests` names them (v1).
+        manifest_list: the file that lists its manifests; None if `manifests` names them (v1).
         manifests: paths of manifests.
-        num_files: data files that its summary counts, if it does.
+        num_files: data files according to its summary, if it has a count.
     """
 
     id: int | None
@@ -50,14 +50,14 @@ class TableMetadata:
 
     Args:
         raw: the metadata's JSON (https://iceberg.apache.org/spec/#table-metadata).
-        place: the file that it is from, as messages may show it.
+        place: the file that it comes from, as messages may show it.
     """
 
     raw: Mapping[str, Any] = field(repr=False)
     place: str
 
     def __post_init__(self) -> None:
-        """Refuse what is not metadata, or of a version that this library does not know."""
+        """Refuse anything but metadata of a version that this library knows."""
         version = self.raw.get("format-version")
         if version not in (1, 2, 3) or not isinstance(version, int) or isinstance(version, bool):
             raise TableError(
@@ -71,7 +71,7 @@ class TableMetadata:
 
     @property
     def uuid(self) -> str:
-        """The table's id, for its whole life; of an old table without one its location."""
+        """The table's id, which never changes; for an old table without one, its location."""
         return str(self.raw.get("table-uuid") or self.raw["location"])
 
     @property
@@ -93,7 +93,7 @@ class TableMetadata:
 
     @property
     def current_schema_id(self) -> int:
-        """The id of the schema that the table has now."""
+        """The id of the table's current schema."""
         if self.raw.get("schemas") and self.raw.get("current-schema-id") is not None:
             return int(self.raw["current-schema-id"])
         return int(next(iter(self.schemas)))
@@ -123,16 +123,16 @@ class TableMetadata:
         tag: str | None = None,
         as_of: dt.datetime | str | int | None = None,
     ) -> Snapshot:
-        """Choose a snapshot; by none of the arguments the current one.
+        """Choose a snapshot; without any argument, the current one.
 
         Args:
             snapshot_id: its id.
-            branch: the newest of a branch.
-            tag: the one that a tag names.
-            as_of: the one that was current then: a datetime or ISO text with a time zone, or milliseconds.
+            branch: a branch, for its newest snapshot.
+            tag: a tag, for the snapshot that it names.
+            as_of: the snapshot current at a time: a datetime or ISO text with a time zone, or milliseconds.
 
         Raises:
-            ConfigError: there is none; names those there are.
+            ConfigError: there is no such snapshot; the message names the existing ones.
         """
         chosen = {"snapshot_id": snapshot_id, "branch": branch, "tag": tag, "as_of": as_of}
         given = [name for name, value in chosen.items() if value is not None]
@@ -234,18 +234,18 @@ def read_metadata(storage: Storage, location: str) -> TableMetadata:
     """Read a metadata file, plain or compressed.
 
     Args:
-        storage: where it is.
+        storage: the storage of the file.
         location: its path.
 
     Raises:
-        TableError: it is gone, or no Iceberg metadata.
+        TableError: the file is missing, or is not Iceberg metadata.
     """
     data = read_whole(storage, location)
     try:
         raw = mapping(json.loads(_decompressed(data, location)), "the file")
     except TableError:
         raise
-    except Exception as error:  # gzip, zlib and json raise errors of many kinds
+    except Exception as error:  # gzip, zlib and json raise many kinds of errors
         what = f"{shown_url(location)} must be the metadata.json of an Iceberg table, but does not parse"
         raise torn(what, error, "pass the path of a file such as table/metadata/v3.metadata.json") from error
     if "view-uuid" in raw:
@@ -284,5 +284,5 @@ def _milliseconds(as_of: dt.datetime | str | int) -> int:
 def _shown_time(milliseconds: int) -> str:
     try:
         return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat()
-    except (ValueError, OverflowError, OSError):  # no calendar has it
+    except (ValueError, OverflowError, OSError):  # beyond the range of calendars
         return f"{milliseconds} ms"

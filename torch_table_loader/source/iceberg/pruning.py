@@ -1,4 +1,4 @@
-"""The caller's filters: one for rows, and which manifests and files it leaves, by partition values and statistics."""
+"""The caller's filters, joined for rows, and the manifests and files they keep, by partition values and statistics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _UNDECIDED = (
     struct.error,
     OverflowError,
 )
-"""What an evaluator raises where statistics are of another type than the column (it was promoted), or not there."""
+"""Errors of an evaluator if statistics are missing, or of another type than the column (it was promoted)."""
 
 _VALUE_TYPES: dict[type[IcebergType], tuple[type, ...]] = {
     BooleanType: (bool,),
@@ -71,13 +71,13 @@ _VALUE_TYPES: dict[type[IcebergType], tuple[type, ...]] = {
     FixedType: (bytes,),
     UUIDType: (bytes, UUID),
 }
-"""Of partition values; those of all other types are whole numbers."""
+"""Types of partition values; those of all other types are integers."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Pruner:
-    """Asks one filter of manifests and files; keeps what it cannot decide. Threads share it."""
+    """Applies a filter to manifests and files; keeps those it cannot decide. Threads share it."""
 
     def __init__(
         self, expression: BooleanExpression, schema: Schema, specs: Mapping[int, Sequence[Mapping[str, Any]]]
@@ -85,15 +85,15 @@ class Pruner:
         """Bind the filter.
 
         Args:
-            expression: true of every row that is wanted.
-            schema: the table's.
+            expression: true for every row that is wanted.
+            schema: the table's schema.
             specs: fields of partition specs, by spec id.
         """
         self._types = {field_id: schema.find_field(field_id).field_type for field_id in schema.field_ids}
         self._metrics = _InclusiveMetricsEvaluator(schema, expression)
         self._manifest: dict[int, Any] = {}
         self._partition: dict[int, tuple[Any, tuple[tuple[type, ...], ...]]] = {}
-        self._lock = threading.Lock()  # pyiceberg's evaluators keep what they look at in themselves
+        self._lock = threading.Lock()  # pyiceberg's evaluators store what they look at in themselves
         for spec_id, fields in specs.items():
             try:
                 spec = PartitionSpec(*map(_spec_field, fields), spec_id=spec_id)
@@ -102,7 +102,7 @@ class Pruner:
                 partition = Schema(*spec.partition_type(schema).fields)
                 types = tuple(_VALUE_TYPES.get(type(field.field_type), (int,)) for field in partition.fields)
                 self._partition[spec_id] = expression_evaluator(partition, projected, case_sensitive=True), types
-            except _UNDECIDED:  # a spec over a column that is gone
+            except _UNDECIDED:  # a spec over a column that was dropped
                 continue
 
     def keeps_manifest(self, manifest: Manifest) -> bool:
@@ -116,7 +116,7 @@ class Pruner:
             return True
 
     def keeps(self, entry: Entry, raw: Raw) -> bool:
-        """Return whether a file may hold a row that is wanted, or a delete that reaches one.
+        """Return whether a file may contain a row that is wanted, or a delete that applies to one.
 
         Args:
             entry: the file.
@@ -139,7 +139,7 @@ class Pruner:
 
 
 class _Values:
-    """Partition values, as pyiceberg's evaluators take them: dates and times as numbers."""
+    """Partition values in the form of pyiceberg's evaluators: dates and times as numbers."""
 
     def __init__(self, values: Sequence[Any], types: Sequence[tuple[type, ...]]) -> None:
         self._values = values
@@ -184,7 +184,7 @@ def _statistics(raw: Raw, types: Mapping[int, IcebergType]) -> Any:
 
 
 def _bounds(bounds: dict[int, bytes], types: Mapping[int, IcebergType]) -> dict[int, bytes]:
-    """Widen the bounds of columns that were promoted since; leave out those that cannot be."""
+    """Widen the bounds of columns that were promoted since; leave out those that cannot be widened."""
     found: dict[int, bytes] = {}
     for field_id, bound in bounds.items():
         kind = types.get(field_id)
@@ -204,10 +204,10 @@ def row_filter(filters: pc.Expression | None, scan_filter: Any, schema: Schema) 
     Args:
         filters: a pyarrow Expression.
         scan_filter: a pyiceberg expression, or text in its grammar.
-        schema: the table's.
+        schema: the table's schema.
 
     Raises:
-        ConfigError: a filter that does not parse, or does not fit the table.
+        ConfigError: a filter does not parse, or does not fit the table.
     """
     if scan_filter is None:
         return filters
@@ -238,16 +238,16 @@ def make_pruner(
     arrow: pa.Schema,
     specs: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> tuple[Pruner | None, list[str]]:
-    """Make what leaves files out.
+    """Build the pruner, which leaves files out.
 
     Args:
-        filters: for rows.
-        schema: the table's.
-        arrow: the same, as Arrow has it.
+        filters: the filter for rows.
+        schema: the table's schema.
+        arrow: the same schema in Arrow.
         specs: fields of partition specs, by spec id.
 
     Returns:
-        The pruner, None where no file can be left out, and the parts of the filter that do not prune.
+        The pruner, None if no file can be left out, and the parts of the filter that do not prune.
     """
     if filters is None:
         return None, []
@@ -258,7 +258,7 @@ def make_pruner(
 
 
 def iceberg_schema(struct: Mapping[str, Any]) -> Schema:
-    """Make pyiceberg's schema of those columns that can be read."""
+    """Return pyiceberg's schema of the columns that can be read."""
     readable = {column.name for column in read_columns(struct)[0]}
     fields = [field for field in struct["fields"] if field["name"] in readable]
     plain = [{key: value for key, value in field.items() if not key.endswith("-default")} for field in fields]

@@ -1,4 +1,4 @@
-"""Iceberg's REST catalog, whose requests end: pyiceberg's own wait for an answer as long as it takes."""
+"""Iceberg's REST catalog with timeouts: pyiceberg's own requests wait for an answer forever."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pyiceberg.catalog.rest import RestCatalog
 from requests import Session
 
 CONNECT_SECONDS = 10.0
-"""Seconds to connect in; ``rest.client.connection-timeout-ms`` sets others."""
+"""Seconds to connect; ``rest.client.connection-timeout-ms`` overrides it."""
 
 ANSWER_SECONDS = 60.0
-"""Seconds without a byte after which a request has failed; ``rest.client.socket-timeout-ms`` sets others."""
+"""Seconds without a byte after which a request has failed; ``rest.client.socket-timeout-ms`` overrides it."""
 
 _CONNECT, _ANSWER = "rest.client.connection-timeout-ms", "rest.client.socket-timeout-ms"
-"""As Iceberg's own client in Java calls them."""
+"""The names that Iceberg's own Java client uses."""
 
 
 class LimitedRestCatalog(RestCatalog):
-    """A REST catalog each of whose requests has a limit, those for tokens included."""
+    """A REST catalog with a timeout on every request, including those for tokens."""
 
     def _config_headers(self, session: Session) -> None:
-        """Prepare a session, before its first request is sent."""
+        """Prepare a session before its first request."""
         limits = (
             _seconds(self.properties, _CONNECT, CONNECT_SECONDS),
             _seconds(self.properties, _ANSWER, ANSWER_SECONDS),
@@ -36,7 +36,7 @@ def is_rest(properties: Mapping[str, Any]) -> bool:
     """Return whether pyiceberg would open its REST catalog.
 
     Args:
-        properties: of a catalog, those of ``.pyiceberg.yaml`` included.
+        properties: a catalog's properties, including those of ``.pyiceberg.yaml``.
 
     >>> is_rest({"uri": "http://host"}), is_rest({"type": "REST", "uri": "x"}), is_rest({"uri": "sqlite://"})
     (True, True, False)

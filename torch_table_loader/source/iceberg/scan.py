@@ -18,7 +18,7 @@ from torch_table_loader.source.iceberg.spans import may_meet
 
 FORMATS = {"PARQUET": "parquet", "ORC": "orc", "AVRO": "avro", "PUFFIN": "puffin"}
 _MAY_HIDE = frozenset("@?#")
-"""Without one of these a URL has no login, query or fragment."""
+"""A URL without any of these has no login, query or fragment."""
 
 _REWRITE = "the writer broke the format: write the table's metadata again, or read an older snapshot"
 _Scope = tuple[int, tuple[Any, ...]]
@@ -27,13 +27,13 @@ _Scope = tuple[int, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Naming:
-    """How entries become files.
+    """How manifest entries become files.
 
     Args:
-        location: the table's root: names are relative to it.
-        columns: of the table.
+        location: the table's root, which names are relative to.
+        columns: the table's columns.
         specs: fields of partition specs, by spec id.
-        names: of the columns that the table has, by id.
+        names: names of the table's columns, by id.
     """
 
     location: str
@@ -43,7 +43,7 @@ class Naming:
     _known: dict[Any, tuple[FileColumns, tuple[tuple[str, Any], ...]]] = field(default_factory=dict, init=False)
 
     def name_of(self, path: str) -> str:
-        """Return a path relative to the table, or, of a file elsewhere, without its protocol; without secrets."""
+        """Return a path relative to the table or, for a file elsewhere, without its protocol; without secrets."""
         root = self.location + "/"
         if not _MAY_HIDE.isdisjoint(path):
             root, path = shown_url(root), shown_url(path)
@@ -59,7 +59,7 @@ class Naming:
         """The fields of an entry's partition spec.
 
         Raises:
-            TableError: the table has no such spec, or the entry has not one value for each of its fields.
+            TableError: the table has no such spec, or the entry does not have one value for each of its fields.
         """
         fields = self.specs.get(entry.spec_id)
         if fields is None:
@@ -75,10 +75,10 @@ class Naming:
         return fields
 
     def file_of(self, entry: Entry, name: str | None = None, deletes: tuple[DeleteFile, ...] = ()) -> DataFile:
-        """Make a file of an entry.
+        """Build a file from an entry.
 
         Raises:
-            TableError: a format that this library does not read.
+            TableError: this library does not read the file's format.
         """
         name = name or self.name_of(entry.path)
         if entry.format not in FORMATS:
@@ -89,7 +89,7 @@ class Naming:
         return DataFile(entry.path, name, version, FORMATS[entry.format], partition, columns, deletes, *counts)
 
     def _columns(self, entry: Entry) -> tuple[FileColumns, tuple[tuple[str, Any], ...]]:
-        """How an entry's columns are found, and its partition values: of many files one and the same."""
+        """Return how an entry's columns are found, and its partition values; many files share one object."""
         key = (entry.spec_id, partition_key(entry.partition), entry.sequence_number, entry.first_row_id)
         known = self._known.get(key)
         if known is None:
@@ -110,7 +110,7 @@ class Naming:
 
 
 def constant(value: Any) -> Any:
-    """Return a partition value as pyarrow takes it.
+    """Return a partition value in the form that pyarrow takes.
 
     >>> constant(UUID(int=1))[-1]
     1
@@ -136,23 +136,23 @@ class _BySequence:
         return cls([entry.sequence_number for entry in ordered], ordered)
 
     def since(self, number: int) -> Sequence[Entry]:
-        """Those of this commit and later ones."""
+        """Return those of this commit and later ones."""
         return self.entries[bisect_left(self.numbers, number) :]
 
     def after(self, number: int) -> Sequence[Entry]:
-        """Those of later commits."""
+        """Return those of later commits."""
         return self.entries[bisect_right(self.numbers, number) :]
 
 
 class DeleteIndex:
-    """Finds the deletes of a data file."""
+    """Finds the deletes that apply to a data file."""
 
     def __init__(self, entries: Iterable[Entry], naming: Naming) -> None:
-        """Sort delete files by what they may reach.
+        """Group delete files by the data files that they may apply to.
 
         Args:
-            entries: of the snapshot's delete manifests.
-            naming: makes files of them.
+            entries: entries of the snapshot's delete manifests.
+            naming: builds files from them.
         """
         vectors: dict[str, list[Entry]] = defaultdict(list)
         by_path: dict[str, list[Entry]] = defaultdict(list)
@@ -178,7 +178,7 @@ class DeleteIndex:
         self._made: dict[int, DeleteFile] = {}
 
     def deletes_of(self, entry: Entry) -> tuple[DeleteFile, ...]:
-        """Return what deletes rows of a data file.
+        """Return the deletes that apply to a data file.
 
         Args:
             entry: the data file.
@@ -225,15 +225,15 @@ class DeleteIndex:
 
 
 def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> tuple[DataFile, ...]:
-    """Make the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path.
+    """Build the data files of a snapshot, in an order that is the same on every rank: oldest first, then by path.
 
     Args:
         data: entries of the snapshot's data manifests.
         deletes: finds their deletes.
-        naming: makes files of them.
+        naming: builds files from them.
 
     Raises:
-        TableError: a file is there twice, and so would its rows be.
+        TableError: a file occurs twice, which would duplicate its rows.
     """
     files: list[DataFile] = []
     seen: dict[str, int] = {}
@@ -247,7 +247,7 @@ def plan_files(data: Iterable[Entry], deletes: DeleteIndex, naming: Naming) -> t
             )
         paths.add(entry.path)
         seen[name] = times = seen.get(name, 0) + 1
-        unique = name if times == 1 else f"{name}#{times}"  # two roots have a file of one name
+        unique = name if times == 1 else f"{name}#{times}"  # two roots have a file of this name
         files.append(naming.file_of(entry, unique, deletes.deletes_of(entry)))
     return tuple(files)
 
@@ -263,7 +263,7 @@ def _vector_target(entry: Entry) -> str:
 
 
 def _only_path(entry: Entry) -> str | None:
-    """The one data file that a position delete file names, if the manifest says so."""
+    """Return the one data file that a position delete file names, if the manifest has it."""
     info = entry.deletes
     if info is None or info.target is not None:
         return None if info is None else info.target
@@ -277,7 +277,7 @@ def _only_path(entry: Entry) -> str | None:
 
 
 def _may_name(entry: Entry, path: str) -> bool:
-    """Whether the bounds of a position delete file let it name a path; upper bounds may be cut, and are then larger."""
+    """Return whether a position delete file's bounds allow it to name a path; truncated upper bounds are larger."""
     encoded = path.encode("utf-8")
     low, high = (None, None) if entry.deletes is None else entry.deletes.paths
     return (low is None or low <= encoded) and (high is None or encoded <= high)

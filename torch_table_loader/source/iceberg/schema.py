@@ -1,4 +1,4 @@
-"""An Iceberg schema, as its JSON says it, becomes columns with ids and an Arrow schema."""
+"""An Iceberg schema, from its JSON, as columns with ids and an Arrow schema."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from torch_table_loader.source.iceberg.checked import shown
 ROW_ID = Column(ROW_ID_FIELD, "_row_id", pa.int64())
 LAST_UPDATED = Column(LAST_UPDATED_FIELD, "_last_updated_sequence_number", pa.int64())
 LINEAGE = (ROW_ID, LAST_UPDATED)
-"""Row lineage (v3): reserved columns, which come only where they are asked for."""
+"""Row lineage (v3): reserved columns, which are only read on request."""
 
 CHANGES = (
     Column(CHANGE_TYPE_FIELD, "_change_type", pa.string(), required=True),
     Column(CHANGE_ORDINAL_FIELD, "_change_ordinal", pa.int32(), required=True),
     Column(COMMIT_SNAPSHOT_FIELD, "_commit_snapshot_id", pa.int64(), required=True),
 )
-"""What a changelog says of its rows, under the names that Spark gives it."""
+"""Columns of a changelog about its rows, under Spark's names."""
 
 _PRIMITIVES = {
     "boolean": pa.bool_(),
@@ -96,14 +96,14 @@ def arrow_schema(columns: Sequence[Column]) -> pa.Schema:
 
 
 def all_columns(columns: Sequence[Column]) -> Iterator[Column]:
-    """Walk columns and what is inside them."""
+    """Yield columns and everything nested inside them."""
     for column in columns:
         yield column
         yield from all_columns(column.children)
 
 
 def read_name_mapping(text: str) -> NamedIds:
-    """Read the property ``schema.name-mapping.default``, which `shape.check_metadata` has checked.
+    """Parse the property ``schema.name-mapping.default``, which `shape.check_metadata` has checked.
 
     >>> read_name_mapping('[{"field-id": 1, "names": ["a", "b"]}]').ids["b"][0]
     1
@@ -112,7 +112,7 @@ def read_name_mapping(text: str) -> NamedIds:
 
 
 def contradicts(names: NamedIds, parents: Mapping[int, int], parent: int = 0) -> bool:
-    """Return whether a name mapping puts an id elsewhere than the table's schemas do.
+    """Return whether a name mapping places an id differently from the table's schemas.
 
     Some migrations wrote mappings with ids of their own numbering.
 
@@ -139,7 +139,7 @@ def parents_of(columns: Sequence[Column], parent: int = 0) -> dict[int, int]:
 
 
 def names_of(columns: Sequence[Column]) -> NamedIds:
-    """Make the name mapping that a schema implies."""
+    """Return the name mapping that a schema implies."""
     return NamedIds({column.name: (column.field_id, names_of(column.children)) for column in columns})
 
 
@@ -207,10 +207,10 @@ def primitive(kind: str) -> pa.DataType:
 
 
 def read_value(value: Any, kind: pa.DataType) -> Any:
-    r"""Turn a value of the metadata's JSON into what pyarrow takes for a type.
+    r"""Convert a value of the metadata's JSON to the form that pyarrow takes for a type.
 
     Args:
-        value: as the spec's appendix "single-value serialization" writes it.
+        value: in the form of the spec's appendix "single-value serialization".
         kind: the type.
 
     >>> read_value("0f", pa.binary()), read_value("2020-01-01", pa.date32())
@@ -221,7 +221,7 @@ def read_value(value: Any, kind: pa.DataType) -> Any:
     types = pa.types
     if types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        # The spec keys a struct's default by field id, and allows none but an empty one or null.
+        # The spec keys a struct's default by field id, and allows only an empty default or null.
         return {field.name: value.get(field.name) for field in fields}
     if isinstance(value, str):
         return _from_text(value, kind)

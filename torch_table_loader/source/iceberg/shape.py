@@ -1,4 +1,4 @@
-"""The shape of a table's metadata JSON (https://iceberg.apache.org/spec/#table-metadata), as far as it is read."""
+"""Checks the structure of a table's metadata JSON (https://iceberg.apache.org/spec/#table-metadata) that is read."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 
 def check_metadata(raw: Mapping[str, Any]) -> None:
-    """Refuse metadata that is not of the format's shape, or that contradicts itself.
+    """Refuse metadata that lacks the format's structure, or contradicts itself.
 
     Args:
-        raw: what the JSON says.
+        raw: the parsed JSON.
 
     Raises:
-        ValueError: says where.
+        ValueError: the metadata is malformed; the message says where.
     """
     _METADATA(raw, "")
     schemas = raw.get("schemas") or ([raw["schema"]] if raw.get("schema") else [])
@@ -82,7 +82,7 @@ def _check_fields(value: Any, place: str, depth: int, ids: list[int]) -> None:
 
 
 def _check_kind(kind: Any, place: str, depth: int, ids: list[int]) -> None:
-    """Check a type: a name, or an object of which a struct, list or map has types inside."""
+    """Check a type: a name, or a struct, list or map object with types inside."""
     if not isinstance(kind, dict):
         text(kind, place)
         return
@@ -123,7 +123,7 @@ def _check_spec_field(value: Any, place: str) -> None:
 
 
 def _id(value: Any, place: str) -> int:
-    """Check the id of a snapshot; some writers make them without a sign."""
+    """Check the id of a snapshot; some writers make unsigned ones."""
     return whole(value, place, -(1 << 63), (1 << 64) - 1)
 
 
@@ -134,7 +134,7 @@ def _check_properties(value: Any, place: str) -> None:
 
 
 def _count(value: Any, place: str) -> None:
-    """Check a count of a summary, which are texts."""
+    """Check a count in a summary, where values are texts."""
     if not (isinstance(value, int) or (isinstance(value, str) and value.isascii() and value.lstrip("-").isdigit())):
         raise ValueError(f"{place} must be a number, got {shown(value)}")
 

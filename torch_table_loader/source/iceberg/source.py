@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch_table_loader.source.table_storage import TableStorage
 
 _Plan = tuple[list["Entry"], tuple[str, ...]]
-"""The files of a snapshot that a filter leaves, and what there is to say of them."""
+"""The files of a snapshot that a filter leaves, and notes about them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class IcebergSource(SnapshotFiles):
     """A table at one snapshot (implements `contracts.HistorySource`).
 
     Args:
-        row_filter: what rows must pass: the caller's filters, joined.
+        row_filter: the filter that rows must pass: the caller's filters, joined.
     """
 
     row_filter: Any = field(default=None, repr=False, compare=False)
@@ -65,7 +65,7 @@ class IcebergSource(SnapshotFiles):
         return replace(found, pinned=self.pinned)
 
     def changes_since(self, snapshot_id: int) -> Sequence[str]:
-        """Return which commits after another snapshot did more than to append: see `contracts.HistorySource`."""
+        """Describe commits after another snapshot that did more than append: see `contracts.HistorySource`."""
         if self.request is None or self.snapshot_id is None:
             return ()
         found = open_table(self.request.at)
@@ -87,23 +87,23 @@ class IcebergSource(SnapshotFiles):
         start: int | None = None,
         changelog: bool = False,
     ) -> IcebergSource:
-        """Plan the files of a snapshot, or those that were appended up to it, or whose rows came or went.
+        """Plan the files of a snapshot, or those appended up to it, or those whose rows were added or deleted.
 
         Args:
-            metadata: the table's.
-            storage: where its files are.
-            snapshot: which.
-            name: what messages call the table.
-            columns: the columns that will be read; None for all.
+            metadata: the table's metadata.
+            storage: the storage of its files.
+            snapshot: the snapshot.
+            name: the table's name in messages.
+            columns: the columns to read; None for all.
             filters: a pyarrow Expression over the columns, or None.
             scan_filter: a pyiceberg expression or text, or None.
-            cache: keeps which files a snapshot and a filter have; or None.
-            start: an older snapshot, after which the rows were appended that are read; None reads all.
-            changelog: whether all rows are read that came or went after it, with what happened to them.
+            cache: keeps the files of a snapshot under a filter; or None.
+            start: an older snapshot; only rows appended after it are read. None reads all rows.
+            changelog: whether to read all rows added or deleted after it, with their kind of change.
 
         Raises:
-            ConfigError: a filter does not fit the table, or more happened since `start` than can be read.
-            TableError: a manifest is gone or torn, or a column cannot be read.
+            ConfigError: a filter does not fit the table, or changes since `start` include some that cannot be read.
+            TableError: a manifest is missing or damaged, or a column cannot be read.
         """
         struct = metadata.schemas[snapshot.schema_id]
         current = _columns(struct, columns, metadata.place, changelog=changelog)
@@ -152,16 +152,16 @@ class IcebergSource(SnapshotFiles):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableRequest:
-    """Which table the caller wants, and what of it.
+    """The caller's table, and which part of it to read.
 
     Args:
         at: where the table is.
-        columns: that will be read; None for all.
+        columns: the columns to read; None for all.
         filters: a pyarrow Expression, or None.
         scan_filter: a pyiceberg expression or text, or None.
         plan_cache: a directory that keeps plans, footers and counts; or None.
-        start: the snapshot after which the rows were appended that are read; None reads all.
-        changelog: whether all rows are read that came or went after it.
+        start: an older snapshot; only rows appended after it are read. None reads all rows.
+        changelog: whether to read all rows added or deleted after it.
     """
 
     at: TableAddress
@@ -179,7 +179,7 @@ class TableRequest:
 
         Args:
             chosen: the arguments of `TableMetadata.snapshot`.
-            agree: gives rank 0's value of a name; takes this rank's.
+            agree: takes this rank's value of a name, and returns rank 0's value.
         """
         found = open_table(self.at)
         snapshot = found.metadata.snapshot(**chosen)
@@ -206,7 +206,7 @@ class TableRequest:
 
 @dataclass(frozen=True, slots=True)
 class _CachedPlan:
-    """A plan in a cache: of one snapshot, which never changes, under one filter."""
+    """A cached plan of one snapshot, which never changes, under one filter."""
 
     cache: PlanCache | None
     key: str
@@ -216,14 +216,14 @@ class _CachedPlan:
         return None if data is None else read_plan(data)
 
     def put(self, plan: _Plan) -> _Plan:
-        """Keep a plan, unless its files are URLs with a login or a signature, which a cache must not hold."""
+        """Store a plan, unless its files are URLs with a login or a signature, which a cache must not hold."""
         if self.cache is not None and all(shown_url(entry.path) == entry.path for entry in plan[0]):
             self.cache.put_note(self.key, write_plan(*plan))
         return plan
 
 
 def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, spans: KeySpans) -> _Plan:
-    """Read the manifests that a filter leaves, deletes first, and keep the files that it leaves."""
+    """Read the manifests that a filter keeps, deletes first, and return the files that it keeps."""
     storage.require([] if snapshot.manifest_list is None else [snapshot.manifest_list])
     manifests = list_manifests(storage, snapshot)
     storage.require(manifest.path for manifest in manifests)
@@ -247,16 +247,16 @@ def _entries(storage: TableStorage, snapshot: Snapshot, pruner: Pruner | None, s
 
 
 def _files(entries: Sequence[Entry], naming: Naming) -> tuple[DataFile, ...]:
-    """Make the data files of a plan, each with the deletes that apply to it."""
+    """Build the data files of a plan, each with the deletes that apply to it."""
     index = DeleteIndex((entry for entry in entries if entry.content), naming)
     return plan_files((entry for entry in entries if not entry.content), index, naming)
 
 
 def _listed(files: tuple[DataFile, ...], storage: TableStorage) -> Sequence[DataFile]:
-    """Return the files as columns, since of a lazy plan of very many they are most of what is held.
+    """Return the files as columns, because they are most of the memory of a lazy plan of very many files.
 
-    Where asking costs nothing, ask for each file's version: one that is gone or written over is noticed. No two of
-    these have much in common then, so that columns would save little.
+    If a query costs nothing, get each file's version, to notice one that is missing or overwritten. No two of these
+    files have much in common then, so columns would save little.
     """
     if not storage.is_local:
         return packed(files)
@@ -264,7 +264,7 @@ def _listed(files: tuple[DataFile, ...], storage: TableStorage) -> Sequence[Data
 
 
 def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None, place: str, *, changelog: bool) -> list[Column]:
-    """Read the columns of a schema; after them those of a changelog, and of the rows' lineage where they are wanted."""
+    """Read the columns of a schema, then those of a changelog and of row lineage, if they are wanted."""
     current, unreadable = read_columns(struct)
     _refuse_unreadable(unreadable, wanted, place)
     own = {column.name for column in current}
@@ -275,7 +275,7 @@ def _columns(struct: Mapping[str, Any], wanted: Sequence[str] | None, place: str
 
 
 def _identity_columns(metadata: TableMetadata, current: Sequence[Column]) -> list[Column]:
-    """The columns whose values any partition spec of the table says as they are."""
+    """Return the columns whose values some partition spec of the table stores unchanged."""
     ids = {each["source-id"] for spec in metadata.specs.values() for each in spec if each["transform"] == "identity"}
     return [column for column in current if column.field_id in ids]
 
@@ -300,7 +300,7 @@ def _former(metadata: TableMetadata, current: Sequence[Column]) -> dict[int, Col
 
 
 def _naming(metadata: TableMetadata, current: Sequence[Column]) -> tuple[Naming, tuple[str, ...]]:
-    """Return how manifest entries become files of the table, and what there is to say of it."""
+    """Return how manifest entries become files of the table, and notes about it."""
     names, notes = _names(metadata, current)
     table = TableColumns(tuple(current), _former(metadata, current), names)
     ids = {column.field_id: column.name for column in current}
@@ -308,7 +308,7 @@ def _naming(metadata: TableMetadata, current: Sequence[Column]) -> tuple[Naming,
 
 
 def _names(metadata: TableMetadata, current: Sequence[Column]) -> tuple[NamedIds | None, tuple[str, ...]]:
-    """Read the name mapping; one that contradicts the schemas gives way to the names that the table has now."""
+    """Read the name mapping; one that contradicts the schemas is replaced by the table's current names."""
     text = metadata.properties.get(NAME_MAPPING)
     if text is None:
         return None, ()

@@ -1,4 +1,4 @@
-"""Between which values the key columns of files lie: a delete by keys reaches no file whose values lie elsewhere."""
+"""The value ranges of files' key columns: an equality delete applies to no file whose values lie outside its range."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TIMES = ("time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
 
 @dataclass(frozen=True, slots=True)
 class KeySpans:
-    """Reads the spans of key columns off what manifests say.
+    """Reads the spans of key columns from manifests.
 
     Args:
-        types: of the schema's columns at the top, by id, as Iceberg writes them.
+        types: Iceberg types of the schema's top-level columns, by id.
         required: the columns that are never null.
-        ids: the columns that are keys of some delete, wanted of data files.
+        ids: the columns that are keys of some delete, needed for data files.
     """
 
     types: Mapping[int, str]
@@ -31,16 +31,16 @@ class KeySpans:
 
     @classmethod
     def of(cls, struct: Mapping[str, Any]) -> KeySpans:
-        """Return those of a schema."""
+        """Build from a schema."""
         plain = {field["id"]: field["type"] for field in struct["fields"] if isinstance(field["type"], str)}
         required = frozenset(field["id"] for field in struct["fields"] if field.get("required", False))
         return cls(plain, required)
 
     def read(self, raw: Raw) -> tuple[Span, ...]:
-        """Read the spans of a file's columns: of an equality delete those of its keys, of a data file all in `ids`.
+        """Read the spans of a file's columns: for an equality delete its keys, for a data file all columns in `ids`.
 
         Args:
-            raw: what the manifest says of the file.
+            raw: the manifest's statistics of the file.
         """
         wanted = raw.get("equality_ids") or () if raw.get("content") == EQUALITY_DELETES else self.ids
         known = sorted(field_id for field_id in wanted if field_id in self.types)
@@ -48,7 +48,7 @@ class KeySpans:
             return ()
         lows, highs = by_id(raw, "lower_bounds"), by_id(raw, "upper_bounds")
         nulls, counts = by_id(raw, "null_value_counts"), by_id(raw, "value_counts")
-        # Of a column that the file lacks no count is to be trusted: its rows have null there, or the default.
+        # If the file lacks the column, no count can be trusted: its rows have null there, or the default.
         there = {field_id for field_id in known if counts.get(field_id) == raw["record_count"]}
         return tuple(
             Span(
@@ -63,13 +63,13 @@ class KeySpans:
 
 
 def bound(data: bytes | None, kind: str) -> int | bytes | None:
-    r"""Read a bound as what has the column's order.
+    r"""Read a bound as a value that sorts in the column's order.
 
-    Bounds of floating-point numbers leave NaN out, and of UUIDs writers have two orders: these give None.
+    Bounds of floating-point numbers leave out NaN, and writers order UUIDs in two ways: these give None.
 
     Args:
-        data: the bound, as the manifest has it (https://iceberg.apache.org/spec/#binary-single-value-serialization).
-        kind: the column's type, as Iceberg writes it.
+        data: the bound, from the manifest (https://iceberg.apache.org/spec/#binary-single-value-serialization).
+        kind: the column's Iceberg type.
 
     >>> bound(b"\x05\0\0\0", "long"), bound(b"\xff", "decimal(9, 2)"), bound(b"ab", "string")
     (5, -1, b'ab')
@@ -77,7 +77,7 @@ def bound(data: bytes | None, kind: str) -> int | bytes | None:
     if data is None:
         return None
     if kind in _LENGTHS or kind in _TIMES:
-        # A column that was promoted has bounds of its former width; days that became instants have no order with them.
+        # A promoted column has bounds of its former width; days that became instants cannot be compared with them.
         return int.from_bytes(data, "little", signed=True) if len(data) in _LENGTHS.get(kind, (8,)) else None
     if kind.startswith("decimal"):
         return int.from_bytes(data, "big", signed=True)
@@ -85,10 +85,10 @@ def bound(data: bytes | None, kind: str) -> int | bytes | None:
 
 
 def may_meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
-    """Return whether a row of one file may have the key of a row of another, null being a key too.
+    """Return whether a row of one file may have the same key as a row of another; null counts as a key.
 
     Args:
-        some: the spans of one, by column.
+        some: the spans of one file, by column.
         others: those of the other; a column that one of them lacks decides nothing.
 
     >>> may_meet([Span(1, 0, 5, False, True)], [Span(1, 6, 9, True, True)])

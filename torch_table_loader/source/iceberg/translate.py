@@ -1,7 +1,7 @@
-"""A pyarrow row filter becomes a pyiceberg expression that is true wherever the filter is, for leaving files out.
+"""Translate a pyarrow row filter to a pyiceberg expression that is true wherever the filter is, to leave files out.
 
-pyarrow and Iceberg differ in NaN and null: ``~(x < 3)`` passes NaN, which no upper bound tells of, and
-``~x.isin([1])`` passes null. So negation is carried down to the leaves, and each leaf says what passes there.
+pyarrow and Iceberg treat NaN and null differently: ``~(x < 3)`` passes NaN, which upper bounds do not include, and
+``~x.isin([1])`` passes null. So negation is pushed down to the leaves, and each leaf says what passes there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch_table_loader.arrow import compute as pc
 from torch_table_loader.source.expression_tree import Call, Field, Literal, Node, UnknownFormError, parse
 
 ice: Any = expressions
-"""Its predicates take names and values, which their annotations do not say."""
+"""Its predicates accept names and values, although their annotations do not say so."""
 
 _OPPOSITE = {
     "equal": "not_equal",
@@ -49,14 +49,14 @@ _PREDICATES: dict[str, Any] = {
     "greater_equal": ice.GreaterThanOrEqual,
 }
 _EXACT = 2**53
-"""Whole numbers up to here are doubles exactly."""
+"""Integers up to this are exact as doubles."""
 
 _MATCH_NULLS = 0
 _UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
 class _Untranslatable(Exception):  # noqa: N818 - never leaves this module
-    """A part of a filter that says nothing of files."""
+    """A part of a filter that says nothing about files."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Translation:
     """A filter for files.
 
     Args:
-        expression: true of every row that passes the row filter; None where nothing is known of files.
+        expression: true for every row that passes the row filter; None if nothing is known about files.
         untranslated: parts that do not prune.
     """
 
@@ -77,8 +77,8 @@ def translate(filters: pc.Expression, schema: Schema, arrow: pa.Schema) -> Trans
 
     Args:
         filters: a boolean expression over `arrow`.
-        schema: the table's.
-        arrow: the same, as Arrow has it.
+        schema: the table's schema.
+        arrow: the same schema in Arrow.
     """
     translator = _Translator(schema, arrow)
     try:
@@ -95,7 +95,7 @@ class _Translator:
         self.untranslated: list[str] = []
 
     def passing(self, node: Node, *, negated: bool) -> expressions.BooleanExpression | None:
-        """Return of which rows a node is true (negated: false); None for perhaps all."""
+        """Return an expression for the rows where a node is true (negated: false); None for possibly all rows."""
         if isinstance(node, Call):
             if node.function == "invert":
                 return self.passing(node.arguments[0], negated=not negated)
@@ -146,7 +146,7 @@ class _Translator:
         function = _OPPOSITE[function] if negated else function
         predicate: expressions.BooleanExpression = _PREDICATES[function](name, _value(literal, kind))
         if pa.types.is_floating(kind) and (negated or function == "not_equal"):
-            return ice.Or(predicate, ice.IsNaN(name))  # bounds do not tell of NaN, which passes here
+            return ice.Or(predicate, ice.IsNaN(name))  # bounds do not include NaN, which passes here
         return predicate
 
     def _is_in(self, node: Call, *, negated: bool) -> Any:
@@ -213,7 +213,7 @@ def _options(node: Call) -> pa.StructScalar:
 
 
 def _folded(node: Node) -> pa.Scalar:
-    """Return a literal, also of a cast of one."""
+    """Return the value of a literal, or of a cast of a literal."""
     if isinstance(node, Literal):
         return node.value
     if isinstance(node, Call) and node.function == "cast":
@@ -226,7 +226,7 @@ def _folded(node: Node) -> pa.Scalar:
 
 
 def _value(literal: pa.Scalar, kind: pa.DataType) -> Any:
-    """Return a literal as a value of a column's type, if it is one exactly: a rounded one would leave rows out."""
+    """Return a literal as a value of a column's type if that is exact: a rounded one would leave out rows."""
     types, own = pa.types, literal.type
     if types.is_integer(kind) or types.is_floating(kind):
         return _number(literal, kind)

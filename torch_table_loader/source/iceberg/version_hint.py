@@ -1,4 +1,4 @@
-"""Tables of a folder without a catalog: which metadata file is the newest, as Hadoop's tables keep it."""
+"""Tables in a folder without a catalog: which metadata file is the newest, as in Hadoop tables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Storage
 
 _NAMES = ("v{}.metadata.json", "v{}.gz.metadata.json", "v{}.metadata.json.gz")
-"""What a version's file may be called; Iceberg wrote the last one before it wrote the one above."""
+"""Possible names of a version's file; Iceberg used the last one before the one above."""
 
 _MOST_DIGITS = 18
 
 
 def is_folder(location: str) -> bool:
-    """Return whether a location is a table's folder, and no metadata file.
+    """Return whether a location is a table's folder rather than a metadata file.
 
     >>> is_folder("s3://b/t"), is_folder("/t/metadata/v3.metadata.json.gz")
     (True, False)
@@ -27,7 +27,7 @@ def is_folder(location: str) -> bool:
 
 
 def hint_of(folder: str) -> str:
-    """Return where the newest version of a table's folder is written.
+    """Return the path of the version hint in a table's folder.
 
     >>> hint_of("/lake/t/")
     '/lake/t/metadata/version-hint.text'
@@ -38,16 +38,16 @@ def hint_of(folder: str) -> str:
 def newest_metadata(storage: Storage, folder: str) -> str:
     """Return the newest metadata file of a folder.
 
-    A writer commits by making the file of the next version, and writes the hint after that: so the hint may be old,
-    and the versions behind it are looked for one by one, as Iceberg's own reader does.
+    A writer commits by creating the file of the next version, and updates the hint afterwards. The hint may therefore
+    be old, so later versions are looked up one by one, as Iceberg's own reader does.
 
     Args:
-        storage: where it is.
-        folder: the table's.
+        storage: the storage of the folder.
+        folder: the table's folder.
 
     Raises:
         ConfigError: there is no hint.
-        TableError: it names no metadata file that is there.
+        TableError: the hint names no existing metadata file.
     """
     hint = hint_of(folder)
     try:

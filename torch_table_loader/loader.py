@@ -216,7 +216,10 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         return steps
 
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
-        """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
+        """Return which rows batch `step` of the current epoch delivers on this rank, by its plan alone.
+
+        For packed documents the lengths are looked up in the row store; a mixture of packed streams reads the row
+        groups that the step is from.
 
         Args:
             step: counted as in the state: from 0 at the epoch's start, or at the last change of topology, weights or

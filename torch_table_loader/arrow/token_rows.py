@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_table_loader.arrow.reserved import DOCUMENTS
+from torch_table_loader.arrow.reserved import DOCUMENTS, ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,6 +140,14 @@ def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
     before = np.concatenate(([0], ends))[offsets[:-1] - offsets[0]]
     row = np.repeat(np.arange(len(documents)) * width - before, counts)
     return _parts(struct, ends - length + row, length)
+
+
+def ids_of_documents(rows: pa.RecordBatch) -> list[int]:
+    """Return the row ids of the documents under tokens or sequences, part by part; read with ``row_id``."""
+    documents = rows.column(DOCUMENTS)
+    parts = documents.values if tokens_are_rows(rows.schema) else documents.flatten()
+    found: list[int] = parts.field("columns").field(ROW_ID).to_pylist()
+    return found
 
 
 def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.token_rows import ids_of_documents
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import (
-    with_padding,
-)
+from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
 from torch_table_loader.engine.sizes import rows_in_flight
 from torch_table_loader.engine.state import (
     bound_by,
@@ -43,11 +42,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.planner import Planner
+    from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.records import ReadTask
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -248,6 +249,20 @@ class StreamJob(Job):
         key = (self.topology.shuffle_buffer_size, self.options.shuffle_seed, position.epoch)
         live_before = self.planner.live_before
         return spans_of_batch(planned.plan, planned.segments, planned.windows, key, live_before, step, most)
+
+    def documents_under(self, tasks: Iterable[ReadTask], key: Key | None) -> list[int]:
+        """Return the row ids of the documents under tokens or sequences of a packed stream, which are read for it.
+
+        Args:
+            tasks: name the tokens or sequences.
+            key: of the order in which blocks are packed; None for the one they are counted in.
+        """
+        assert self.options.pack is not None  # noqa: S101 only then
+        columns, filters = packed_columns(self.options.pack, None), self.options.filters
+        reader = self.table.reader(columns, filters, row_ids=True, max_rows=self.read_rows, stage=self.stage)
+        if key is not None:
+            reader = reader.in_order_of(key)
+        return [row for task in tasks for batch in reader.read(task) for row in ids_of_documents(batch)]
 
     def file_of(self, position: StreamPosition) -> str | None:
         """Return the name of the file that the newest batch is of; see `TableLoader.current_file`."""

@@ -218,8 +218,7 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Return which rows batch `step` of the current epoch delivers on this rank, by its plan alone.
 
-        For packed documents the lengths are looked up in the row store; a mixture of packed streams reads the row
-        groups that the step is from.
+        Of packed sequences these are the documents under each; a packed stream reads the row groups of the step for it.
 
         Args:
             step: counted as in the state: from 0 at the epoch's start, or at the last change of topology, weights or

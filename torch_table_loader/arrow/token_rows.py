@@ -14,7 +14,7 @@ the loss leaves that token out), and the other columns of the document, if any a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -142,12 +142,22 @@ def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
     return _parts(struct, ends - length + row, length)
 
 
-def ids_of_documents(rows: pa.RecordBatch) -> list[int]:
-    """Return the row ids of the documents under tokens or sequences, part by part; read with ``row_id``."""
-    documents = rows.column(DOCUMENTS)
-    parts = documents.values if tokens_are_rows(rows.schema) else documents.flatten()
-    found: list[int] = parts.field("columns").field(ROW_ID).to_pylist()
-    return found
+def ids_under(batches: Iterable[pa.RecordBatch], seq_len: int | None) -> Ints:
+    """Return the row id of each document under each sequence, of rows of either form that have ``row_id``.
+
+    Args:
+        batches: follow one another, from the begin of a sequence on.
+        seq_len: tokens of a sequence, where tokens are rows.
+    """
+    documents = [batch.column(DOCUMENTS) for batch in batches]
+    parts = [each.flatten() if seq_len is None else each.values for each in documents]
+    none = np.empty(0, dtype=np.int64)
+    ids = np.concatenate([none, *(part.field("columns").field(ROW_ID).to_numpy() for part in parts)])
+    if seq_len is None:
+        return ids
+    lengths = np.concatenate([none, *(part.field("length").to_numpy() for part in parts)])
+    ends = np.cumsum(lengths)
+    return np.repeat(ids, (ends - 1) // seq_len - (ends - lengths) // seq_len + 1)
 
 
 def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:

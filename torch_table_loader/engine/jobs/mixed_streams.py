@@ -330,7 +330,9 @@ class MixedStreamJob(Job):
             return [self._row_id(name, split, row) for split, row, _ in item.runs]
         rounds = self.rounds[name]
         key = rounds.packs_key(epoch, item.round) if rounds.shuffle else None
-        return self.sources[name].documents_under((rounds.segments.task(*run) for run in item.runs), key)
+        tasks = (rounds.segments.task(*run) for run in item.runs)
+        found: list[int] = self.sources[name].documents_under(tasks, key, rounds.width).tolist()
+        return found
 
     def _row_id(self, name: str, split: int, live: int) -> int:
         """Return the row id of a live row of a split."""

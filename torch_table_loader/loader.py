@@ -216,9 +216,9 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
         return steps
 
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
-        """Return which rows batch `step` of the current epoch delivers on this rank, by its plan alone.
+        """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
-        Of packed sequences these are the documents under each; a packed stream reads the row groups of the step for it.
+        Of packed sequences these are the documents under each; only a packed stream reads the step's row groups for it.
 
         Args:
             step: counted as in the state: from 0 at the epoch's start, or at the last change of topology, weights or

@@ -218,6 +218,8 @@ class TableLoader(NamedColumns, PreparedForAccelerate, DataLoader[Any]):
     def rows_of(self, step: int) -> list[RowSpan | LiveSpan | SourceRow]:
         """Return which rows batch `step` of the current epoch delivers on this rank, without reading data.
 
+        Of packed sequences these are the documents under each; only a packed stream reads the step's row groups for it.
+
         Args:
             step: counted as in the state: from 0 at the epoch's start, or at the last change of topology, weights or
                 sequence length.

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.laws.effort import examples
 from tests.torch.packing_reference import Place, Whole, check_batch, documents_of, places_of, write_documents
 from tests.torch.tables import meant_warnings
-from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, StructuredDataset, TableLoader
+from torch_table_loader import ConfigError, MixedDataset, Pack, ResumeError, SourceRow, StructuredDataset, TableLoader
 from torch_table_loader.pack import PackStrategy
 
 GROUPS: dict[str, list[list[int | None]]] = {
@@ -319,5 +319,38 @@ def test_what_does_not_fit_is_refused_by_name(tables: dict[str, str]) -> None:
     }
     with pytest.raises(ConfigError, match=r"pack.seq_len is 8 in 'a' and 9 in 'b'"):
         MixedDataset(sources, "rows", check_plan=False)
-    with pytest.raises(ConfigError, match=r'row_id=True.*batch\["documents"\]'):
-        make(tables, Pack(seq_len=8))[0].rows_of(0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("filtered", [False, True])
+def test_rows_of_names_the_documents_under_each_sequence(
+    tables: dict[str, str], strategy: PackStrategy, filtered: bool
+) -> None:
+    pack = Pack(seq_len=11, strategy=strategy, block_docs=5, min_length=2, eos_id=7, max_docs_per_row=4)
+    filters = ~pc.field("id").isin([2, 5, 101, 106]) if filtered else None
+    world: dict[str, Any] = {"filters": filters, "num_ranks": 2, "num_workers": 2, "even_ranks": "pad"}
+    for rank in range(2):
+        loader, _ = make(tables, pack, WEIGHTS, stop="all_exhausted", row_id=True, rank=rank, **world)
+        silent, _ = make(tables, pack, WEIGHTS, stop="all_exhausted", rank=rank, **world)
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            silent.set_epoch(epoch)
+            whole = [delivered_documents(batch) for batch in loader]
+            assert sum(map(len, whole)) > 20
+            assert [silent.rows_of(step) for step in range(len(silent))] == whole
+    loader.set_epoch(2)
+    with loader:
+        assert len(list(islice(loader, 3))) == 3
+        state = loader.state_dict()
+    fewer, _ = make(tables, pack, WEIGHTS, stop="all_exhausted", row_id=True, filters=filters, even_ranks="pad")
+    fewer.load_state_dict(json.loads(json.dumps(state)))
+    rest = [delivered_documents(batch) for batch in fewer]
+    fewer.load_state_dict(json.loads(json.dumps(state)))
+    assert [fewer.rows_of(step) for step in range(len(rest))] == rest
+
+
+def delivered_documents(batch: Any) -> list[SourceRow]:
+    """Give the documents of a batch by source and row id."""
+    documents = batch["documents"]
+    sources = [NAMES[number] for number in np.asarray(documents["source"]).tolist()]
+    return [SourceRow(*each) for each in zip(sources, np.asarray(documents["row_id"]).tolist(), strict=True)]

@@ -14,14 +14,14 @@ the loss ignores that token), and the other columns of the document, if any are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from torch_table_loader.arrow.reserved import DOCUMENTS
+from torch_table_loader.arrow.reserved import DOCUMENTS, ROW_ID
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -141,6 +141,24 @@ def parts_of_sequences(documents: pa.LargeListArray, width: int) -> Parts:
     before = np.concatenate(([0], ends))[offsets[:-1] - offsets[0]]
     row = np.repeat(np.arange(len(documents)) * width - before, counts)
     return _parts(struct, ends - length + row, length)
+
+
+def ids_under(batches: Iterable[pa.RecordBatch], seq_len: int | None) -> Ints:
+    """Return the row id of each document under each sequence, of rows of either form that have ``row_id``.
+
+    Args:
+        batches: follow one another, from the begin of a sequence on.
+        seq_len: tokens of a sequence, where tokens are rows.
+    """
+    documents = [batch.column(DOCUMENTS) for batch in batches]
+    parts = [each.flatten() if seq_len is None else each.values for each in documents]
+    none = np.empty(0, dtype=np.int64)
+    ids = np.concatenate([none, *(part.field("columns").field(ROW_ID).to_numpy() for part in parts)])
+    if seq_len is None:
+        return ids
+    lengths = np.concatenate([none, *(part.field("length").to_numpy() for part in parts)])
+    ends = np.cumsum(lengths)
+    return np.repeat(ids, (ends - 1) // seq_len - (ends - lengths) // seq_len + 1)
 
 
 def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.planning.lanes import RankPlan, Section
+    from torch_table_loader.planning.layout import TableLayout
     from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.planning.windows import Window
 
@@ -72,15 +73,37 @@ def spans_of_batch(
     Raises:
         ConfigError: there is no such step, or rows are not counted.
     """
+    return [
+        span
+        for table, runs in runs_of_batch(plan, segments, windows, keys, step, most)
+        for split, start, stop in runs
+        for span in _spans(table, split, start, stop, live_before)
+    ]
+
+
+def runs_of_batch(
+    plan: RankPlan,
+    segments: SegmentTable,
+    windows: tuple[Window, ...],
+    keys: tuple[int | None, int, int],
+    step: int,
+    most: int | None = None,
+) -> Iterator[tuple[SegmentTable, Runs]]:
+    """Return what a batch holds of splits, and what these consist of; see `spans_of_batch`."""
     section = _section_of(plan, step)
     stop = row_after(section.runs, plan.batch_size, section.skip) if plan.by_file else section.skip + plan.batch_size
     if most is not None:
         stop = min(stop, section.skip + most)
+    return _pieces(section, stop, segments, windows, keys)
+
+
+def spans_of_ids(layout: TableLayout, ids: NDArray[np.int64]) -> list[RowSpan]:
+    """Return the file and the row of each row id."""
+    file = np.searchsorted(layout.file_starts, ids, side="right") - 1
+    row = ids - layout.file_starts[file]
     return [
-        span
-        for table, runs in _pieces(section, stop, segments, windows, keys)
-        for split, start, stop in runs
-        for span in _spans(table, split, start, stop, live_before)
+        RowSpan(layout.files[number].name, first, first + 1)
+        for number, first in zip(file.tolist(), row.tolist(), strict=True)
     ]
 
 

@@ -187,7 +187,7 @@ def stage_of(pack: Pack, table: pa.Schema, asked: Sequence[str] = ()) -> TokenSt
         )
     if pack.balance is not None:
         raise ConfigError(
-            f'Pack: balance={pack.balance!r} needs shuffle="rows": ranks of a stream read files of their own, and none '
-            "knows the documents of the others; leave balance out"
+            f'Pack: balance={pack.balance!r} needs shuffle="rows": a rank of a stream reads files of its own, and to '
+            "take a sequence of another rank it would have to read that rank's files too; leave balance out"
         )
     return stages[pack.strategy](pack, table, asked)

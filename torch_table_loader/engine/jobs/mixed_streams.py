@@ -43,7 +43,7 @@ from torch_table_loader.planning.epoch import uneven_steps
 from torch_table_loader.planning.global_batches import ENDLESS, steps_of_ranks
 from torch_table_loader.planning.mixed_stages import MixedPosition, begun, rests_of
 from torch_table_loader.planning.mixture import NaturalShares, ShareUnit, StopRule, natural_shares
-from torch_table_loader.planning.rounds import Rounds
+from torch_table_loader.planning.rounds import RoundRuns, Rounds
 from torch_table_loader.planning.rows_of import SourceRow
 from torch_table_loader.planning.stages import refuse_ended
 
@@ -313,11 +313,6 @@ class MixedStreamJob(Job):
 
     def rows_of(self, position: MixedPosition, step: int, most: int | None = None) -> list[SourceRow]:
         """Return which rows a batch delivers; see `TableLoader.rows_of`."""
-        if self.options.pack is not None:
-            raise ConfigError(
-                "rows_of names single rows, and a stream does not know the documents of its sequences; pass "
-                'row_id=True to the sources and read batch["documents"]["row_id"]'
-            )
         position = self.current(position)
         plan = position.batches(self.rank)
         taken = plan.step(step)
@@ -326,8 +321,18 @@ class MixedStreamJob(Job):
         rests, each = rests_of(self.rounds, position), {}
         for number, name in enumerate(names):
             found = self.rounds[name].at(rests[name], position.epoch, position.deal, places[source == number])
-            each[number] = iter([self._row_id(name, split, row) for _, runs in found for split, row, _ in runs])
-        return [SourceRow(names[number], next(each[number])) for number in source.tolist()]
+            each[number] = iter([self._row_ids(name, position.epoch, item) for item in found])
+        return [SourceRow(names[number], row) for number in source.tolist() for row in next(each[number])]
+
+    def _row_ids(self, name: str, epoch: int, item: RoundRuns) -> list[int]:
+        """Return the row ids under an item: of a row from the plan, and of a sequence by reading its documents."""
+        if self.options.pack is None:
+            return [self._row_id(name, split, row) for split, row, _ in item.runs]
+        rounds = self.rounds[name]
+        key = rounds.packs_key(epoch, item.round) if rounds.shuffle else None
+        tasks = (rounds.segments.task(*run) for run in item.runs)
+        found: list[int] = self.sources[name].documents_under(tasks, key, rounds.width).tolist()
+        return found
 
     def _row_id(self, name: str, split: int, live: int) -> int:
         """Return the row id of a live row of a split."""

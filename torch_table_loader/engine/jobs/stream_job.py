@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from torch_table_loader.arrow.token_rows import ids_under
 from torch_table_loader.engine.jobs.job import FetchLoad, Job, LaneLoad, Outline
 from torch_table_loader.engine.jobs.planner import PlannedStream
-from torch_table_loader.engine.jobs.resolve import (
-    with_padding,
-)
+from torch_table_loader.engine.jobs.resolve import packed_columns, with_padding
 from torch_table_loader.engine.sizes import rows_in_flight
 from torch_table_loader.engine.state import (
     bound_by,
@@ -35,7 +34,15 @@ from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.lanes import RankPlan
 from torch_table_loader.planning.pack_counts import PackCounts
 from torch_table_loader.planning.requests import plan_file
-from torch_table_loader.planning.rows_of import LiveSpan, RowSpan, file_of_batch, first_step_of, spans_of_batch
+from torch_table_loader.planning.rows_of import (
+    LiveSpan,
+    RowSpan,
+    file_of_batch,
+    first_step_of,
+    runs_of_batch,
+    spans_of_batch,
+    spans_of_ids,
+)
 from torch_table_loader.planning.runs import Runs
 from torch_table_loader.planning.stages import StreamPosition
 
@@ -43,11 +50,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from torch_table_loader.engine.jobs.planner import Planner
+    from torch_table_loader.planning.keys import Key
     from torch_table_loader.planning.ranks import Topology
     from torch_table_loader.planning.stages import Extent
     from torch_table_loader.planning.strategies import Strategy
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.read.tasks import TaskReader
+    from torch_table_loader.records import ReadTask
+
+    Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -229,8 +240,8 @@ class StreamJob(Job):
             position: the epoch and its past stages.
         """
         planned, reader = self.planned(position), self.reader
-        if self._orders_blocks:
-            reader = reader.in_order_of(derive_key(self.options.shuffle_seed, position.epoch, "packs"))
+        if (order := self._order_of_packs(position.epoch)) is not None:
+            reader = reader.in_order_of(order)
         return StreamWork(
             **self._common_work(position, marks_padding=planned.marks_padding),
             plan=planned.plan,
@@ -242,12 +253,37 @@ class StreamJob(Job):
             fetching=self.fetching,
         )
 
-    def rows_of(self, position: StreamPosition, step: int, most: int | None = None) -> list[RowSpan | LiveSpan]:
+    def rows_of(self, position: StreamPosition, step: int, most: int | None = None) -> Sequence[RowSpan | LiveSpan]:
         """Return which rows a batch delivers; see `TableLoader.rows_of`."""
         planned = self.planned(position)
         key = (self.topology.shuffle_buffer_size, self.options.shuffle_seed, position.epoch)
-        live_before = self.planner.live_before
-        return spans_of_batch(planned.plan, planned.segments, planned.windows, key, live_before, step, most)
+        about = planned.plan, planned.segments, planned.windows, key
+        if self.options.pack is None:
+            return spans_of_batch(*about, self.planner.live_before, step, most)
+        pieces = runs_of_batch(*about, step)
+        tasks = (segments.task(*run) for segments, runs in pieces for run in runs)
+        order = self._order_of_packs(position.epoch)
+        ids = self.documents_under(tasks, order, planned.plan.batch_size // self.options.batch_size)
+        return spans_of_ids(self.table.layout, ids)[:most]
+
+    def documents_under(self, tasks: Iterable[ReadTask], order: Key | None, seq_len: int) -> Ints:
+        """Return the row id of each document under each sequence of a packed stream; the documents are read for it.
+
+        Args:
+            tasks: name the tokens or sequences, from the begin of a sequence on.
+            order: the key of the order in which blocks are packed; None for the one they are counted in.
+            seq_len: tokens of a sequence, where documents are cut anywhere.
+        """
+        pack = self.options.pack
+        assert pack is not None  # noqa: S101 only then
+        columns, filters = packed_columns(pack, None), self.options.filters
+        reader = self.table.reader(columns, filters, row_ids=True, max_rows=self.read_rows, stage=self.stage)
+        reader = reader if order is None else reader.in_order_of(order)
+        batches = (batch for task in tasks for batch in reader.read(task))
+        return ids_under(batches, seq_len if pack.strategy == "concat" else None)
+
+    def _order_of_packs(self, epoch: int) -> Key | None:
+        return derive_key(self.options.shuffle_seed, epoch, "packs") if self._orders_blocks else None
 
     def file_of(self, position: StreamPosition) -> str | None:
         """Return the name of the file that the newest batch is of; see `TableLoader.current_file`."""

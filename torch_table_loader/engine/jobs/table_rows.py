@@ -31,7 +31,7 @@ from torch_table_loader.planning.growth import GrownOrder, ids_now
 from torch_table_loader.planning.keys import derive_key
 from torch_table_loader.planning.mixture import SourceOrder
 from torch_table_loader.planning.permutation import Permutation
-from torch_table_loader.planning.rows_of import RowSpan
+from torch_table_loader.planning.rows_of import RowSpan, spans_of_ids
 from torch_table_loader.planning.splits import whole_files
 from torch_table_loader.planning.stages import SampleCount, SamplePosition, Stage
 from torch_table_loader.weights import as_weights
@@ -162,13 +162,7 @@ class TableItems(Items):
 
     def spans_of(self, ids: Ints) -> list[RowSpan]:
         """Return the file and the row of each row id."""
-        layout = self.table.layout
-        file = np.searchsorted(layout.file_starts, ids, side="right") - 1
-        row = ids - layout.file_starts[file]
-        return [
-            RowSpan(layout.files[number].name, first, first + 1)
-            for number, first in zip(file.tolist(), row.tolist(), strict=True)
-        ]
+        return spans_of_ids(self.table.layout, ids)
 
 
 @dataclass(frozen=True, eq=False)

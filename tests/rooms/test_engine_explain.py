@@ -230,3 +230,15 @@ def test_large_values_are_read_a_few_at_a_time(tmp_path: Path) -> None:
     task = ReadTask(0, job.table.layout.kept_segments(0))
     assert max(batch.num_rows for batch in job.reader.read(task)) <= job.read_rows
     assert dataset.explain().memory_bound <= 2 * 4 * 8 * CHUNK_BYTES
+
+
+@pytest.mark.parametrize("first", [None, [], [None] * 40, [b""] * 40], ids=["lacking", "empty", "nulls", "short"])
+def test_files_without_large_values_do_not_hide_those_of_others(tmp_path: Path, first: list[Any] | None) -> None:
+    images = pa.array([bytes([number]) * 100_000 for number in range(40)], pa.binary())
+    parts = {"b": pa.table({"image": images, "label": pa.array(range(40))})}
+    columns = {"label": pa.array(range(40 if first is None else len(first)))}
+    parts["a"] = pa.table(columns if first is None else {"image": pa.array(first, pa.binary()), **columns})
+    for name, part in parts.items():
+        pq.write_table(part, tmp_path / f"{name}.parquet", row_group_size=10, use_dictionary=False, compression="none")
+    dataset = make(tmp_path, batch_size=64, columns=["image"], schema=parts["b"].schema)[1]
+    assert dataset.job.row_bytes == pytest.approx(100_000, rel=0.05)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pyarrow as pa
 
 from torch_table_loader.arrow.datatypes import is_variable, width_of
@@ -213,21 +214,32 @@ class Table:
         guess = sum(map(width_of, types)) or 1
         if not any(map(is_variable, types)):
             return guess
-        stored = int(self.layout.group_bytes.sum()) / max(1, self.layout.num_rows)
-        return max(guess, int(stored * self._stored_share(columns)))
+        layout = self.layout
+        most = int(np.argmax(np.where(layout.group_kept, layout.group_bytes, 0))) if len(layout.group_rows) else 0
+        stored = layout.group_bytes[most : most + 1].sum() / max(1, layout.group_rows[most : most + 1].sum())
+        return max(guess, int(stored * self._read_share(most, columns)))
 
-    def _stored_share(self, columns: Sequence[str]) -> float:
-        """Return the part of what a row group stores that belongs to some columns, by the first one; 1 if unknown."""
-        index = next((index for index in range(len(self.files)) if not self.estimated and self._kept_groups(index)), -1)
-        if index < 0 or not isinstance(reader := reader_of(self.files[index]), RangedReader):
+    def _read_share(self, group: int, columns: Sequence[str]) -> float:
+        """Return the part of what a row group stores that belongs to some columns; 1 where it is not known.
+
+        The row group is the largest one: others may lack a column that was added later, or hold nulls alone.
+
+        Args:
+            group: its number in the table.
+            columns: names. What the file stores under other names than the table counts as theirs.
+        """
+        index = int(np.searchsorted(self.layout.group_offsets, group, side="right")) - 1
+        if self.estimated or index >= len(self.files) or not isinstance(reader_of(self.files[index]), RangedReader):
             return 1.0
-        file, meta = self.files[index], self.metas[index]
+        file, meta, reader = self.files[index], self.metas[index], cast("RangedReader", reader_of(self.files[index]))
+        at, read = group - int(self.layout.group_offsets[index]), set(columns)
+        others = self._in_file(index, [name for name in self.schema.names if name not in read])
         with _naming(self.storage, file):
-            own, whole = (
-                sum(stop - start for group in reader.ranges(file, meta, [0], names) for start, stop in group)
-                for names in (self._in_file(index, columns), meta.schema.names)
+            unread, whole = (
+                sum(stop - start for ranges in reader.ranges(file, meta, [at], names) for start, stop in ranges)
+                for names in (others, meta.schema.names)
             )
-        return own / whole if whole else 1.0
+        return 1 - unread / whole if whole else 1.0
 
     def _in_file(self, index: int, columns: Sequence[str]) -> list[str]:
         """Return the columns that a file's statistics have under the table's own names."""

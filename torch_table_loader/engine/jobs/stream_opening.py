@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
+    from torch_table_loader.pack import Pack
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -93,14 +94,26 @@ def open_stream(
         stage=stage,
         fork_safe=all(getattr(store, "fork_safe", False) for store in stores),
     )
-    planner.plan(planner.start(0), ranks.rank)
+    planned = planner.plan(planner.start(0), ranks.rank)
     _check_lengths(job)
+    if planner.counted and options.pack is not None and options.pack.strategy == "concat" and options.drop_last:
+        _check_tokens(options.pack, int(planned.segments.live_rows().sum()))
     return job
 
 
 def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) -> list[str]:
     """Return the columns of which each distinct string is looked up once, where a file has them in a dictionary."""
     return [name for name in columns if kinds.is_string(schema.field(name).type) and policy.codes(name)]
+
+
+def _check_tokens(pack: Pack, tokens: int) -> None:
+    """Refuse sequences that are longer than all tokens, where the tail is dropped: an epoch would be empty."""
+    shortest = min([pack.seq_len, *(length for _, length in pack.schedule)])
+    if 0 < tokens < shortest:
+        raise ConfigError(
+            f"Pack: an epoch has {tokens:,} tokens, so that drop_last=True leaves no sequence of seq_len="
+            f"{shortest:,}; pass a smaller seq_len, or drop_last=False for one that is padded"
+        )
 
 
 def _check_lengths(job: StreamJob) -> None:

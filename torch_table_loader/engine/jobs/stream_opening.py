@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch_table_loader.contracts import Source
     from torch_table_loader.engine.rank_info import RankInfo
     from torch_table_loader.options import LoaderOptions
-    from torch_table_loader.pack import Pack
+    from torch_table_loader.planning.splits import SegmentTable
     from torch_table_loader.read.row_stage import RowStage
     from torch_table_loader.source.plan_cache import PlanCache
 
@@ -96,8 +96,7 @@ def open_stream(
     )
     planned = planner.plan(planner.start(0), ranks.rank)
     _check_lengths(job)
-    if planner.counted and options.pack is not None and options.pack.strategy == "concat" and options.drop_last:
-        _check_tokens(options.pack, int(planned.segments.live_rows().sum()))
+    _check_tokens(job, planned.segments)
     return job
 
 
@@ -106,8 +105,12 @@ def _encodable(schema: pa.Schema, columns: Sequence[str], policy: TypePolicy) ->
     return [name for name in columns if kinds.is_string(schema.field(name).type) and policy.codes(name)]
 
 
-def _check_tokens(pack: Pack, tokens: int) -> None:
+def _check_tokens(job: StreamJob, segments: SegmentTable) -> None:
     """Refuse sequences that are longer than all tokens, where the tail is dropped: an epoch would be empty."""
+    pack = job.options.pack
+    if pack is None or pack.strategy != "concat" or not job.options.drop_last or not job.planner.counted:
+        return
+    tokens = int(segments.live_rows().sum())
     shortest = min([pack.seq_len, *(length for _, length in pack.schedule)])
     if 0 < tokens < shortest:
         raise ConfigError(

@@ -20,8 +20,7 @@ from torch_table_loader.batching import rows as rows_module
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.outputs import Codes, Padded, Ragged
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle, as_one
-from torch_table_loader.batching.rows import batches_of
+from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
 
 Make = Callable[[np.random.Generator], Any]
 
@@ -214,7 +213,7 @@ def test_all_batches_together_are_the_table(
     for chunk in _chunks(table, cuts):
         rows = codec.decode(chunk)
         for parts in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
-            batches += as_one(codec, parts).batches(batch_size)
+            batches += codec.as_one(parts).batches(batch_size)
     batches += _rest(exact, batch_size)
     sizes = [len(_values(next(iter(batch.values())))) for batch in batches]
     assert sum(sizes) == table.num_rows
@@ -236,7 +235,7 @@ def test_arrow_and_dict_batches_are_the_table(
 ) -> None:
     codec = make_codec(table.schema, TypePolicy(output_format="dict" if python else "arrow"))
     exact = ExactBatches(codec, batch_size)
-    runs = [as_one(codec, parts) for chunk in _chunks(table, cuts) for parts in exact.push(codec.decode(chunk))]
+    runs = [codec.as_one(parts) for chunk in _chunks(table, cuts) for parts in exact.push(codec.decode(chunk))]
     batches = [batch for run in runs for batch in run.batches(batch_size)]
     batches += _rest(exact, batch_size)
     plain = batches if python else [batch.to_pydict() for batch in batches]
@@ -266,7 +265,7 @@ def test_batches_that_are_cut_late_are_those_that_are_cut_at_once(
     at_once = [batch for rows in runs for batch in rows.batches(batch_size)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "_OBJECTS", few)
-        late = batches_of(runs, batch_size)
+        late = codec.batches_of([[run] for run in runs], batch_size)
         assert len(late) == len(at_once)
         came = list(late)
     assert [_plain(batch) for batch in came] == [_plain(batch) for batch in at_once]
@@ -280,7 +279,8 @@ def _plain(batch: Any) -> Any:
 
 def test_only_a_few_batches_are_cut_before_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.record_batch({"x": np.arange(1000), "y": np.arange(1000.0)})
-    rows = make_codec(table.schema, TypePolicy()).decode(table)
+    codec = make_codec(table.schema, TypePolicy())
+    rows = codec.decode(table)
     cut: list[int] = []
     at_once = type(rows).batches
 
@@ -290,7 +290,7 @@ def test_only_a_few_batches_are_cut_before_they_are_taken(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(type(rows), "batches", noted)
     monkeypatch.setattr(rows_module, "_OBJECTS", 12)  # a batch is three: a dict and two tensors
-    batches = iter(batches_of([rows], 10))
+    batches = iter(codec.batches_of([[rows]], 10))
     assert cut == []
     assert torch.equal(next(batches)["x"], torch.arange(10))
     assert cut == [40]
@@ -301,13 +301,14 @@ def test_only_a_few_batches_are_cut_before_they_are_taken(monkeypatch: pytest.Mo
 def test_wide_batches_that_are_let_go_make_python_collect_no_garbage() -> None:
     """A collection looks at all that lives: with a list for each column there was one at every batch."""
     table = pa.record_batch({f"x{column}": np.arange(1000) for column in range(500)})
-    rows = make_codec(table.schema, TypePolicy()).decode(table)
+    codec = make_codec(table.schema, TypePolicy())
+    rows = codec.decode(table)
     limits, collections = gc.get_threshold(), []
     gc.collect()
     gc.set_threshold(700, 10, 10)
     gc.callbacks.append(lambda phase, _: collections.append(phase) if phase == "start" else None)
     try:
-        for batch in batches_of([rows], 10):
+        for batch in codec.batches_of([[rows]], 10):
             assert len(batch) == 500
     finally:
         gc.callbacks.pop()
@@ -418,7 +419,7 @@ def test_writing_into_one_batch_changes_no_other(
         # A deep copy: the reader hands over memory that nobody else has.
         rows = codec.decode(_taken(chunk, range(chunk.num_rows)))
         for parts in exact.push(codec.unpack(codec.pack(rows)) if packed else rows):
-            batches += as_one(codec, parts).batches(batch_size)
+            batches += codec.as_one(parts).batches(batch_size)
     batches += _rest(exact, batch_size)
     before = [[tensor.clone() for tensor in _tensors(batch)] for batch in batches]
     for index, batch in enumerate(batches):

@@ -16,8 +16,8 @@ import torch
 from torch_table_loader.arrow.buffers import joined
 from torch_table_loader.batching.codec import make_codec
 from torch_table_loader.batching.policy import TypePolicy
-from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle, as_one
-from torch_table_loader.batching.rows import Block
+from torch_table_loader.batching.rebatching import ExactBatches, WindowShuffle
+from torch_table_loader.batching.rows import Block, RowsCodec
 
 
 def _read(path: Path, rows: int) -> pa.RecordBatch:
@@ -110,7 +110,7 @@ def test_the_rest_does_not_keep_a_chunk_alive() -> None:
     for waiting in (ExactBatches(codec, 300), WindowShuffle(codec, 300, lambda _, size: np.arange(size))):
         chunk, watch = _watched_chunk(1000)
         if isinstance(waiting, ExactBatches):
-            ready = [as_one(codec, parts) for parts in waiting.push(codec.decode(chunk))]
+            ready = [codec.as_one(parts) for parts in waiting.push(codec.decode(chunk))]
         else:
             ready = waiting.push(codec.decode(chunk))
         assert sum(rows.num_rows for rows in ready) == 900
@@ -122,6 +122,8 @@ def test_the_rest_does_not_keep_a_chunk_alive() -> None:
 
 class _Counting:
     """A codec that counts the rows it copies."""
+
+    as_one = RowsCodec.as_one
 
     def __init__(self, codec: Any) -> None:
         self._codec = codec
@@ -144,7 +146,7 @@ def test_only_the_batch_that_spans_chunks_is_copied() -> None:
         assert all(sum(part.num_rows for part in parts) % 64 == 0 for parts in ready)
         assert len(ready) <= 2
         for parts in exact.push(codec.decode(chunk)):
-            as_one(cast("Any", codec), parts)
+            cast("Any", codec).as_one(parts)
     # At a border at most one batch is joined, and at most one rest made small.
     assert all(rows <= 64 for rows in codec.copied)
     assert len(codec.copied) <= 10
@@ -152,7 +154,7 @@ def test_only_the_batch_that_spans_chunks_is_copied() -> None:
     small = ExactBatches[Any](cast("Any", codec), 1000)
     for _ in range(100):
         for parts in small.push(codec.decode(chunk.slice(0, 30))):
-            as_one(cast("Any", codec), parts)
+            cast("Any", codec).as_one(parts)
     assert sum(codec.copied) <= 100 * 30 + 3 * 30
 
 
@@ -160,7 +162,7 @@ def test_the_rest_can_be_joined_by_someone_else() -> None:
     chunk = pa.record_batch({"x": np.arange(10)})
     codec = make_codec(chunk.schema, TypePolicy())
     exact = ExactBatches(codec, 4)
-    assert sum(len(as_one(codec, parts).batches(4)) for parts in exact.push(codec.decode(chunk))) == 2
+    assert sum(len(codec.as_one(parts).batches(4)) for parts in exact.push(codec.decode(chunk))) == 2
     rest = exact.rest()
     assert rest is not None
     assert rest.batches(4)[0]["x"].tolist() == [8, 9]

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from torch_table_loader.arrow import compute as pc
 from torch_table_loader.arrow.reserved import DOCUMENTS, ROW_ID
 
 if TYPE_CHECKING:
@@ -182,6 +183,20 @@ def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
     runs = pa.LargeListViewArray.from_arrays(pa.array(at), pa.array(length), pa.array(plain)).flatten()
     found: NDArray[Any] = runs.to_numpy().view(values.dtype)
     return found
+
+
+def repeated(values: NDArray[Any], ends: Ints) -> NDArray[Any]:
+    """Return an array whose places up to each end hold the value of that run; see `runs_of` for why not by numpy.
+
+    Args:
+        values: numbers, one for each run.
+        ends: int64[n], the place after each run's last, ascending.
+
+    >>> repeated(np.array([7, 9]), np.array([1, 3])).tolist()
+    [7, 9, 9]
+    """
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array(ends), pa.array(values))
+    return np.frombuffer(pc.run_end_decode(runs).buffers()[1], values.dtype, int(ends[-1]))
 
 
 def sequences_of(values: NDArray[Any], at: Ints, length: Ints, offsets: Ints, width: int) -> NDArray[Any]:

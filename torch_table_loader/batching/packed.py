@@ -20,7 +20,7 @@ from torch_table_loader.arrow.token_rows import (
 )
 from torch_table_loader.batching.kinds import ipc_read, ipc_size, ipc_write
 from torch_table_loader.batching.packed_outputs import Documents, Sequences
-from torch_table_loader.batching.rows import Block, Rows, RowsCodec, new_block, pieces_of
+from torch_table_loader.batching.rows import Batches, Block, Rows, RowsCodec, new_block, pieces_of
 from torch_table_loader.pack import IGNORED
 
 if TYPE_CHECKING:
@@ -71,11 +71,9 @@ class PackedRows(Rows):
         """Copy the rows at `indices`."""
         return cast("Self", self._codec.concat([self.slice(row, row + 1) for row in indices.tolist()]))
 
-    def batches(self, batch_size: int) -> list[Any]:
+    def batches(self, batch_size: int) -> Batches:
         """Cut into dicts of tensors or arrays; the last may have fewer sequences, and its last sequence padding."""
-        if not self.num_rows:
-            return []
-        return self._codec.outputs.batches(self.tokens, self.parts, batch_size * self._codec.width)
+        return self._codec.batches_of([[self]], batch_size)
 
 
 class PackedCodec(RowsCodec[PackedRows]):
@@ -159,6 +157,14 @@ class PackedCodec(RowsCodec[PackedRows]):
             tokens = [np.concatenate([values, np.zeros(missing, dtype=values.dtype)]) for values in tokens]
         return PackedRows(self, (rows.num_rows + missing) // self.width, tokens, rows.parts)
 
+    def batches_of(self, runs: Sequence[Sequence[PackedRows]], batch_size: int) -> Batches:
+        """Cut all runs together, since each call costs as much as some batches; see `RowsCodec`."""
+        parts = [rows for run in runs for rows in run if rows.num_rows]
+        if not parts:
+            return Batches()
+        columns = list(zip(*(rows.tokens for rows in parts), strict=True))
+        return self.outputs.batches(columns, self._joined_parts(parts), batch_size * self.width)
+
     def concat(self, parts: Sequence[PackedRows]) -> PackedRows:
         """Copy runs into one."""
         columns = zip(*(rows.tokens for rows in parts), strict=True)
@@ -166,6 +172,8 @@ class PackedCodec(RowsCodec[PackedRows]):
         return PackedRows(self, sum(rows.num_rows for rows in parts), tokens, self._joined_parts(parts))
 
     def _joined_parts(self, runs: Sequence[PackedRows]) -> Parts:
+        if len(runs) == 1:
+            return runs[0].parts
         before = np.cumsum([0, *(rows.num_rows * self.width for rows in runs)])[:-1].tolist()
         at = np.concatenate([rows.parts.at + start for rows, start in zip(runs, before, strict=True)])
         length, start, behind = (np.concatenate([rows.parts[field] for rows in runs]) for field in (1, 2, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import torch
 
 from torch_table_loader.arrow.buffers import new_array
+from torch_table_loader.arrow.token_rows import repeated
 from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
 from torch_table_loader.pack import FLASH_EDGES, IGNORED
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-_BLOCK_TOKENS = 1 << 15
-"""Tokens that are worked on at a time, at least: what is made of them on the way stays in the processor's cache."""
+Chunks = Sequence["NDArray[Any]"]
+"""Flat arrays that follow one another."""
 
 Documents = Callable[[pa.RecordBatch], dict[str, Any]]
 """Makes tensors of columns of documents, by name."""
@@ -73,40 +75,43 @@ class Layout:
         parts: of the batches.
         seq_len: tokens of a sequence.
         num_tokens: of the batches, padding included; a multiple of `seq_len`.
-        target: the labels that the tokens at some places are.
     """
 
-    __slots__ = ("at", "behind", "ends", "length", "num_tokens", "owner", "seq_len", "start")
+    __slots__ = ("at", "ends", "length", "num_tokens", "owner", "padded", "seq_len", "start")
 
-    def __init__(self, parts: Parts, seq_len: int, num_tokens: int, target: Callable[[Ints], Ints]) -> None:
+    def __init__(self, parts: Parts, seq_len: int, num_tokens: int) -> None:
         """Cut the parts that cross the end of a sequence."""
-        first, last = parts.at // seq_len, (parts.at + parts.length - 1) // seq_len
+        ends = parts.at + parts.length
+        first, last = parts.at // seq_len, (ends - 1) // seq_len
         pieces = last - first + 1
         self.seq_len = seq_len
         self.num_tokens = num_tokens
-        self.owner: Ints = np.repeat(np.arange(len(pieces)), pieces)
+        self.owner: Ints = np.arange(len(pieces)).repeat(pieces)
         """Which of the given parts each is a piece of."""
-        self.at, self.length, self.start, self.behind = parts[:4]
+        self.at, self.length, self.start = parts[:3]
         if len(self.owner) > len(pieces):
-            number = np.arange(len(self.owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-            sequence = first[self.owner] + number
-            end = parts.at + parts.length
-            self.at = np.maximum(parts.at[self.owner], sequence * seq_len)
-            self.length = np.minimum(end[self.owner], (sequence + 1) * seq_len) - self.at
-            self.start = parts.start[self.owner] + self.at - parts.at[self.owner]
-            self.behind = parts.next[self.owner]
-            cut = np.flatnonzero(number < pieces[self.owner] - 1)
-            self.behind[cut] = target(self.at[cut] + self.length[cut])
+            owner = self.owner
+            sequence = np.arange(len(owner)) + (first + pieces - pieces.cumsum())[owner]
+            self.at = np.maximum(parts.at[owner], sequence * seq_len)
+            self.length = np.minimum(ends[owner], (sequence + 1) * seq_len) - self.at
+            self.start = (parts.start - parts.at)[owner] + self.at
         self.ends = self.at + self.length
+        self.padded = int(self.length.sum()) < num_tokens
+        """Whether there is padding."""
 
-    def blocks(self) -> Iterator[tuple[int, int, slice]]:
-        """Yield runs of whole sequences: the first token, the token behind the last, and the parts."""
-        size = -(-_BLOCK_TOKENS // self.seq_len) * self.seq_len
-        bounds = [*range(0, self.num_tokens, size), self.num_tokens]
-        for (start, stop), (first, last) in zip(
-            pairwise(bounds), pairwise(np.searchsorted(self.at, bounds).tolist()), strict=True
-        ):
-            yield start, stop, slice(first, last)
+    def repeated(self, of_parts: NDArray[Any]) -> NDArray[Any]:
+        """Return what the part of each token has; what stands in padding is undefined."""
+        if not len(self.at):
+            return new_array((self.num_tokens,), of_parts.dtype)
+        ends = np.empty_like(self.at)  # a part is taken to continue until the next one begins
+        ends[:-1], ends[-1] = self.at[1:], self.num_tokens
+        return repeated(of_parts, ends)
+
+    def positions(self) -> NDArray[Any]:
+        """Return the place of each token in its part; what stands in padding is undefined."""
+        found = self.repeated(self.at)
+        np.subtract(_rising(self.num_tokens), found, out=found)
+        return found
 
     def padding(self) -> Ints:
         """Return the places of padding."""
@@ -121,6 +126,8 @@ class Layout:
 
     def edges(self) -> Ints:
         """Return where parts and runs of padding begin, sequences never sharing one, and the number of tokens."""
+        if not self.padded:
+            return np.append(self.at, self.num_tokens)
         rows = np.arange(0, self.num_tokens + 1, self.seq_len)
         found: Ints = np.concatenate([self.at, self.ends, rows])
         found.sort()  # np.unique hashes, which takes longer
@@ -146,11 +153,11 @@ class Sequences:
         self._wanted = frozenset(pack.tensors)
         self._loss = names.index(pack.loss_mask) if pack.loss_mask is not None else None
 
-    def batches(self, tokens: Sequence[NDArray[Any]], parts: Parts, batch_tokens: int) -> Batches:
+    def batches(self, tokens: Sequence[Chunks], parts: Parts, batch_tokens: int) -> Batches:
         """Return batches by name. Their tensors view arrays of all of them, as other batches of a read do.
 
         Args:
-            tokens: of each column that is cut, flat; the last sequence may be short.
+            tokens: of each column that is cut, flat arrays that follow one another; the last sequence may be short.
             parts: cover all of it that is not padding.
             batch_tokens: of a batch, a multiple of `seq_len`; the last may have fewer.
 
@@ -158,20 +165,12 @@ class Sequences:
             TableError: a sequence has more documents than `max_docs_per_row`.
         """
         seq_len = self._pack.seq_len
-        num_tokens = -(-len(tokens[0]) // seq_len) * seq_len
-
-        def target(places: Ints) -> Ints:
-            found = tokens[0][places].astype(np.int64)
-            if self._loss is not None:
-                found[tokens[self._loss][places] == 0] = IGNORED
-            return found
-
-        layout = Layout(parts, seq_len, num_tokens, target)
-        bounds = [*range(0, num_tokens, batch_tokens), num_tokens]
-        firsts = np.searchsorted(layout.at, bounds)
+        layout = Layout(parts, seq_len, -(-sum(map(len, tokens[0])) // seq_len) * seq_len)
+        bounds = [*range(0, layout.num_tokens, batch_tokens), layout.num_tokens]
+        firsts = layout.at.searchsorted(bounds)
         cut: dict[str, Sequence[Any]] = {
             name: self._cut(values, batch_tokens)
-            for name, values in self._named(self._flat(tokens, layout, firsts)).items()
+            for name, values in self._named(self._flat(tokens, parts, layout, firsts)).items()
         }
         if not {"cu_seqlens", "max_seqlen"}.isdisjoint(self._wanted):
             cut |= self._edges(layout, bounds)
@@ -181,63 +180,52 @@ class Sequences:
                 batches, pairwise(firsts.tolist()), pairwise(bounds), strict=True
             ):
                 batch.update(self._of_documents(parts.columns, layout, first, last, start, stop))
-        return Batches(batches, _counts(layout, firsts.tolist(), range(0, num_tokens, batch_tokens)))
+        return Batches(batches, _counts(layout, firsts, bounds))
 
-    def _flat(self, tokens: Sequence[NDArray[Any]], layout: Layout, firsts: Ints) -> dict[str, NDArray[Any]]:
+    def _flat(self, tokens: Sequence[Chunks], parts: Parts, layout: Layout, firsts: Ints) -> dict[str, NDArray[Any]]:
         """Return what each token has, by the names of this library.
+
+        Each array is made in few calls, all without Python's lock: lanes wait for each other otherwise.
 
         Args:
             tokens: of each column that is cut.
-            layout: of all batches.
+            parts: of all batches.
+            layout: of the same.
             firsts: the first part of each batch, and the number of parts.
         """
-        wanted, number = self._wanted, np.arange(len(layout.at))
-        flat: dict[str, NDArray[Any]] = {}
-        fills: dict[str, int] = {"input_ids": self._pack.pad_id, "labels": IGNORED, "doc_ids": -1}
-        copied: list[tuple[NDArray[Any], NDArray[Any], int]] = []
-        spread: list[tuple[NDArray[Any], NDArray[Any]]] = []
-
-        def new(name: str, dtype: Any) -> NDArray[Any]:
-            flat[name] = new_array((layout.num_tokens,), dtype)
-            return flat[name]
-
-        copied.append((new("input_ids", np.int64), tokens[0], 0))
+        wanted, number = self._wanted, np.arange(len(layout.at), dtype=np.int32)
+        flat: dict[str, NDArray[Any]] = {"input_ids": _copied(tokens[0], np.int64, layout.num_tokens)}
         if "labels" in wanted:
-            copied.append((new("labels", np.int64), tokens[0], self._shift))
-        positions = new("position_ids", np.int64) if "position_ids" in wanted else None
+            flat["labels"] = self._labels(tokens, parts, layout)
+        if "position_ids" in wanted:
+            flat["position_ids"] = layout.positions()
         if "segment_ids" in wanted:
             sequence = layout.at // layout.seq_len
-            segments = number + 1 - np.searchsorted(sequence, sequence)
-            spread.append((new("segment_ids", np.int32), segments.astype(np.int32)))
-        for name, values in zip(self._names[1:], tokens[1:], strict=True):
+            flat["segment_ids"] = layout.repeated(number + 1 - sequence.searchsorted(sequence).astype(np.int32))
+        for name, chunks in zip(self._names[1:], tokens[1:], strict=True):
             if name != self._pack.loss_mask:
-                copied.append((new(name, values.dtype), values, 0))
+                flat[name] = _copied(chunks, chunks[0].dtype, layout.num_tokens)
         if "doc_ids" in wanted:
-            of_batch = number - np.repeat(firsts[:-1], np.diff(firsts))
-            spread.append((new("doc_ids", np.int32), of_batch.astype(np.int32)))
-        _fill(layout, copied, spread, positions)
-        if "labels" in wanted:
-            self._mask(flat["labels"], tokens, layout)
-        if int(layout.length.sum()) < layout.num_tokens:
+            flat["doc_ids"] = layout.repeated(number - firsts[:-1].astype(np.int32).repeat(np.diff(firsts)))
+        if layout.padded:
             padding = layout.padding()
+            fills = {"input_ids": self._pack.pad_id, "labels": IGNORED, "doc_ids": -1}
             for name, values in flat.items():
                 values[padding] = fills.get(name, 0)
         return flat
 
-    @property
-    def _shift(self) -> int:
-        """How many tokens behind a token its label is."""
-        return 0 if self._pack.labels == "hf" else 1
-
-    def _mask(self, labels: NDArray[Any], tokens: Sequence[NDArray[Any]], layout: Layout) -> None:
-        """Put −100 where the loss leaves a token out, and see to the labels at the edges of parts."""
+    def _labels(self, tokens: Sequence[Chunks], parts: Parts, layout: Layout) -> NDArray[Any]:
+        """Return labels: −100 where the loss leaves a token out, and where a label would be of another document."""
+        shift = 0 if self._pack.labels == "hf" else 1
+        labels = _copied(tokens[0], np.int64, layout.num_tokens, shift)
         if self._loss is not None:
-            mask = tokens[self._loss][self._shift :]
-            labels[: len(mask)][mask == 0] = IGNORED
-        if self._shift:
-            labels[layout.ends - 1] = layout.behind
+            for place, mask in _placed(tokens[self._loss], shift):
+                labels[place][mask == 0] = IGNORED
+        if shift:  # where a sequence's end cuts a part, the token behind is there already
+            labels[parts.at + parts.length - 1] = parts.next
         else:
             labels[layout.at] = IGNORED
+        return labels
 
     def _named(self, flat: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Return what the output has of all tokens, by the names that it has for it."""
@@ -262,6 +250,12 @@ class Sequences:
             cut = torch.unsafe_split(torch.from_numpy(values), rows)
         return [batch[None] for batch in cut] if flat else cut
 
+    def _split(self, values: NDArray[Any], sizes: Ints) -> Sequence[Any]:
+        """Return one array or tensor a batch, of so many values each."""
+        if self._numpy:
+            return np.split(values, sizes.cumsum()[:-1])
+        return torch.unsafe_split_with_sizes(torch.from_numpy(values), sizes.tolist())
+
     def _edges(self, layout: Layout, bounds: Sequence[int]) -> dict[str, Sequence[Any]]:
         """Return for each batch where documents begin, as attention over a flat batch takes it, and the longest."""
         found, most = layout.edges(), self._pack.max_docs_per_row
@@ -273,17 +267,16 @@ class Sequences:
                     f"max_docs_per_row={most}, but a sequence has {int(counts.max())} documents; increase it, or "
                     'use strategy="best_fit", which respects it'
                 )
-        firsts = np.searchsorted(found, bounds)
+        firsts, starts = found.searchsorted(bounds), np.array(bounds)
         longest = np.maximum.reduceat(np.diff(found), firsts[:-1]).tolist()
-        edges = []
-        for (start, stop), (first, last) in zip(pairwise(bounds), pairwise(firsts.tolist()), strict=True):
-            size = last - first + 1
-            if most is not None:  # padding may stand behind the documents of each sequence
-                size = (stop - start) // layout.seq_len * (most + 1) + 1
-            own = np.empty(size, dtype=np.int32)
-            own[: last - first] = found[first:last] - start
-            own[last - first :] = stop - start
-            edges.append(self._out(own))
+        widths, counts = np.diff(starts), np.diff(firsts)
+        sizes = counts + 1
+        if most is not None:  # padding may stand behind the documents of each sequence
+            sizes = widths // layout.seq_len * (most + 1) + 1
+        own = widths.astype(np.int32).repeat(sizes)
+        places = np.arange(len(found) - 1) + (sizes.cumsum() - sizes - firsts[:-1]).repeat(counts)
+        own[places] = found[:-1] - starts[:-1].repeat(counts)
+        edges = self._split(own, sizes)
         if self._pack.output == "flash":
             return dict(zip(FLASH_EDGES, (edges, longest, [edge[:] for edge in edges], longest), strict=True))
         both: dict[str, Sequence[Any]] = {"cu_seqlens": edges, "max_seqlen": longest}
@@ -353,45 +346,38 @@ class Sequences:
         return torch.from_numpy(value)
 
 
-def _fill(
-    layout: Layout,
-    copied: Sequence[tuple[NDArray[Any], NDArray[Any], int]],
-    spread: Sequence[tuple[NDArray[Any], NDArray[Any]]],
-    positions: NDArray[Any] | None,
-) -> None:
-    """Write what tokens have, block by block; what stands in padding is undefined.
-
-    Args:
-        layout: of all batches.
-        copied: arrays, the values of which tokens they take, and how many tokens behind.
-        spread: arrays, and what each part has at each of its tokens.
-        positions: takes the place of each token in its part.
-    """
-    rising = np.arange(0)
-    for start, stop, parts in layout.blocks():
-        for out, values, shift in copied:
-            given = values[start + shift : stop + shift]
-            out[start : start + len(given)] = given
-        at = layout.at[parts]
-        if not len(at):
-            continue
-        begin = int(at[0])  # what is before it is padding, and a part is taken to continue until the next one begins
-        counts = np.empty_like(at)
-        np.subtract(at[1:], at[:-1], out=counts[:-1])
-        counts[-1] = stop - at[-1]
-        for out, of_parts in spread:
-            out[begin:stop] = of_parts[parts].repeat(counts)
-        if positions is not None:
-            if len(rising) < stop - begin:
-                rising = np.arange(stop - start)
-            np.subtract(rising[: stop - begin], (at - begin).repeat(counts), out=positions[begin:stop])
+def _placed(chunks: Chunks, shift: int) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield where each of some arrays that follow one another goes, so many places to the front, and its values."""
+    at = -shift
+    for values in chunks:
+        start = max(0, at)
+        yield slice(start, at + len(values)), values[start - at :]
+        at += len(values)
 
 
-def _counts(layout: Layout, bounds: Sequence[int], starts: range) -> list[PackCounts]:
+def _copied(chunks: Chunks, dtype: Any, num_tokens: int, shift: int = 0) -> NDArray[Any]:
+    """Return arrays that follow one another as one, so many places to the front; the rest is undefined."""
+    found = new_array((num_tokens,), dtype)
+    for place, values in _placed(chunks, shift):
+        found[place] = values
+    return found
+
+
+def _rising(count: int) -> Ints:
+    """Return the integers from 0 on; not to be written."""
+    return _integers(1 << (count - 1).bit_length())[:count]
+
+
+@lru_cache(maxsize=1)
+def _integers(count: int) -> Ints:
+    return np.arange(count)
+
+
+def _counts(layout: Layout, firsts: Ints, bounds: Sequence[int]) -> list[PackCounts]:
     """Return what each batch is made of; what became of documents beyond it nobody knows here."""
-    tokens = np.diff(np.concatenate(([0], np.cumsum(layout.length)))[bounds]).tolist()
+    tokens = np.diff(np.concatenate(([0], layout.length.cumsum()))[firsts]).tolist()
     seq_len, unknown = layout.seq_len, (None, None, None)
     return [
-        PackCounts(seq_len, (min(start + starts.step, layout.num_tokens) - start) // seq_len, own, parts, *unknown)
-        for start, own, parts in zip(starts, tokens, np.diff(bounds).tolist(), strict=True)
+        PackCounts(seq_len, (stop - start) // seq_len, own, parts, *unknown)
+        for (start, stop), own, parts in zip(pairwise(bounds), tokens, np.diff(firsts).tolist(), strict=True)
     ]

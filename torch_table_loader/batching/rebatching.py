@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic
 
 from torch_table_loader.batching.rows import R, RowsCodec
@@ -10,11 +10,6 @@ from torch_table_loader.batching.rows import R, RowsCodec
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-def as_one(codec: RowsCodec[R], parts: Sequence[R]) -> R:
-    """Return consecutive runs as one; a single one is not copied."""
-    return parts[0] if len(parts) == 1 else codec.concat(parts)
 
 
 class _Carry(Generic[R]):
@@ -58,12 +53,12 @@ class _Carry(Generic[R]):
 
     def fill(self, rows: R, stop: int) -> R:
         """Return what `parts` does, joined."""
-        return as_one(self._codec, self.parts(rows, stop))
+        return self._codec.as_one(self.parts(rows, stop))
 
     def empty(self) -> R:
         """Return all that waits, joined; nothing waits then. At least one row must."""
         parts, self._parts, self.num_rows = self._parts, [], 0
-        return as_one(self._codec, parts)
+        return self._codec.as_one(parts)
 
 
 class ExactBatches(Generic[R]):

@@ -107,18 +107,6 @@ class LateBatches:
                 yield from rows.slice(start, min(start + few, rows.num_rows)).batches(size)
 
 
-def batches_of(runs: Sequence[Rows], batch_size: int) -> SizedBatches:
-    """Cut rows into batches, now or when they are taken.
-
-    Args:
-        runs: rows that follow one another, at least one in each.
-        batch_size: rows of a batch; the last of each run may be short.
-    """
-    if runs[0].view_objects:
-        return LateBatches(runs, batch_size)
-    return Batches.joined([rows.batches(batch_size) for rows in runs])
-
-
 def each_alone(batches: SizedBatches) -> Iterator[list[Any]]:
     """Yield batches one by one."""
     counts = counts_of(batches)
@@ -205,6 +193,22 @@ class RowsCodec(ABC, Generic[R]):
     @abstractmethod
     def concat(self, parts: Sequence[R]) -> R:
         """Copy one or more runs into one, in this order."""
+
+    def as_one(self, parts: Sequence[R]) -> R:
+        """Return one or more consecutive runs as one; a single one is not copied."""
+        return parts[0] if len(parts) == 1 else self.concat(parts)
+
+    def batches_of(self, runs: Sequence[Sequence[R]], batch_size: int) -> SizedBatches:
+        """Cut rows into batches, now or when they are taken.
+
+        Args:
+            runs: one or more that follow one another, each in parts that do; all but the last of whole batches.
+            batch_size: rows of a batch; the last may be short.
+        """
+        rows = [self.as_one(parts) for parts in runs]
+        if rows[0].view_objects:
+            return LateBatches(rows, batch_size)
+        return Batches.joined([each.batches(batch_size) for each in rows])
 
     @abstractmethod
     def pack(self, *parts: R, out: Allocate | None = None) -> Block:

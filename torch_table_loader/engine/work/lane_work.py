@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch_table_loader.batching.rebatching import ExactBatches, as_one
-from torch_table_loader.batching.rows import Batches, batches_of, counts_of
+from torch_table_loader.batching.rebatching import ExactBatches
+from torch_table_loader.batching.rows import Batches, counts_of
 from torch_table_loader.planning.steps import Steps, step_of
 
 if TYPE_CHECKING:
@@ -252,8 +252,8 @@ class LaneBatches:
                 return self._collated(self._start + self.clock.batches, self._finish(1))
             if most is not None:
                 return self._finish(most)
-            runs = [self._next_rows() for _ in range(len(self._runs))]
-            return batches_of(runs, self._work.plan.batch_size)
+            runs = [run for _ in range(len(self._runs)) if (run := self.next_run()) is not None]
+            return self._work.codec.batches_of(runs, self._work.plan.batch_size)
         finally:
             self.clock.working += time.perf_counter() - began
 
@@ -273,7 +273,7 @@ class LaneBatches:
     def _next_rows(self, most: int | None = None) -> Rows:
         run = self.next_run(most)
         assert run is not None  # noqa: S101 asked only where one is ready
-        rows: Rows = as_one(self._work.codec, run)
+        rows: Rows = self._work.codec.as_one(run)
         return rows
 
     def _collated(self, number: int, batches: list[Any]) -> list[Any]:

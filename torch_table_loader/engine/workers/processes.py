@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from torch_table_loader.batching.rows import Batches, batches_of, counts_of
+from torch_table_loader.batching.rows import Batches, counts_of
 from torch_table_loader.engine.work.lane_work import LaneBatches, LaneClock
 from torch_table_loader.engine.workers.executor import LaneExecutor
 from torch_table_loader.engine.workers.pickling import pickled_batch, pickled_error
@@ -196,7 +196,7 @@ class ProcessExecutor(LaneExecutor):
         came = ready.popleft()
         if isinstance(came, BaseException):
             raise came
-        return came if isinstance(came, list) else batches_of([came], self._work.plan.batch_size)
+        return came if isinstance(came, list) else self._work.codec.batches_of([[came]], self._work.plan.batch_size)
 
     def rest(self, lane: int) -> Rows | None:
         """Return the rows left over by a finished lane."""

@@ -80,8 +80,13 @@ class DocumentLengths:
             yield first, self.padded[first : min(first + _BATCH, self.count)].astype(np.int64)
 
     def starts(self, documents: Ints) -> Ints:
-        """Return the tokens before each of the given documents."""
-        return _by_parts(self._starts, documents)
+        """Return the tokens before each of the given documents; quick where these follow one another."""
+        heads = np.flatnonzero(np.diff(documents, prepend=-2) != 1)
+        lengths = self.take(documents)
+        before = lengths.cumsum() - lengths
+        shift = _by_parts(self._starts, documents[heads]) - before[heads]
+        found: Ints = before + shift.repeat(np.diff(heads, append=len(documents)))
+        return found
 
     def find(self, tokens: Ints) -> Ints:
         """Return the document that has each token of the table; tokens are below `total`."""

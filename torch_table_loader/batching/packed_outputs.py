@@ -13,6 +13,7 @@ import torch
 
 from torch_table_loader.arrow.buffers import new_array
 from torch_table_loader.arrow.token_rows import repeated
+from torch_table_loader.batching.outputs import cut_arrays, cut_tensors
 from torch_table_loader.batching.rows import Batches
 from torch_table_loader.errors import TableError
 from torch_table_loader.pack import FLASH_EDGES, IGNORED
@@ -243,11 +244,7 @@ class Sequences:
         width, rows = (None, batch_tokens) if flat else (self._pack.seq_len, batch_tokens // self._pack.seq_len)
         if width is not None:
             values = values.reshape(-1, width)
-        cut: Sequence[Any]
-        if self._numpy:
-            cut = [values[start : start + rows] for start in range(0, len(values), rows)]
-        else:
-            cut = torch.unsafe_split(torch.from_numpy(values), rows)
+        cut = cut_arrays(values, rows) if self._numpy else cut_tensors(values, rows)
         return [batch[None] for batch in cut] if flat else cut
 
     def _split(self, values: NDArray[Any], sizes: Ints) -> Sequence[Any]:

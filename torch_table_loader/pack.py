@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
@@ -160,7 +160,7 @@ class Pack:
     def _check_columns(self) -> None:
         for name in ("aligned", "spans"):
             given = getattr(self, name)
-            if isinstance(given, str) or not all(isinstance(entry, str) for entry in given):
+            if not _are_names(given):
                 raise ConfigTypeError(f"Pack: {name} must be a list of column names, got {given!r}")
             object.__setattr__(self, name, tuple(given))
         for name in ("tokens", "loss_mask", "lengths"):
@@ -180,7 +180,7 @@ class Pack:
         output = self.output
         if output is None or (isinstance(output, str) and output in get_args(PackOutput)):
             return
-        if isinstance(output, str) or not all(name in TENSORS for name in output) or "input_ids" not in output:
+        if not _are_names(output) or not all(name in TENSORS for name in output) or "input_ids" not in output:
             raise ConfigError(
                 f"Pack: output must be None, one of {', '.join(map(repr, get_args(PackOutput)))}, or some of "
                 f"{', '.join(map(repr, TENSORS))} with 'input_ids' among them, got {output!r}"
@@ -268,3 +268,8 @@ class Pack:
     def longest(self) -> int:
         """The most tokens of a sequence."""
         return max(self.seq_len, 0, *(length for _, length in self.schedule))
+
+
+def _are_names(given: object) -> bool:
+    """Say whether a value is a collection of strings, and not one string."""
+    return isinstance(given, Iterable) and not isinstance(given, str) and all(isinstance(each, str) for each in given)

@@ -330,6 +330,35 @@ def test_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
         list(make(tmp_path, Pack(seq_len=4, aligned=["weight"]), columns=None))
 
 
+@pytest.mark.parametrize("strategy", ["concat", "best_fit", "windows"])
+def test_ids_that_do_not_fit_are_refused(tmp_path: Path, strategy: Any) -> None:
+    ids = pa.array([[1, 2], [3, 2**63]], pa.list_(pa.uint64()))
+    pq.write_table(pa.table({"input_ids": ids}), tmp_path / "0.parquet")
+    rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"} if strategy == "windows" else {}
+    with pytest.raises(TableError, match="token id 9223372036854775808 in row 1 of this batch, which does not fit"):
+        list(make(tmp_path, Pack(seq_len=2, strategy=strategy), columns=None, **rows))
+
+
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.int16(), pa.uint32(), pa.uint64()])
+@pytest.mark.parametrize("shuffle", [False, "rows"])
+def test_spans_have_integers_of_any_type(tmp_path: Path, kind: pa.DataType, shuffle: Any) -> None:
+    spans = pa.list_(pa.struct([("start", kind), ("end", kind)]))
+    columns = {"input_ids": [[5, 6, 7]], "spans": pa.array([[{"start": 1, "end": 3}]], spans)}
+    pq.write_table(pa.table(columns), tmp_path / "0.parquet")
+    rows: dict[str, Any] = {"shuffle": "rows", "row_store": "memory"} if shuffle else {}
+    for first in (None, 1):  # a begin token moves spans
+        (batch,) = make(tmp_path, Pack(seq_len=4, spans=["spans"], bos_id=first), columns=None, **rows)
+        assert batch["spans"]["spans"].index.tolist() == [[-1, 0, 0, -1] if first is None else [-1, -1, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.string()])
+def test_spans_of_other_types_are_refused(tmp_path: Path, kind: pa.DataType) -> None:
+    spans = pa.array([[]], pa.list_(pa.struct([("start", pa.int32()), ("end", kind)])))
+    pq.write_table(pa.table({"input_ids": [[5, 6, 7]], "spans": spans}), tmp_path / "0.parquet")
+    with pytest.raises(ConfigError, match=r"'spans' must have integers as 'end', got (float|string)"):
+        make(tmp_path, Pack(seq_len=4, spans=["spans"]), columns=None)
+
+
 @pytest.mark.parametrize(("start", "end"), [(-1, 1), (0, 9), (2, 1)])
 def test_spans_outside_their_document_are_refused(tmp_path: Path, start: int, end: int) -> None:
     columns = {"input_ids": [[1, 2, 3]], "spans": [[{"start": start, "end": end}]]}
@@ -352,6 +381,8 @@ def test_spans_outside_their_document_are_refused(tmp_path: Path, start: int, en
         ({"seq_len": 4, "output": "olmo"}, "output must be None"),
         ({"seq_len": 4, "output": ["labels"]}, "with 'input_ids' among them"),
         ({"seq_len": 4, "eos_id": -1}, "eos_id must be at least 0"),
+        ({"seq_len": 4, "output": 3}, "output must be None"),
+        ({"seq_len": 4, "aligned": None}, "aligned must be a list of column names"),
     ],
 )
 def test_what_does_not_fit_is_refused(given_options: dict[str, Any], message: str) -> None:

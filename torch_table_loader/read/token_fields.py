@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
+
+_MOST_ID = np.iinfo(np.int64).max
 
 
 def cut_field(table: pa.Schema, name: str, *, text: bool = False) -> pa.Field:
@@ -68,6 +70,9 @@ def check_span_type(table: pa.Schema, name: str) -> None:
     inner = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else None
     if inner is None or not pt.is_struct(inner) or not {"start", "end"} <= {field.name for field in inner}:
         raise ConfigError(f"Pack: spans column {name!r} must be list<struct<start, end, ...>>, got {kind}")
+    for edge in ("start", "end"):
+        if not pt.is_integer(found := plain_type(inner.field(edge).type)):
+            raise ConfigError(f"Pack: spans column {name!r} must have integers as {edge!r}, got {found}")
 
 
 def check_count_type(table: pa.Schema, name: str) -> None:
@@ -111,13 +116,31 @@ def check_spans(name: str, lists: pa.Array, lengths: Ints) -> None:
     lists = plain(lists)
     inside = lists.flatten()
     row = np.repeat(np.arange(len(lengths)), lengths_of(lists))
-    start, end = (inside.field(field).fill_null(-1).to_numpy(zero_copy_only=False) for field in ("start", "end"))
+    start, end = (_edges_of(inside.field(field)) for field in ("start", "end"))
     wrong = np.flatnonzero((start < 0) | (end < start) | (end > lengths[row]))
     if len(wrong):
         first = wrong[0]
         raise TableError(
             f"column {name!r}: a span must lie inside its document, from 0 to its number of tokens, got {start[first]} "
             f"to {end[first]} in row {row[first]} of this batch, which has {lengths[row[first]]} tokens"
+        )
+
+
+def _edges_of(numbers: pa.Array) -> Ints:
+    """Return where spans begin or end; a null is before every document."""
+    found: Ints = numbers.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if numbers.null_count:
+        found[numbers.is_null().to_numpy(zero_copy_only=False)] = -1
+    return found
+
+
+def check_ids_fit(name: str, ids: NDArray[Any], lengths: Ints) -> None:
+    """Refuse token ids that int64 does not hold, the type in which they come out."""
+    if ids.dtype == np.uint64 and len(ids) and (most := int(ids.max())) > _MOST_ID:
+        row = int(np.searchsorted(np.cumsum(lengths), int(ids.argmax()), side="right"))
+        raise TableError(
+            f"column {name!r} has the token id {most} in row {row} of this batch, which does not fit into int64; leave "
+            "such rows out with filters=, or fix the table"
         )
 
 

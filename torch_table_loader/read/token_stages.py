@@ -25,6 +25,7 @@ from torch_table_loader.read.token_fields import (
     check_aligned,
     check_count_type,
     check_counted,
+    check_ids_fit,
     check_span_type,
     check_spans,
     counts_of,
@@ -166,6 +167,7 @@ class TokenStage(RowStage):
         kept = np.flatnonzero(whole)
         offsets = np.concatenate(([0], np.cumsum(whole[kept])))
         stored = [_values(column) for column in lists]
+        check_ids_fit(self.pack.tokens, stored[0], lengths)
         if len(kept) < np.count_nonzero(lengths):
             long_enough = np.repeat(whole > 0, lengths)
             stored = [values[long_enough] for values in stored]

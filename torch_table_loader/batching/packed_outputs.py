@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -365,7 +365,7 @@ def _rising(count: int) -> Ints:
     return _integers(1 << (count - 1).bit_length())[:count]
 
 
-@lru_cache(maxsize=1)
+@cache  # of powers of two: all together are at most twice as large as the largest
 def _integers(count: int) -> Ints:
     return np.arange(count)
 

@@ -73,7 +73,7 @@ class PlanCache:
     storage: FileStorage
     root: str
     scope: str = ""
-    _warned: set[str] = field(default_factory=set, init=False, repr=False, compare=False, hash=False)
+    _warned: dict[str, object] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @classmethod
     def open(
@@ -191,8 +191,8 @@ class PlanCache:
         return f"{self.root}/_{key.hex()}.plan"  # hidden, should the cache lie inside a table
 
     def _warn(self, what: str, message: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
+        mine = object()
+        if self._warned.setdefault(what, mine) is mine:  # of several threads one warns
             _log.warning("%s", message)
 
 

@@ -460,3 +460,14 @@ def test_sequences_longer_than_all_tokens_are_refused_or_padded(tmp_path: Path) 
         ConfigError, match="an epoch has 5 tokens, so that drop_last=True leaves no sequence of seq_len=8"
     ):
         lengths(drop_last=True)
+
+
+def test_positions_are_right_however_many_integers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3], [4, 5], [6, 7, 8, 9]]}), tmp_path / "a.parquet")
+    for kept in (0, 4, 1 << 21):
+        monkeypatch.setattr("torch_table_loader.batching.packed_outputs._KEPT_INTEGERS", kept)
+        loader = StructuredDataset.create_dataloader(str(tmp_path), batch_size=3, num_workers=0, pack=Pack(seq_len=3))[
+            0
+        ]
+        (batch,) = loader
+        assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 0], [0, 1, 2]]

@@ -186,7 +186,7 @@ def runs_of(values: NDArray[Any], at: Ints, length: Ints) -> NDArray[Any]:
 
 
 def repeated(values: NDArray[Any], ends: Ints) -> NDArray[Any]:
-    """Return an array whose places up to each end hold the value of that run; see `runs_of` for why not by numpy.
+    """Repeat each value up to the end of its run. Arrow does it without Python's lock, which `np.repeat` holds.
 
     Args:
         values: numbers, one for each run.

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 Chunks = Sequence["NDArray[Any]"]
 """Flat arrays that follow one another."""
 
+_KEPT_INTEGERS = 1 << 21
+"""Of up to so many tokens, the numbers are kept for the next batches; those of all powers of two take 32 MiB."""
+
 Documents = Callable[[pa.RecordBatch], dict[str, Any]]
 """Makes tensors of columns of documents, by name."""
 
@@ -344,7 +347,7 @@ class Sequences:
 
 
 def _placed(chunks: Chunks, shift: int) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield where each of some arrays that follow one another goes, so many places to the front, and its values."""
+    """Yield the places and the values of consecutive arrays when all of them move `shift` places to the front."""
     at = -shift
     for values in chunks:
         start = max(0, at)
@@ -353,7 +356,7 @@ def _placed(chunks: Chunks, shift: int) -> Iterator[tuple[slice, NDArray[Any]]]:
 
 
 def _copied(chunks: Chunks, dtype: Any, num_tokens: int, shift: int = 0) -> NDArray[Any]:
-    """Return arrays that follow one another as one, so many places to the front; the rest is undefined."""
+    """Join consecutive arrays, moved `shift` places to the front; places that no value reaches are undefined."""
     found = new_array((num_tokens,), dtype)
     for place, values in _placed(chunks, shift):
         found[place] = values
@@ -361,11 +364,11 @@ def _copied(chunks: Chunks, dtype: Any, num_tokens: int, shift: int = 0) -> NDAr
 
 
 def _rising(count: int) -> Ints:
-    """Return the integers from 0 on; not to be written."""
-    return _integers(1 << (count - 1).bit_length())[:count]
+    """Return the integers from 0 on; not to be written, since most of them are kept."""
+    return np.arange(count) if count > _KEPT_INTEGERS else _integers(1 << (count - 1).bit_length())[:count]
 
 
-@cache  # of powers of two: all together are at most twice as large as the largest
+@cache
 def _integers(count: int) -> Ints:
     return np.arange(count)
 
